@@ -52,7 +52,7 @@ class SendmailError(Exception):
         self.status = status
 
 
-class AwayError(SendmailError):
+class RelayDownError(SendmailError):
     """The relay does not respond, and has not received any part of the message."""
 
 
@@ -204,7 +204,7 @@ def _verify(settings: dict[str, object], sender: str, recipients: Sequence[str])
         try:
             submit(listener_of(settings), sender, [each], None, {})
             print(f"{each} ... deliverable: the relay accepts it")
-        except AwayError:
+        except RelayDownError:
             raise
         except SendmailError as error:
             print(f"{each} ... {error}")
@@ -221,7 +221,7 @@ def _hand_over(
 ) -> None:
     try:
         submit(listener_of(settings), sender, recipients, message, wishes)
-    except AwayError:
+    except RelayDownError:
         drop = _option(settings, "drop")
         if not os.path.isdir(os.path.join(drop, "new")):
             raise
@@ -525,7 +525,7 @@ def _connect(address: str) -> socket.socket:
             connection = socket.create_connection((here, int(port)), CONNECT_TIMEOUT)
     except OSError as error:
         reason = error.strerror or error
-        raise AwayError(TEMPFAIL, f"the relay at {address} does not respond: {reason}") from None
+        raise RelayDownError(TEMPFAIL, f"the relay at {address} does not respond: {reason}") from None
     connection.settimeout(REPLY_TIMEOUT)
     return connection
 
@@ -562,7 +562,9 @@ def submit(
         except SendmailError as error:
             if error.status != TEMPFAIL:
                 raise
-            raise AwayError(TEMPFAIL, str(error)) from None  # the relay is stopping, or has no capacity now
+            raise RelayDownError(
+                TEMPFAIL, str(error)
+            ) from None  # the relay is stopping, or has no capacity now
         offered = ask(b"EHLO localhost\r\n", "EHLO")
         eight_bit = "8BITMIME" in offered and not (message or b"").isascii()
         mail, *rcpts = _commands(sender, recipients, wishes, eight_bit=eight_bit)

@@ -147,7 +147,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
 
 
 @dataclass(eq=False, repr=False)
-class Reloading:
+class ConfigReloader:
     """Reloads the configuration on SIGHUP. It is read and checked in a thread, and activated on the event
     loop. One reload runs at a time; a signal during a reload starts another one after it, so that the last
     state of the file becomes active. Objects of the configuration are created within `settling()`. `where`
@@ -215,7 +215,7 @@ class _Lifecycle:
     collector: InitVar[GcTimer]
 
     def __post_init__(self, config: Path, collector: GcTimer) -> None:
-        self._reloading = Reloading(config, self.worker, self.notifier, self._where, collector.waiting)
+        self._reloading = ConfigReloader(config, self.worker, self.notifier, self._where, collector.waiting)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:

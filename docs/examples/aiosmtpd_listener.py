@@ -24,7 +24,7 @@ from typing import Any
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP
 
-from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Accepted, Principal, Submit, SubmittedEnvelope
+from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Acceptance, Principal, Submit, SubmittedEnvelope
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.smtp.server.line_ends import BodyReader
 from zonerelay.smtp.server.params import parse_mail, parse_rcpt
@@ -97,7 +97,7 @@ class StreamingServer(SMTP):
             return
         finally:
             self.envelope = self._create_envelope()
-        if isinstance(result, Accepted):
+        if isinstance(result, Acceptance):
             await self.push(f"250 2.0.0 OK queued as {result.id}")
         else:
             await self.push(str(result.reply))

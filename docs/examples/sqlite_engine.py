@@ -18,7 +18,14 @@ from typing import TypeVar
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys import port
-from zonerelay.store.keys.port import PAGE_ROWS, Batch, FencedError, KeyPage, Peer, State
+from zonerelay.store.keys.port import (
+    PAGE_ROWS,
+    FencedError,
+    KeyPage,
+    PartitionState,
+    PeerPartition,
+    WriteBatch,
+)
 
 T = TypeVar("T")
 
@@ -59,7 +66,7 @@ class SqliteEngine:
     def keeper(self, node: int) -> SqliteKeys:
         return SqliteKeys(self, node)
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[PeerPartition]:
         """All partitions, by a connection of a moment."""
         keys = self.keeper(0)
         try:
@@ -129,11 +136,11 @@ class SqliteKeys:
         )
         return found[0]
 
-    def peers(self, db: sqlite3.Connection) -> list[Peer]:
+    def peers(self, db: sqlite3.Connection) -> list[PeerPartition]:
         now = self._engine.clock.now()
         rows = db.execute("SELECT node, epoch, writer, expires FROM partition ORDER BY node").fetchall()
         return [
-            Peer(node, epoch, writer, expires == 0, self._is_over(expires, now))
+            PeerPartition(node, epoch, writer, expires == 0, self._is_over(expires, now))
             for node, epoch, writer, expires in rows
         ]
 
@@ -143,19 +150,19 @@ class SqliteKeys:
 
     # --- entering
 
-    async def look(self) -> State | None:
+    async def look(self) -> PartitionState | None:
         return await self.run(self._look)
 
-    def _look(self, db: sqlite3.Connection) -> State | None:
+    def _look(self, db: sqlite3.Connection) -> PartitionState | None:
         row = db.execute(
             "SELECT mark, ifnull(epoch, 0), ifnull(writer, ''), ifnull(batch_epoch, 0), ifnull(batch, 0)"
             " FROM mark LEFT JOIN partition ON node = ?",
             (self._node,),
         ).fetchone()
-        return row and State(row[0], row[1], row[2], port.Position(row[3], row[4]))
+        return row and PartitionState(row[0], row[1], row[2], port.Position(row[3], row[4]))
 
-    async def enter(self, writer: str, *, mark: str) -> State:
-        def enter(db: sqlite3.Connection) -> State:
+    async def enter(self, writer: str, *, mark: str) -> PartitionState:
+        def enter(db: sqlite3.Connection) -> PartitionState:
             now = self._engine.clock.now()
             with transaction(db):
                 db.execute("INSERT OR IGNORE INTO mark VALUES (1, ?)", (mark,))
@@ -178,7 +185,7 @@ class SqliteKeys:
 
     # --- writing
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: WriteBatch) -> None:
         node, (epoch, number) = self._node, batch.position
         changes = batch.write.changes.items()
 

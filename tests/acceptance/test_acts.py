@@ -22,7 +22,7 @@ from tests.support.crew import AT_ONCE, client_of, relay_of, run, status, until_
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
-from zonerelay.operations.answers import ActRow, Changed, DeliveryRow
+from zonerelay.operations.answers import ActRow, ChangeResult, DeliveryRow
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (
     CHANGES,
@@ -97,7 +97,7 @@ def _fill_queue(relay: RelayProcess) -> None:
     at = time.time() + 4 * 3600
 
     def is_later() -> bool:
-        client_of(relay).ask(Retry(everything=True, at=at), Changed)
+        client_of(relay).ask(Retry(everything=True, at=at), ChangeResult)
         time.sleep(1.0)  # outcomes that are under way are written
         return all(due >= at - 1 for _, _, due in _queue(relay).values())
 
@@ -184,7 +184,7 @@ def _queue(relay: RelayProcess) -> Queue:
 def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "") -> str:
     more = {"to_zone": to_zone} if to_zone else {}
     request = msgspec.convert({"everything": True, **more}, CHANGES[verb])
-    changed = client_of(relay).ask(request, Changed)
+    changed = client_of(relay).ask(request, ChangeResult)
     assert changed.busy == 0
     return changed.act
 

@@ -30,7 +30,7 @@ from tests.support.regulars import Regulars
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
-from zonerelay.operations.answers import Changed, DeliveryRow, MessageDetail
+from zonerelay.operations.answers import ChangeResult, DeliveryRow, MessageDetail
 from zonerelay.operations.requests import CHANGES, ChangeVerb, QueueList, QueueShow
 
 
@@ -200,8 +200,8 @@ def _listed(relay: RelayProcess) -> list[str]:
     return [row.message_id for row in rows if isinstance(row, DeliveryRow)]
 
 
-def _change(relay: RelayProcess, verb: ChangeVerb) -> Changed:
-    return client_of(relay).ask(CHANGES[verb](everything=True), Changed)
+def _change(relay: RelayProcess, verb: ChangeVerb) -> ChangeResult:
+    return client_of(relay).ask(CHANGES[verb](everything=True), ChangeResult)
 
 
 async def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes_on(

@@ -31,7 +31,7 @@ from tests.support.sink_conversation import Received
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.operations.answers import Changed, DeliveryRow, End, MessageDetail, ZoneStatus
+from zonerelay.operations.answers import ChangeResult, DeliveryRow, EndFrame, MessageDetail, ZoneStatus
 from zonerelay.operations.errors import NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, QueueList, QueueShow
 
@@ -106,14 +106,14 @@ def _reload(relay: RelayProcess, outcome: str, times: int) -> None:
 
 
 def _change(relay: RelayProcess, verb: ChangeVerb, chosen: Filter) -> int:
-    found = client_of(relay).ask(CHANGES[verb](filter=chosen), Changed)
+    found = client_of(relay).ask(CHANGES[verb](filter=chosen), ChangeResult)
     assert (found.matched, found.busy) == (found.changed, 0)
     return found.changed
 
 
-def _rows(relay: RelayProcess, chosen: Filter, *, limit: int = 0) -> tuple[list[DeliveryRow], End]:
+def _rows(relay: RelayProcess, chosen: Filter, *, limit: int = 0) -> tuple[list[DeliveryRow], EndFrame]:
     *frames, end = client_of(relay).stream(QueueList(filter=chosen, limit=limit))
-    assert isinstance(end, End)
+    assert isinstance(end, EndFrame)
     return [each for each in frames if isinstance(each, DeliveryRow)], end
 
 
@@ -167,7 +167,7 @@ def _operate(relay: RelayProcess) -> None:
     first = Filter(recipient="u0@*")
     before = {row.message_id: row.next_attempt for row in _rows(relay, first)[0]}
     # Mail of an unreachable host that was not attempted itself is due already: nothing of it changes.
-    found = client_of(relay).ask(CHANGES["retry"](filter=first), Changed)
+    found = client_of(relay).ask(CHANGES["retry"](filter=first), ChangeResult)
     assert (found.matched, found.busy) == (15, 0)
 
     def put_off() -> bool:

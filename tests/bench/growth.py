@@ -42,7 +42,7 @@ from zonerelay.config.credentials import passwords
 from zonerelay.history import database as files
 from zonerelay.history.reader import Histories, Query
 from zonerelay.message.dkim.private_keys import new_private_key
-from zonerelay.telemetry.logs.redact import Form
+from zonerelay.telemetry.logs.redact import SearchForms
 
 MIB = 1024 * 1024
 SEVERAL, MANY, VERY_MANY = 100, 10_000, 100_000
@@ -61,9 +61,9 @@ ATTEMPT: dict[str, files.Field] = {
     "reply": "250 2.0.0 Ok: queued as 4ABCDEF",
 }
 SEARCHES = {
-    "the newest 100 of a large sender": Query(sender=Form(frozenset({BIG}))),
-    "its newest 100 that bounced": Query(sender=Form(frozenset({BIG})), outcome="bounced"),
-    "one recipient": Query(recipient=Form(frozenset({"u77@example.com"}))),
+    "the newest 100 of a large sender": Query(sender=SearchForms(frozenset({BIG}))),
+    "its newest 100 that bounced": Query(sender=SearchForms(frozenset({BIG})), outcome="bounced"),
+    "one recipient": Query(recipient=SearchForms(frozenset({"u77@example.com"}))),
     "a text that no reply has": Query(reply="no such reply"),
 }
 

@@ -145,10 +145,10 @@ def make_listener() -> Any:
     # Any: older trees ask for a name, newer ones for a function that gives it.
     choose_zone: Any = lambda *_, **__: "default"  # noqa: E731
     if importlib.util.find_spec("zonerelay.routing.zones.route_rules"):
-        from zonerelay.routing.zones.zones import Choice
+        from zonerelay.routing.zones.zones import ZoneChoice
 
         def choose_zone(*_: object, **__: object) -> Any:
-            return lambda _: Choice("default", "")
+            return lambda _: ZoneChoice("default", "")
 
     return Listener(
         ListenerSettings(address="127.0.0.1:0"),
@@ -347,7 +347,7 @@ async def by_smtp(worker: Any) -> None:
 
 
 async def by_submit(worker: Any) -> None:
-    from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Accepted, Principal, SubmittedEnvelope
+    from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Acceptance, Principal, SubmittedEnvelope
     from zonerelay.model.address import Mailbox
     from zonerelay.model.envelope import Recipient
     from zonerelay.smtp.server.params import MailCommand
@@ -358,7 +358,7 @@ async def by_submit(worker: Any) -> None:
     principal = Principal(protocol="HTTP", address="127.0.0.1", may_relay=True)
     pieces = [BODY.removesuffix(b".\r\n")]
     listeners = worker.parts.listeners if hasattr(worker, "parts") else worker._listeners
-    assert isinstance(await listeners.submit(principal, envelope, pieces, DEFAULT_OPTIONS), Accepted)
+    assert isinstance(await listeners.submit(principal, envelope, pieces, DEFAULT_OPTIONS), Acceptance)
 
 
 async def count_way(tree: Path, send: Callable[[Any], Awaitable[None]]) -> Counter[str]:

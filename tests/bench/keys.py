@@ -33,7 +33,7 @@ from zonerelay.store.contract import Finish, Store
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 BODY = (b"0123456789 abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 64)[:4096]
 METADATA = b'{"envelope": "%b"}' % (b"x" * 700)
@@ -122,7 +122,7 @@ async def store_session(name: str, directory: Path, cost: Cost) -> AsyncIterator
 async def queue_session(name: str, directory: Path, cost: Cost) -> AsyncIterator[Session]:
     place = PLACES[name](directory)
     engine = place.engine()
-    around = Surroundings(
+    around = StoreContext(
         clock=SystemClock(), on_health=lambda reason: None, observe_commit=lambda seconds: None
     )
 

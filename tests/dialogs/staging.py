@@ -40,7 +40,7 @@ from zonerelay.inbound.access.networks import AccessRules, SenderDomains
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.state.context import SharedContext
-from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
@@ -154,10 +154,12 @@ def access_rules(steps: Sequence[Step]) -> AccessRules:
     return AccessRules([rule for values in rules for rule in _read("access", values).access])
 
 
-def rewriting(steps: Sequence[Step]) -> Rewriting | None:
+def rewriting(steps: Sequence[Step]) -> RewriteRules | None:
     rules = [tomllib.loads(f"rule = {step.rest}")["rule"] for step in steps if step.kind == "rewrite"]
     return (
-        Rewriting([rule for values in rules for rule in _read("rewrite", values).rewrite]) if rules else None
+        RewriteRules([rule for values in rules for rule in _read("rewrite", values).rewrite])
+        if rules
+        else None
     )
 
 

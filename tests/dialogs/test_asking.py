@@ -12,7 +12,7 @@ from tests.dialogs.test_disconnects import gone, reset
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
-from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import (
@@ -50,9 +50,9 @@ class Gate:
         await self._wait(event)
         return self._decision
 
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
         await self._wait(credentials)
-        return Login(LoginKind.OK, User(credentials.user, "", ()))
+        return LoginResult(LoginKind.OK, User(credentials.user, "", ()))
 
     async def _wait(self, question: Event | Credentials) -> None:
         self.questions.append(question)

@@ -14,10 +14,10 @@ import pytest
 from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy
-from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits import connections as errors
 from zonerelay.inbound.limits.memory import FAST, LARGE, SESSION_COST, SessionMemory
-from zonerelay.inbound.session.session import Phase
+from zonerelay.inbound.session.session import SessionPhase
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
@@ -65,7 +65,7 @@ async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_o
         talk.send(b"Subject: x\r\n.\r\n" + b"NOOP\r\n" * 1000)
         talk.writer.write_eof()
         session = next(iter(house.listener._admission.sessions))
-        await until(lambda: session.phase is Phase.ENDED)
+        await until(lambda: session.phase is SessionPhase.ENDED)
         session.transport._transport.abort()  # type: ignore[union-attr]
         await until(lambda: house.listener.connections == 0)
         go.set()
@@ -191,13 +191,13 @@ WAYS = {
 class Failing:
     """Users in a backend that says too much when it fails."""
 
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
         raise RuntimeError(f"no connection for {credentials}")
 
 
 class Nobody:
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
-        return Login(LoginKind.WRONG, detail="wrong password")
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
+        return LoginResult(LoginKind.WRONG, detail="wrong password")
 
 
 @pytest.mark.parametrize("users", [Failing(), Nobody(), None], ids=["trouble", "wrong", "none"])

@@ -16,8 +16,8 @@ from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.inbound.limits.connections import MANY
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.message.header.headers import Fields
-from zonerelay.model.envelope import Body, Envelope, Message
-from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.model.envelope import BodyType, Envelope, Message
+from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 
 
@@ -130,7 +130,7 @@ async def test_stored_message_knows_all_about_itself() -> None:
     def by_subject(envelope: Envelope, /, *, headers: Fields, size: int, named: str = "") -> ZoneOf:
         assert dict(headers)["Subject"] == "x y"
         assert (size, named) == (len(b"Subject: x\r\n y\r\nDate: now\r\n\r\n\xff\r\n.\r\n"), "")
-        bulk, default = Choice("bulk", "route=1 because"), Choice("default", "no route")
+        bulk, default = ZoneChoice("bulk", "route=1 because"), ZoneChoice("default", "no route")
         return lambda recipient: bulk if recipient.startswith("c@") else default
 
     async with listening(choose_zone=by_subject) as house, await house.connect() as talk:
@@ -145,7 +145,7 @@ async def test_stored_message_knows_all_about_itself() -> None:
         message, envelope = stored.message, stored.message.envelope
         assert reply.decode().endswith(message.id)
         assert message.eight_bit
-        assert envelope.body is Body.EIGHT_BIT
+        assert envelope.body is BodyType.EIGHT_BIT
         assert envelope.created == house.clock.now()
         assert envelope.origin.client_address == "127.0.0.1"
         assert envelope.origin.helo == "client.example.org"

@@ -15,7 +15,7 @@ from tests.fuzz.wire import Wire
 from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
@@ -41,11 +41,11 @@ _METRICS = Metrics()
 class AnyUser:
     """Everybody exists and has the same password."""
 
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
         await asyncio.sleep(0)
         if credentials.password == PASSWORD:
-            return Login(LoginKind.OK, User(credentials.user, ""))
-        return Login(LoginKind.WRONG)
+            return LoginResult(LoginKind.OK, User(credentials.user, ""))
+        return LoginResult(LoginKind.WRONG)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, is_well_formed, one_zone
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
-from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.access.networks import AccessRules, Client
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, Event
@@ -91,11 +91,11 @@ class Doorman(Admission[Session]):
 class Everybody:
     """Users who need a moment: the password is `right`."""
 
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
         await asyncio.sleep(0)
         if credentials.password != "right":
-            return Login(LoginKind.WRONG)
-        return Login(LoginKind.OK, User(credentials.user, "", ()))
+            return LoginResult(LoginKind.WRONG)
+        return LoginResult(LoginKind.OK, User(credentials.user, "", ()))
 
 
 class Slowly:

@@ -18,7 +18,7 @@ from tests.support.inbound import EventLog, RememberingStore, events_into, one_z
 from tests.support.tls_client import trusting
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
@@ -50,10 +50,10 @@ class Users:
     def __init__(self, dice: Dice) -> None:
         self._dice = dice
 
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
         await self._dice.wait()
         kind = self._dice.random.choice([LoginKind.OK, *LoginKind])
-        return Login(kind, User(credentials.user, "") if kind is LoginKind.OK else None)
+        return LoginResult(kind, User(credentials.user, "") if kind is LoginKind.OK else None)
 
 
 class Moods:

@@ -17,13 +17,13 @@ from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, Zon
 from zonerelay.control.acts import OperatorActs
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
-from zonerelay.operations.answers import ActRow, Changed
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.answers import ActRow, ChangeResult
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.queue.operator import bin as bin_module
 from zonerelay.queue.operator.bin import Bin
-from zonerelay.queue.operator.journal import KEPT, Entry, Journal
+from zonerelay.queue.operator.journal import KEPT, Journal, JournalEntry
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.common.write.batches import ChangeOne
@@ -51,15 +51,15 @@ class Desk:
     bin: Bin
     verbs: Operations
 
-    async def change(self, action: ChangeVerb, who: str = "ann", **more: object) -> Changed:
+    async def change(self, action: ChangeVerb, who: str = "ann", **more: object) -> ChangeResult:
         wanted = Filter(**more.pop("filter", {}))  # type: ignore[arg-type]  # by name
         request = CHANGES[action](filter=wanted, everything=True, **more)  # type: ignore[arg-type]
-        return await self.acts.change(request, Call(request=request, caller=who), Progress())
+        return await self.acts.change(request, OperationCall(request=request, caller=who), Progress())
 
-    async def undo(self, changed: Changed | str) -> Changed:
+    async def undo(self, changed: ChangeResult | str) -> ChangeResult:
         act = changed if isinstance(changed, str) else changed.act
         request = Undo(undoes=act)
-        return await self.acts.undo(request, Call(request=request, caller="bob"), Progress())
+        return await self.acts.undo(request, OperationCall(request=request, caller="bob"), Progress())
 
     async def rows(self) -> list[ActRow]:
         return await self.acts.rows(100)
@@ -415,7 +415,7 @@ async def test_a_change_of_several_messages_is_one_and_shows_what_it_changed_whe
     note = desk.verbs.journal.note
     noted = asyncio.Event()
 
-    async def killed(act_id: str, entries: Sequence[Entry]) -> bool:
+    async def killed(act_id: str, entries: Sequence[JournalEntry]) -> bool:
         await note(act_id, entries)
         noted.set()
         await asyncio.Event().wait()

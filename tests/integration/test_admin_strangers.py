@@ -32,10 +32,10 @@ from zonerelay.config.credentials.identities import (
     token_of,
 )
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
-from zonerelay.control.runner import Answer
-from zonerelay.inbound.cleanup.submit import Refused
+from zonerelay.control.runner import ResponseStream
+from zonerelay.inbound.cleanup.submit import Rejection
 from zonerelay.model.clock import SystemClock
-from zonerelay.operations.answers import End, MailEvent
+from zonerelay.operations.answers import EndFrame, MailEvent
 from zonerelay.operations.errors import UnavailableError
 from zonerelay.operations.requests import Request, Tail, Transcript
 from zonerelay.routing.addresses import Networks
@@ -49,7 +49,7 @@ class Events:
     def __init__(self) -> None:
         self.pause = 3600.0
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         if not isinstance(request, Tail | Transcript):
             raise UnavailableError("no answer")
         while True:
@@ -57,7 +57,7 @@ class Events:
             await asyncio.sleep(self.pause)
 
 
-async def _no_mail(*_: object) -> Refused:
+async def _no_mail(*_: object) -> Rejection:
     raise AssertionError("no mail is submitted here")
 
 

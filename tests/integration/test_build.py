@@ -132,7 +132,7 @@ async def test_a_part_that_is_not_stopped_is_seen(tmp_path: Path, monkeypatch: p
     assert seen >= {
         "LevelDbStore.close",
         "Endpoints.close",
-        "TellsOthers.close",
+        "MailReporter.close",
         "Worker.stop_scheduler",
         "Orders.stop",
         "DailyReport.close",

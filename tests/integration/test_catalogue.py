@@ -15,11 +15,11 @@ import pytest
 from tests.support.control import control_socket
 from zonerelay.control import socket as worker_socket
 from zonerelay.control.client import LINES, written
-from zonerelay.control.runner import Answer
+from zonerelay.control.runner import ResponseStream
 from zonerelay.control.socket import WorkerSocket
-from zonerelay.operations.answers import End, RelayStatus
+from zonerelay.operations.answers import EndFrame, RelayStatus
 from zonerelay.operations.catalogue import OPERATIONS
-from zonerelay.operations.operation import How, Operation, Shape, fields_of
+from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
 from zonerelay.operations.requests import Request
 from zonerelay.supervisor.merge.fan_out import FanOut
 
@@ -34,7 +34,7 @@ GIVEN = {
     "act": "a1b2c3d4",
     "undoes": "a1b2c3d4",
 }
-BY_WORKERS = [each for each in OPERATIONS if each.path and each.merge.how is not How.ALONE]
+BY_WORKERS = [each for each in OPERATIONS if each.path and each.merge.how is not MergeRule.ALONE]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
@@ -43,8 +43,8 @@ def test_an_operation_is_described_whole(operation: Operation) -> None:
     assert operation.help[0].isupper()
     assert not operation.help.endswith(".")
     assert all(0 < len(each.help) <= 60 for each in fields_of(operation.request))
-    assert bool(operation.wrapped) or operation.shape is not Shape.ROWS
-    assert operation.reply is not None or operation.merge.how is How.ALONE
+    assert bool(operation.wrapped) or operation.shape is not ResponseKind.ROWS
+    assert operation.reply is not None or operation.merge.how is MergeRule.ALONE
     assert not operation.completes or operation.scope == "operate"
 
 
@@ -61,7 +61,7 @@ class Waiting:
         self.go = go
         self.begun, self.finished, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         self.begun.set()
         try:
             await self.go.wait()
@@ -69,7 +69,7 @@ class Waiting:
             self.cancelled.set()
             raise
         self.finished.set()
-        return End()
+        return EndFrame()
 
 
 class Workers:

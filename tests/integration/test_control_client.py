@@ -15,7 +15,7 @@ import pytest
 
 from zonerelay.control.client import ControlClient, written
 from zonerelay.operations import requests
-from zonerelay.operations.answers import Count, End, Frame, Pong, Progress
+from zonerelay.operations.answers import Count, EndFrame, Frame, Pong, Progress
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, NotRunningError
 
@@ -74,7 +74,7 @@ def asked(path: Path, request: requests.Request | None = None) -> Sequence[Frame
 def test_frames_come_however_they_are_cut(path: Path, serve: Serve) -> None:
     lines = b'{"kind":"progress","done":1,"total":2}\n' + COUNT + END
     heard = serve(OK, *(chunk(lines[at : at + 7]) for at in range(0, len(lines), 7)), b"0\r\n\r\n")
-    assert asked(path) == [Progress(done=1, total=2), Count(matched=3), End(count=1)]
+    assert asked(path) == [Progress(done=1, total=2), Count(matched=3), EndFrame(count=1)]
     head = heard[0].decode()
     assert head.startswith("GET /v1/queue/count HTTP/1.1\r\nHost: localhost\r\n")
     assert "\r\nAccept: application/x-ndjson\r\n" in head
@@ -82,7 +82,7 @@ def test_frames_come_however_they_are_cut(path: Path, serve: Serve) -> None:
 
 def test_what_comes_behind_the_end_is_not_awaited(path: Path, serve: Serve) -> None:
     serve(OK, chunk(COUNT + END), hang=True)
-    assert asked(path)[-1] == End(count=1)
+    assert asked(path)[-1] == EndFrame(count=1)
 
 
 @pytest.mark.parametrize(

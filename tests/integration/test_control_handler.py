@@ -17,10 +17,10 @@ from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.client import ControlClient
-from zonerelay.control.explain import Explainer, Suspended
+from zonerelay.control.explain import ActiveSuspension, Explainer
 from zonerelay.control.handler import Bodies, ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
-from zonerelay.control.streams import Streams
+from zonerelay.control.streams import LiveStreams
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
@@ -28,18 +28,18 @@ from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.operations.answers import (
-    Address,
     BodyPiece,
-    Changed,
+    ChangeResult,
     Count,
     DeliveryRow,
-    End,
+    EndFrame,
     Explanation,
     Frame,
     MessageBody,
     MessageDetail,
     Pong,
     RelayStatus,
+    ResolvedAddress,
     Summary,
     TraceStep,
     cursor_of,
@@ -111,8 +111,8 @@ class Desk:
         frames = await self.ask(QueueList(filter=Filter(**wanted)))  # type: ignore[arg-type]  # fields by name
         return [frame.recipient for frame in frames if isinstance(frame, DeliveryRow)]
 
-    async def change(self, request: QueueChange) -> Changed:
-        return await asyncio.to_thread(self.client.ask, request, Changed)
+    async def change(self, request: QueueChange) -> ChangeResult:
+        return await asyncio.to_thread(self.client.ask, request, ChangeResult)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             cast("MxRouter", router),
             resolver,
             hostname="relay.example.org",
-            suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
+            suspended=lambda key: ActiveSuspension(99.0, "421 busy") if "mx.busy" in key else None,
         ),
         orders=OrderAnswers(
             Orders(
@@ -166,7 +166,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         ),
         redactor=REDACTOR,
         acts=OperatorActs(verbs, journal, zones, relay.clock),
-        streams=Streams(relay.events, REDACTOR),
+        streams=LiveStreams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,
             renderer,
@@ -195,8 +195,8 @@ async def test_a_limit_says_whether_there_is_more(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.com")
     row, end = await desk.ask(QueueList(limit=1))
     assert isinstance(row, DeliveryRow)
-    assert end == End(count=1, more=True, next=cursor_of(row))
-    assert (await desk.ask(QueueList(limit=2)))[-1] == End(count=2, more=False)
+    assert end == EndFrame(count=1, more=True, next=cursor_of(row))
+    assert (await desk.ask(QueueList(limit=2)))[-1] == EndFrame(count=2, more=False)
 
 
 async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of_a_purge(desk: Desk) -> None:
@@ -207,7 +207,7 @@ async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of
     in_bin = Filter(state=DeliveryState.DROPPED, zone="default")
     row, end = await desk.ask(QueueList(filter=in_bin, limit=1))
     assert isinstance(row, DeliveryRow)
-    assert isinstance(end, End)
+    assert isinstance(end, EndFrame)
     assert (row.recipient, row.state, row.next_attempt) == (
         "a@example.com", "dropped", desk.relay.clock.now() + KEPT
     )  # fmt: skip
@@ -232,7 +232,7 @@ async def test_a_count_brings_a_sample(desk: Desk) -> None:
     frames = await desk.ask(QueueCount(filter=Filter(domain="example.com"), sample=2))
     count, end = frames
     assert isinstance(count, Count)
-    assert isinstance(end, End)
+    assert isinstance(end, EndFrame)
     assert (count.matched, len(count.sample)) == (3, 2)
 
 
@@ -265,7 +265,7 @@ async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
 async def test_hold_and_release_change_the_state_and_are_logged(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.net")
     held = await desk.change(Hold(filter=Filter(domain="example.com")))
-    assert held == Changed(action="hold", matched=1, changed=1, busy=0, act=held.act)
+    assert held == ChangeResult(action="hold", matched=1, changed=1, busy=0, act=held.act)
     assert await desk.rows(state="held") == ["a@example.com"]
     await desk.change(Release(filter=Filter(state=DeliveryState.HELD)))
     assert await desk.rows(state="ready") == ["a@example.com", "b@example.net"]
@@ -417,10 +417,10 @@ async def test_a_pseudonym_finds_its_address_once(desk: Desk) -> None:
         return (await desk.ask(Resolve(pseudonym=REDACTOR.mailbox(Mailbox(mailbox)))))[:-1]
 
     assert await found("ann@example.com") == [
-        Address(address="ann@example.com", role="recipient", message_id=first.id)
+        ResolvedAddress(address="ann@example.com", role="recipient", message_id=first.id)
     ]
     assert await found("app@example.org") == [
-        Address(address="app@example.org", role="sender", message_id=first.id)
+        ResolvedAddress(address="app@example.org", role="sender", message_id=first.id)
     ]
     assert await found("eve@example.com") == []
 
@@ -429,7 +429,7 @@ async def test_a_domains_pseudonym_finds_everybody_in_it(desk: Desk) -> None:
     desk.relay.accept("ann@example.com", "bob@example.com", "eve@example.net", sender="")
     pseudonym = REDACTOR.mailbox(Mailbox("x@example.com")).partition("@")[2]
     frames = await desk.ask(Resolve(pseudonym=pseudonym))
-    assert [frame.address for frame in frames if isinstance(frame, Address)] == [
+    assert [frame.address for frame in frames if isinstance(frame, ResolvedAddress)] == [
         "ann@example.com",
         "bob@example.com",
     ]

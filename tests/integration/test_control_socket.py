@@ -15,9 +15,9 @@ from tests.support.control import control_socket
 from zonerelay.admin import peers
 from zonerelay.admin.api import verbs
 from zonerelay.control.client import LINES, ControlClient, written
-from zonerelay.control.runner import Answer
+from zonerelay.control.runner import ResponseStream
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import Changed, Count, DeliveryRow, End, Frame, Pong
+from zonerelay.operations.answers import ChangeResult, Count, DeliveryRow, EndFrame, Frame, Pong
 from zonerelay.operations.errors import ControlError, ForbiddenError, NotFoundError, NotRunningError
 from zonerelay.operations.requests import (
     Hold,
@@ -60,7 +60,7 @@ class Fake:
         self.left = asyncio.Event()
         self.rows = 3
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         match request:
             case Ping():
                 await answer.send(Pong(software="test", pid=1))
@@ -68,7 +68,7 @@ class Fake:
                 for number in range(self.rows):
                     await answer.send(row(number))
                     answer.done += 1
-                return End(count=self.rows)
+                return EndFrame(count=self.rows)
             case QueueTrace():
                 await self._look_again(answer)
             case QueueShow():
@@ -76,7 +76,7 @@ class Fake:
             case QueueChange() | Suspend() | Resume():
                 await self.go.wait()
                 self.changed.set()
-                await answer.send(Changed(action="hold", matched=1, changed=1, busy=0))
+                await answer.send(ChangeResult(action="hold", matched=1, changed=1, busy=0))
             case Status():
                 try:
                     await self.go.wait()
@@ -85,9 +85,9 @@ class Fake:
                     raise
             case _:
                 raise RuntimeError("a secret that stays in the log")
-        return End()
+        return EndFrame()
 
-    async def _look_again(self, answer: Answer) -> None:
+    async def _look_again(self, answer: ResponseStream) -> None:
         """Something to read, until the client has left."""
         await answer.send(row(0))
         self.shown.set()
@@ -143,19 +143,19 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 async def test_a_question_gets_its_frames_and_then_the_end(relay: Relay) -> None:
-    assert await relay.ask(Ping()) == [Pong(software="test", pid=1), End()]
+    assert await relay.ask(Ping()) == [Pong(software="test", pid=1), EndFrame()]
 
 
 async def test_a_list_arrives_row_by_row(relay: Relay) -> None:
     frames = await relay.ask(QueueList())
-    assert frames == [row(0), row(1), row(2), End(count=3)]
+    assert frames == [row(0), row(1), row(2), EndFrame(count=3)]
 
 
 async def test_a_list_longer_than_every_buffer_arrives_whole(relay: Relay) -> None:
     relay.handler.rows = 5000
     frames = await relay.ask(QueueList())
     assert len(frames) == 5001
-    assert frames[-1] == End(count=5000)
+    assert frames[-1] == EndFrame(count=5000)
 
 
 async def test_the_socket_is_for_its_owner_only(relay: Relay) -> None:
@@ -178,7 +178,7 @@ async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay
         await relay.ask(Resolve(pseudonym="u-x"))
     assert "secret" not in str(caught.value)
     assert [str(error) for error in relay.faults] == ["a secret that stays in the log"]
-    assert (await relay.ask(Ping()))[-1] == End()
+    assert (await relay.ask(Ping()))[-1] == EndFrame()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_a_client_that_vanishes_ends_its_question(
     writer.close()
     await writer.wait_closed()
     await until(relay.handler.cancelled.wait)
-    assert (await relay.ask(Ping()))[-1] == End()
+    assert (await relay.ask(Ping()))[-1] == EndFrame()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ async def _read_enough(path: Path) -> None:
         await asyncio.get_running_loop().sock_sendall(client, sent(QueueTrace(message_id="0" * 16)))
         await until(relay.handler.shown.wait)
     await until(relay.handler.left.wait)
-    assert (await relay.ask(Ping()))[-1] == End()
+    assert (await relay.ask(Ping()))[-1] == EndFrame()
     await relay.server.close()
     assert (relay.faults, strays) == ([], [])
 
@@ -269,7 +269,7 @@ async def test_long_work_shows_progress(relay: Relay, monkeypatch: pytest.Monkey
 
     await asyncio.to_thread(ask)
     assert frames[0] == messages.Progress(done=0)
-    assert frames[-1] == End()
+    assert frames[-1] == EndFrame()
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None:
@@ -280,7 +280,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
         await asyncio.get_running_loop().sock_connect(idle, str(relay.path))
         await asyncio.get_running_loop().sock_sendall(idle, sent(QueueList()))
         for _ in range(3):
-            assert (await relay.ask(Ping()))[-1] == End()
+            assert (await relay.ask(Ping()))[-1] == EndFrame()
 
 
 async def test_more_clients_than_the_limit_are_told_to_wait(
@@ -322,7 +322,7 @@ async def test_a_socket_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
         list(ControlClient(path).stream(Ping()))
     relay = Relay(path)
     await relay.server.start()
-    assert (await relay.ask(Ping()))[-1] == End()
+    assert (await relay.ask(Ping()))[-1] == EndFrame()
     await relay.server.close()
 
 
@@ -330,7 +330,7 @@ async def test_a_running_relays_socket_is_not_taken_away(relay: Relay) -> None:
     second = control_socket(relay.path, Fake(), lambda where, error: None)
     with pytest.raises(ControlError, match="another relay is listening"):
         await second.start()
-    assert (await relay.ask(Ping()))[-1] == End()
+    assert (await relay.ask(Ping()))[-1] == EndFrame()
 
 
 async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ async def test_a_successors_socket_survives_the_close_of_its_predecessor(relay: 
     successor = Relay(relay.path)
     await successor.server.start()
     await relay.server.close()
-    assert (await successor.ask(Ping()))[-1] == End()
+    assert (await successor.ask(Ping()))[-1] == EndFrame()
     await successor.server.close()
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from tests.support.queueing import DEFERRED, NO_HOST, Relay
 from zonerelay.control import destinations as module
-from zonerelay.control.destinations import Destinations
+from zonerelay.control.destinations import DestinationRows
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.operations.answers import DestinationStatus, hurts
@@ -33,7 +33,7 @@ async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_re
         [each.key for each in await relay.store.deliveries_of(held.id)],
         lambda each: structs.replace(each, held=True),
     )
-    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     (slow, other), _ = await counts.rows()
     assert (slow.destination, slow.ready, slow.deferred, slow.held) == ("slow.example", 0, 2, 0)
     assert (slow.oldest_seconds, slow.reply) == (7200.0, str(DEFERRED.reply))
@@ -49,7 +49,7 @@ async def test_domains_beyond_the_most_are_counted_together(
     monkeypatch.setattr(module, "MAX_KEYS", 2)
     for number in range(5):
         relay.accept(f"a@d{number}.example", tell=False)
-    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     assert {row.destination: row.ready for row in (await counts.rows())[0]} == {
         "d0.example": 1,
         "d1.example": 1,
@@ -71,7 +71,7 @@ async def test_an_answer_does_not_wait_for_a_slow_store(
 
     monkeypatch.setattr(relay.store, "scan", slow)
     relay.accept("a@slow.example", tell=False)
-    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     assert (await counts.rows(), counts.every) == (([], 0), 0)
     go.set()
     assert [row.ready for row in (await counts.rows())[0]] == [1]
@@ -84,7 +84,7 @@ async def test_a_suspended_destination_has_the_counts_of_its_domains(relay: Rela
     await relay.scheduler.start()
     relay.accept("a@down.example")
     await relay.until(lambda: bool(relay.sink.named("suspended")))
-    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     (row,), _ = await counts.rows()
     assert row.suspended_until is not None
     assert row.ready + row.deferred == 1
@@ -103,7 +103,7 @@ async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay) -> None:
     keys = [each.key for each in await relay.store.deliveries_of(message.id)]
     await relay.store.update(keys, lambda each: structs.replace(each, next_attempt=due))
     relay.accept("b@down.example", tell=False)
-    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     (row,), _ = await counts.rows()
     assert (row.ready, row.deferred) == (0, 2)
     assert counts.unreachable["default"] == 1, "of the other, its zone knows"
@@ -115,7 +115,7 @@ async def test_of_many_the_worst_are_chosen_before_rows_are_made(relay: Relay) -
     for number in range(30):
         for _ in range(1 + number % 7):
             relay.accept(f"a@d{number}.example", tell=False)
-    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     assert isinstance(relay.clock, ManualClock)
     relay.clock.advance(60.0)
     for number in range(50):

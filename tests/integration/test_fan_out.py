@@ -10,20 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from zonerelay.control.runner import Answer, Handler
+from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
-    Acknowledged,
     BodyPiece,
     Count,
     DeliveryRow,
     DestinationStatus,
-    End,
+    EndFrame,
+    LossDismissal,
     MessageDetail,
     RelayStatus,
 )
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import NotFoundError
 from zonerelay.operations.requests import (
     QueueCat,
@@ -50,7 +50,7 @@ class Spool:
         self.number = number
         self.sent: list[int] = []
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         listing = len(self.sent)
         self.sent.append(0)
         for number in range(ROWS):
@@ -58,7 +58,7 @@ class Spool:
             reply = LARGE * (100 if number == ROWS - 1 else 1)
             await answer.send(row(f"{number:014x}{self.number:02x}", reply))
             self.sent[listing] += 1
-        return End(count=ROWS)
+        return EndFrame(count=ROWS)
 
 
 def status(*destinations: DestinationStatus) -> RelayStatus:
@@ -98,13 +98,13 @@ class Slow:
     def __init__(self, together: asyncio.Barrier) -> None:
         self._together = together
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         await self._together.wait()
         if isinstance(request, QueueCount):
             await answer.send(Count(matched=1))
         else:
             await answer.send(row("0000000000000000", ""))
-        return End(count=1)
+        return EndFrame(count=1)
 
 
 class Workers:
@@ -149,11 +149,11 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
     spools = [Spool(number) for number in range(2)]
     async with relay_of(tmp_path, spools) as path:
         reader, writer = await asyncio.open_unix_connection(str(path))
-        writer.write(messages.encode(Call(request=QueueList(limit=0))))
+        writer.write(messages.encode(OperationCall(request=QueueList(limit=0))))
         await reader.readline()
         rows = [
             each
-            async for each in frames(path, Call(request=QueueList(limit=0)))
+            async for each in frames(path, OperationCall(request=QueueList(limit=0)))
             if isinstance(each, DeliveryRow)
         ]
         writer.close()
@@ -172,11 +172,11 @@ async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path
     async with relay_of(tmp_path, [Slow(together) for _ in range(3)]) as path, asyncio.timeout(20):
         rows = [
             each
-            async for each in frames(path, Call(request=QueueList(limit=0)))
+            async for each in frames(path, OperationCall(request=QueueList(limit=0)))
             if isinstance(each, DeliveryRow)
         ]
         assert len(rows) == 3
-        assert (await ask(path, Call(request=QueueCount()), Count)).matched == 3
+        assert (await ask(path, OperationCall(request=QueueCount()), Count)).matched == 3
 
 
 class Holder:
@@ -186,14 +186,14 @@ class Holder:
         self.message_id = message_id
         self.readers: list[str] = []
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         assert isinstance(request, QueueCat)
         self.readers.append(answer.caller)
         if request.message_id != self.message_id:
             raise NotFoundError(f"no message {request.message_id}")
         for piece in (b"x" * 65536, b"y"):
             await answer.send(BodyPiece(octets=piece))
-        return End()
+        return EndFrame()
 
 
 async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_p
         wanted = QueueCat(message_id="a" * 14 + "00")
         found = [
             each
-            async for each in frames(path, Call(request=wanted, caller="ann"))
+            async for each in frames(path, OperationCall(request=wanted, caller="ann"))
             if isinstance(each, BodyPiece)
         ]
     assert b"".join(each.octets for each in found) == b"x" * 65536 + b"y"
@@ -216,21 +216,23 @@ class Lossy:
     def __init__(self, loss: str) -> None:
         self.losses = {loss}
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         assert isinstance(request, SpoolAcknowledge)
         if request.loss not in self.losses:
             raise NotFoundError(f"no loss {request.loss}")
         self.losses.remove(request.loss)
-        await answer.send(Acknowledged(loss=request.loss))
-        return End()
+        await answer.send(LossDismissal(loss=request.loss))
+        return EndFrame()
 
 
 async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) -> None:
     workers = [Lossy("aaaa"), Lossy("bbbb")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        assert (await ask(path, Call(request=SpoolAcknowledge(loss="bbbb")), Acknowledged)).loss == "bbbb"
+        assert (
+            await ask(path, OperationCall(request=SpoolAcknowledge(loss="bbbb")), LossDismissal)
+        ).loss == "bbbb"
         with pytest.raises(NotFoundError, match="no loss bbbb"):
-            await ask(path, Call(request=SpoolAcknowledge(loss="bbbb")), Acknowledged)
+            await ask(path, OperationCall(request=SpoolAcknowledge(loss="bbbb")), LossDismissal)
     assert [each.losses for each in workers] == [{"aaaa"}, set()]
 
 
@@ -253,7 +255,7 @@ class Paced:
         waiting = msgspec.structs.replace(row(f"{'a' * 14}{number:02x}", ""), state="ready", next_attempt=0.0)
         self.row = waiting if next_turn is None else waiting.waits_for(self.destination)
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         match request:
             case Status():
                 await answer.send(status(self.destination))
@@ -263,7 +265,7 @@ class Paced:
                 await answer.send(Count(matched=1, sample=(self.row,)))
             case QueueShow():
                 await answer.send(detail_of(self.row))
-        return End()
+        return EndFrame()
 
 
 def detail_of(delivery: DeliveryRow) -> MessageDetail:
@@ -296,13 +298,15 @@ async def test_mail_that_waits_for_a_rate_waits_for_that_of_all_workers(tmp_path
         return of.next_turn, of.waiting, of.turns_seconds
 
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        (whole,) = (await ask(path, Call(request=Status()), RelayStatus)).destinations
+        (whole,) = (await ask(path, OperationCall(request=Status()), RelayStatus)).destinations
         assert (whole.next_turn, whole.ready, whole.turns_seconds, whole.per_minute) == (*expected, 90)
-        shown = await ask(path, Call(request=QueueShow(message_id="a" * 14 + "01")), MessageDetail)
+        shown = await ask(path, OperationCall(request=QueueShow(message_id="a" * 14 + "01")), MessageDetail)
         assert turn(shown.deliveries[0]) == expected
-        counted = await ask(path, Call(request=QueueCount(sample=3)), Count)
+        counted = await ask(path, OperationCall(request=QueueCount(sample=3)), Count)
         assert [turn(each) for each in counted.sample] == [expected, expected, (None, 0, 0.0)]
         listed = [
-            each async for each in frames(path, Call(request=QueueList())) if isinstance(each, DeliveryRow)
+            each
+            async for each in frames(path, OperationCall(request=QueueList()))
+            if isinstance(each, DeliveryRow)
         ]
         assert [turn(each) for each in listed] == [expected, expected, (None, 0, 0.0)]

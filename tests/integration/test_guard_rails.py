@@ -45,7 +45,7 @@ class House:
         self.sink = sink
 
     def set(self, *assignments: str, name: str = "shop") -> None:
-        def change(_: object, there: rails.Rails) -> rails.Rails:
+        def change(_: object, there: rails.UserLimits) -> rails.UserLimits:
             return rails.changed(there, list(assignments))
 
         beside = rails.change_beside(self.credentials, name, change)

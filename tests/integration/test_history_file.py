@@ -28,7 +28,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.operations.errors import BusyError
 from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.redact import Form, Redactor
+from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 DAY = 86_400.0
@@ -57,7 +57,7 @@ class Kept:
 
     def finds(self, address: str) -> bool:
         with Histories(self.file.parent, None) as histories:
-            return bool(histories.find(Query(any=Form(frozenset({address}))), 10)[0])
+            return bool(histories.find(Query(any=SearchForms(frozenset({address}))), 10)[0])
 
     def whys(self) -> list[str]:
         with Histories(self.file.parent, None) as histories:
@@ -172,8 +172,8 @@ def test_a_number_of_the_index_that_two_values_share_finds_only_the_right_one(tm
     files.insert(database, 1, events(1, 1.0))
     database.execute("INSERT INTO term VALUES (0, ?, 1)", (files.number_of("other@example.com"),))
     with Histories(tmp_path / "history", None, 2.0) as histories:
-        assert histories.find(Query(any=Form(frozenset({"other@example.com"}))), 10) == ([], False)
-        assert len(histories.find(Query(any=Form(frozenset({"u0@example.com"}))), 10)[0]) == 1
+        assert histories.find(Query(any=SearchForms(frozenset({"other@example.com"}))), 10) == ([], False)
+        assert len(histories.find(Query(any=SearchForms(frozenset({"u0@example.com"}))), 10)[0]) == 1
     database.close()
 
 
@@ -228,7 +228,7 @@ def test_a_search_asks_no_part_of_the_index_that_is_older_than_a_message(
 
     with Histories(tmp_path / "history", None, 9e9) as histories:
         histories.files[0].database.set_trace_callback(count)
-        query = Query(sender=Form(frozenset({"s@example.org"})), outcome="bounced")
+        query = Query(sender=SearchForms(frozenset({"s@example.org"})), outcome="bounced")
         found, more = histories.find(query, 5)
         assert [(each.outcome, each.attempts) for each in found] == [("bounced", 0)] * 5
         assert more
@@ -243,7 +243,7 @@ def test_a_search_that_takes_too_long_is_ended_and_no_fault_of_the_file(kept: Ke
         assert histories.find(searched, 10) == ([], False)
         assert histories.refused_more(searched) == 0
     with Histories(kept.file.parent, None, longest=0.0) as histories:
-        for query in (searched, Query(any=Form(frozenset({"first@example.com"})))):
+        for query in (searched, Query(any=SearchForms(frozenset({"first@example.com"})))):
             with pytest.raises(TooLongError):
                 histories.find(query, 10)
         assert histories.broken == []

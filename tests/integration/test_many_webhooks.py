@@ -19,10 +19,10 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.queue_name import webhook_queue
-from zonerelay.store.contract import Change, Submit
+from zonerelay.store.contract import Change, OwnMessage
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook import courier as couriers
-from zonerelay.webhook.courier import About, WebhookCourier
+from zonerelay.webhook.courier import EventPosition, WebhookCourier
 from zonerelay.webhook.webhooks import Webhooks
 
 COUNT = 100
@@ -49,7 +49,7 @@ class Counting(MemoryStore):
             if then is not None:
                 then()
 
-        self.held -= {each.delivery.key for each in changes if not isinstance(each, Submit)}
+        self.held -= {each.delivery.key for each in changes if not isinstance(each, OwnMessage)}
         self.writes.append(asyncio.get_running_loop().create_task(settle()))
 
 
@@ -60,9 +60,9 @@ async def test_events_for_an_endpoint_that_is_down_stay_in_the_spool(monkeypatch
         body = b'msg_%d\t{"type": "message.delivered"}\r\n' % number
         message = make_message(body)
         message = replace(message, envelope=replace(message.envelope, id=MessageId(f"{number:016x}")))
-        recipient = About(f"source{number}", 1, 1).recipient("hook")
+        recipient = EventPosition(f"source{number}", 1, 1).recipient("hook")
         event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
-        await store.settle([Submit(message, body, (event,))])
+        await store.settle([OwnMessage(message, body, (event,))])
     with Receiver() as receiver:
         receiver.answers["/hook"] = Answer(503)
         courier = WebhookCourier(

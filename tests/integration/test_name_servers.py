@@ -20,12 +20,12 @@ from tests.support.ports import free_port
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.routing.dns import name_servers
 from zonerelay.routing.dns.answers import DnsStatus
-from zonerelay.routing.dns.name_servers import PER_SOCKET, NameServers, NotPlain
-from zonerelay.routing.dns.packets import A, Reading
+from zonerelay.routing.dns.name_servers import PER_SOCKET, DnspythonReason, NameServers
+from zonerelay.routing.dns.packets import A, ParsedAnswer
 
 FILES = Path("/proc/self/fd")
 ZONES: Zones = {"mx.example.com": {"A": ["192.0.2.1"], "TTL": 60}}
-FOUND = Reading(DnsStatus.OK, ("192.0.2.1",), 60.0)
+FOUND = ParsedAnswer(DnsStatus.OK, ("192.0.2.1",), 60.0)
 LIFETIME = 20.0
 
 
@@ -56,7 +56,7 @@ async def asking(*addresses: str, dnssec: bool = False) -> AsyncIterator[NameSer
         assert open_sockets() <= before
 
 
-async def ask(servers: NameServers, lifetime: float = LIFETIME) -> Reading[str] | NotPlain:
+async def ask(servers: NameServers, lifetime: float = LIFETIME) -> ParsedAnswer[str] | DnspythonReason:
     return await servers.ask("mx.example.com", A, lifetime=lifetime)
 
 
@@ -80,7 +80,7 @@ async def test_a_server_that_failed_is_asked_once_and_then_the_others(trouble: O
         async with asking(failing.address, other.address) as servers:
             assert await ask(servers) == FOUND
         async with asking(failing.address, failing.address) as servers:
-            assert await ask(servers) == Reading(DnsStatus.SERVFAIL, (), 0.0)
+            assert await ask(servers) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
         # Each server once with EDNS and once without: it may be that which it cannot do.
         assert (len(failing.queries), len(other.queries)) == (6, 1)
 
@@ -97,9 +97,11 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "why"), [(TRUNCATED, NotPlain.TRUNCATED), (GARBAGE, NotPlain.OTHER)], ids=["cut", "garbage"]
+    ("trouble", "why"),
+    [(TRUNCATED, DnspythonReason.TRUNCATED), (GARBAGE, DnspythonReason.OTHER)],
+    ids=["cut", "garbage"],
 )
-async def test_what_is_not_plain_is_said_to_be(trouble: OnError, why: NotPlain) -> None:
+async def test_what_is_not_plain_is_said_to_be(trouble: OnError, why: DnspythonReason) -> None:
     async with FakeDns(ZONES, {"mx.example.com": trouble}) as server, asking(server.address) as servers:
         assert await ask(servers) is why
 
@@ -122,8 +124,8 @@ async def test_edns_is_never_given_up_where_dnssec_is_wanted(how: Edns) -> None:
         try:
             found = await ask(servers, lifetime=0.25)
         except TimeoutError:
-            found = NotPlain.OTHER
-        assert found in (NotPlain.OTHER, Reading(DnsStatus.SERVFAIL, (), 0.0))
+            found = DnspythonReason.OTHER
+        assert found in (DnspythonReason.OTHER, ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0))
         assert server.options
         assert all(server.options)
 
@@ -143,7 +145,7 @@ async def test_a_lost_packet_costs_no_room_for_long() -> None:
         assert await ask(servers) == FOUND
         server.edns = Edns.TAKEN
         server.faults["mx.example.com"] = TRUNCATED
-        assert await ask(servers) is NotPlain.TRUNCATED
+        assert await ask(servers) is DnspythonReason.TRUNCATED
         server.faults.clear()
         assert await ask(servers) == FOUND
         assert server.options == [True, False, False, True, True]
@@ -151,14 +153,14 @@ async def test_a_lost_packet_costs_no_room_for_long() -> None:
         server.edns = Edns.FORMERR
         assert await ask(servers) == FOUND
         server.faults["mx.example.com"] = TRUNCATED
-        assert await ask(servers) is NotPlain.TRUNCATED
+        assert await ask(servers) is DnspythonReason.TRUNCATED
         assert server.options[5:] == [True, False, False, True, False]
 
 
 async def test_a_name_that_fails_with_and_without_edns_says_nothing_about_it() -> None:
     async with FakeDns(ZONES, {"mx.example.com": SERVFAIL}) as server, asking(server.address) as servers:
         for _ in range(2):
-            assert await ask(servers) == Reading(DnsStatus.SERVFAIL, (), 0.0)
+            assert await ask(servers) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
         assert server.options == [True, False] * 2
 
 
@@ -183,11 +185,11 @@ async def test_a_server_that_changes_the_case_of_a_name_is_understood() -> None:
 
 async def test_nobody_there_is_told_at_once() -> None:
     async with asking(f"127.0.0.1:{free_port()}") as servers:
-        assert await ask(servers) is NotPlain.OTHER
+        assert await ask(servers) is DnspythonReason.OTHER
     async with asking() as servers:
-        assert await ask(servers) is NotPlain.OTHER
+        assert await ask(servers) is DnspythonReason.OTHER
     async with asking("255.255.255.255:53") as servers:  # the kernel refuses
-        assert await ask(servers) is NotPlain.OTHER
+        assert await ask(servers) is DnspythonReason.OTHER
 
 
 async def test_of_two_one_is_not_there() -> None:

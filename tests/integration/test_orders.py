@@ -23,13 +23,13 @@ from zonerelay import durable
 from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import (
-    Changed,
+    ChangeResult,
     DeliveryRow,
     Explanation,
     MessageDetail,
-    OrderGiven,
+    OrderResult,
     OrderRow,
-    OrdersEnded,
+    OrdersResult,
     Summary,
 )
 from zonerelay.operations.errors import ControlError
@@ -96,13 +96,13 @@ async def staged(directory: Path, *, retry: RetrySettings | None = None) -> Asyn
 
 async def suspend(
     running: Running, /, why: str = "a test", **named: Any
-) -> OrderGiven:  # Any: fields by name
+) -> OrderResult:  # Any: fields by name
     options = {name: named.pop(name) for name in list(named) if name in Suspend.__struct_fields__}
-    return await running.ask(Suspend(about=Selectors(**named), reason=why, **options), OrderGiven)
+    return await running.ask(Suspend(about=Selectors(**named), reason=why, **options), OrderResult)
 
 
-async def resume(running: Running, /, id: str = "", **named: Any) -> OrdersEnded:  # Any: fields by name
-    return await running.ask(Resume(about=Selectors(**named), id=id), OrdersEnded)
+async def resume(running: Running, /, id: str = "", **named: Any) -> OrdersResult:  # Any: fields by name
+    return await running.ask(Resume(about=Selectors(**named), id=id), OrdersResult)
 
 
 async def send(running: Running, *recipients: str, sender: str = "app@example.org") -> None:
@@ -166,14 +166,14 @@ async def test_a_resumed_sender_gets_what_the_order_held_and_no_more(tmp_path: P
         assert [row.order for row in found.deliveries] == [given.order.id]
         assert [row.reason for row in found.orders] == ["another reason"]
         # One of them an operator holds, too.
-        held = await running.ask(Hold(filter=Filter(recipient="2@*")), Changed)
+        held = await running.ask(Hold(filter=Filter(recipient="2@*")), ChangeResult)
         assert held.changed == 1
         assert (await resume(running, id=given.order.id)).released == 1
         await running.until_logged("delivered", 2)
         await running.until(lambda: running.queued() == 1, what="one is left")
         assert (await resume(running, id=given.order.id)).orders == ()
         assert [each["reason"] for each in running.log.named("order-ended")] == ["another reason"]
-        await running.ask(Release(everything=True), Changed)
+        await running.ask(Release(everything=True), ChangeResult)
         await running.until_empty()
 
 
@@ -182,7 +182,7 @@ async def test_an_order_is_an_act_that_can_be_undone(tmp_path: Path) -> None:
         given = await suspend(running, sender="s@x.example")
         await send(running, "x@hop.example", sender="s@x.example")
         await running.until_logged("held")
-        undone = await running.ask(Undo(undoes=given.order.id), Changed)
+        undone = await running.ask(Undo(undoes=given.order.id), ChangeResult)
         assert (undone.changed, undone.note) == (1, "the suspension or hold rule has ended")
         await running.until_empty()
         assert stage.delivered() == ["x@hop.example"]
@@ -291,7 +291,7 @@ async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
         await suspend(running, effect="hold", domain="*.example")
         await send(running, "1@a.example", "2@a.example")
         await running.until_logged("held", 2)
-        await running.ask(Release(filter=Filter(recipient="1@*")), Changed)
+        await running.ask(Release(filter=Filter(recipient="1@*")), ChangeResult)
         await running.until_logged("delivered", 1)
         assert (await resume(running, domain="*.example")).released == 1
         await running.until_empty()
@@ -406,7 +406,7 @@ async def test_deferred_mail_that_an_order_by_envelope_is_about_is_filtered_as_i
 async def test_a_mistake_gets_words(tmp_path: Path, wrong: Suspend | Resume, words: str) -> None:
     async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
         with pytest.raises(ControlError, match=words):
-            await running.ask(wrong, OrderGiven)
+            await running.ask(wrong, OrderResult)
         assert (await running.status()).orders == ()
 
 

@@ -16,7 +16,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import operations as module
 from zonerelay.queue.operator.journal import Journal
-from zonerelay.queue.operator.operations import Operations, QueueFilter, Result
+from zonerelay.queue.operator.operations import ChangeCounts, Operations, QueueFilter
 from zonerelay.queue.zone import claims
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import MessageNotFoundError
@@ -65,7 +65,7 @@ async def only(relay: Relay) -> Delivery:
 async def test_retry_makes_deferred_mail_due_now(relay: Relay, operations: Operations) -> None:
     await deferred(relay, "b@example.com")
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
-    assert await operations.retry(ALL) == Result(matched=1, changed=1, busy=0)
+    assert await operations.retry(ALL) == ChangeCounts(matched=1, changed=1, busy=0)
     await relay.until_empty()
 
 
@@ -115,7 +115,7 @@ async def test_mail_that_waits_in_memory_can_be_held(relay: Relay, operations: O
     for n in range(20):
         relay.accept(f"u{n:02}@example.com")
     await relay.until(lambda: relay.scheduler.snapshot()[0].waiting == 19)
-    assert await operations.hold(ALL) == Result(matched=20, changed=19, busy=1)
+    assert await operations.hold(ALL) == ChangeCounts(matched=20, changed=19, busy=1)
     relay.courier.gate.set()
     await relay.until(lambda: len(relay.sink.named("delivered")) == 1)
     await asyncio.sleep(0.02)
@@ -154,11 +154,11 @@ async def test_two_operators_do_not_change_the_same_delivery_at_the_same_time(
     hesitation = Hesitation(relay)
     first = asyncio.create_task(operations.retry(ALL))
     await hesitation.begun.wait()
-    assert await operations.retry(ALL) == Result(matched=1, changed=0, busy=1)
+    assert await operations.retry(ALL) == ChangeCounts(matched=1, changed=0, busy=1)
     hesitation.goes_on.set()
-    assert await first == Result(matched=1, changed=1, busy=0)
+    assert await first == ChangeCounts(matched=1, changed=1, busy=0)
     await relay.until(lambda: relay.scheduler.active_count("default") == 1)
-    assert await operations.retry(ALL) == Result(matched=1, changed=0, busy=1)
+    assert await operations.retry(ALL) == ChangeCounts(matched=1, changed=0, busy=1)
     relay.courier.gate.set()
     await relay.until_empty()
     assert len(relay.courier.recipients()) == 2
@@ -179,7 +179,7 @@ async def test_settings_that_change_meanwhile_do_not_let_an_attempt_cross_a_chan
     await relay.until(lambda: len(relay.courier.batches) > 1)
     await asyncio.sleep(0.02)
     hesitation.goes_on.set()
-    assert await drop == Result(matched=1, changed=1, busy=0)
+    assert await drop == ChangeCounts(matched=1, changed=1, busy=0)
     assert relay.courier.recipients() == ["b@example.com", "c@example.com"]
 
 
@@ -241,7 +241,7 @@ async def test_what_a_claim_brings_after_settings_have_changed_does_not_wait_for
 
 async def test_drop_removes_without_a_word(relay: Relay, operations: Operations) -> None:
     await deferred(relay, "b@example.com")
-    assert await operations.drop(ALL) == Result(1, 1, 0)
+    assert await operations.drop(ALL) == ChangeCounts(1, 1, 0)
     assert await relay.stored() == []
     assert not relay.sink.named("dsn")
     assert relay.sink.named("operated")[0]["verb"] == "drop"
@@ -252,7 +252,7 @@ async def test_bounce_tells_the_sender(relay: Relay, operations: Operations) -> 
     result = await operations.bounce(
         QueueFilter(recipient="*@example.com", domain="example.com"), "moved\naway"
     )
-    assert result == Result(3, 3, 0)
+    assert result == ChangeCounts(3, 3, 0)
     (event,) = relay.sink.named("dsn")
     assert (event["about"], event["recipients"]) == (about, 3)
     assert {str(e["reply"]) for e in relay.sink.named("bounced")} == {"554 5.7.0 moved away"}
@@ -264,7 +264,7 @@ async def test_what_is_on_its_way_is_left_alone(relay: Relay, operations: Operat
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.courier.in_flight) == 1)
     for verb in (operations.retry, operations.hold, operations.release, operations.drop):
-        assert await verb(ALL) == Result(matched=1, changed=0, busy=1)
+        assert await verb(ALL) == ChangeCounts(matched=1, changed=0, busy=1)
     assert [state async for _, _, state in operations.select(ALL)] == [DeliveryState.ACTIVE]
     relay.courier.gate.set()
 
@@ -281,7 +281,7 @@ async def test_a_verb_over_a_long_queue_works_in_batches(
             lambda d: structs.replace(d, next_attempt=relay.clock.now() + 1000),
         )
     assert await operations.count(ALL) == 50
-    assert await operations.drop(ALL) == Result(50, 50, 0)
+    assert await operations.drop(ALL) == ChangeCounts(50, 50, 0)
 
 
 async def test_filters_narrow(relay: Relay, operations: Operations) -> None:
@@ -332,7 +332,7 @@ async def held_back(relay: Relay, **more: object) -> float:
 async def test_retry_sends_at_once_what_its_sender_holds_back(relay: Relay, operations: Operations) -> None:
     await held_back(relay)
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
-    assert await operations.retry(ALL) == Result(matched=1, changed=1, busy=0)
+    assert await operations.retry(ALL) == ChangeCounts(matched=1, changed=1, busy=0)
     await relay.until_empty()
     assert relay.sink.named("delivered")[0]["age"] == 0.0
 
@@ -363,7 +363,7 @@ async def test_a_hold_and_its_release_do_not_shorten_the_senders_own(
 
 async def test_held_back_mail_can_be_bounced_and_is_reported(relay: Relay, operations: Operations) -> None:
     await held_back(relay)
-    assert await operations.bounce(ALL, "not wanted any more") == Result(matched=1, changed=1, busy=0)
+    assert await operations.bounce(ALL, "not wanted any more") == ChangeCounts(matched=1, changed=1, busy=0)
     assert [each["kind"] for each in relay.sink.named("dsn")] == ["failed"]
 
 
@@ -404,7 +404,7 @@ async def test_mail_that_is_being_put_off_is_changed_all_the_same(hop: str, tmp_
     await relay.until(
         lambda: bool(relay.settler.unsettled_keys()) and not relay.scheduler.active_count("default")
     )
-    assert await operators.hold(ALL) == Result(matched=3000, changed=3000, busy=0)
+    assert await operators.hold(ALL) == ChangeCounts(matched=3000, changed=3000, busy=0)
     await asyncio.sleep(0.1)
     assert all(each.held for each in await relay.stored())
     await relay.close()

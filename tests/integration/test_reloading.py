@@ -16,7 +16,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.process.sockets import Notifier
-from zonerelay.serve import Reloading
+from zonerelay.serve import ConfigReloader
 
 CONFIG = f"""
 [[listener]]
@@ -37,9 +37,9 @@ def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def reloading(config: Path, running: Running, theirs: socket.socket) -> Reloading:
+def reloading(config: Path, running: Running, theirs: socket.socket) -> ConfigReloader:
     notifier = Notifier({}, lambda error: None, theirs)
-    return Reloading(config, running.worker, notifier, lambda: "here", nullcontext)
+    return ConfigReloader(config, running.worker, notifier, lambda: "here", nullcontext)
 
 
 async def said(ours: socket.socket, count: int) -> list[str]:

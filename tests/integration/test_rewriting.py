@@ -19,8 +19,8 @@ from zonerelay.config.settings import (
     DkimSettings,
     ListenerSettings,
     RetrySettings,
+    RewriteScope,
     RewriteSettings,
-    RewriteWhere,
     RouteSettings,
     Settings,
     SrsSettings,
@@ -79,7 +79,7 @@ async def test_routes_and_queue_know_the_other_addresses_and_the_header_has_them
 async def test_a_report_names_the_recipient_that_the_sender_knows(tmp_path: Path, sink: Sink) -> None:
     rules = (
         RewriteSettings(
-            address=("ann@old.example",), to="permerror@new.example", where=RewriteWhere.RECIPIENT
+            address=("ann@old.example",), to="permerror@new.example", where=RewriteScope.RECIPIENT
         ),
     )
     chosen = replace(settings(tmp_path, zone=to_sink(sink)), rewrite=rules)

@@ -32,7 +32,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.control.client import ControlClient
 from zonerelay.model.queue_name import Priority
-from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
+from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderResult, TraceStep
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain, QueueExplain, QueueShow, QueueTrace, Selectors, Suspend
 
@@ -386,6 +386,6 @@ async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: 
     async with relay_with(chosen) as running:
         await submitted(running, b"", login=True)
         message_id = str((await running.until_logged("accepted"))[0]["id"])
-        order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderGiven)
+        order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderResult)
         found = await running.ask(QueueExplain(message_id=message_id), Explanation)
         assert [each.id for each in found.orders] == [order.order.id]

@@ -34,7 +34,7 @@ from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.routing.dns import name_servers
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
-from zonerelay.routing.dns.dnspython_client import ThoroughDns
+from zonerelay.routing.dns.dnspython_client import DnspythonClient
 from zonerelay.routing.dns.packets import AAAA
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
 
@@ -272,7 +272,7 @@ async def test_a_server_that_cannot_do_edns_is_enough_for_mail(edns: Edns) -> No
     async with bed({"example.com": TRUNCATED}, edns=edns) as it:
         assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
         assert it.dns.count("example.com", "MX") <= 3
-        thorough = await ThoroughDns(DnsSettings(servers=(it.dns.address,))).ask(
+        thorough = await DnspythonClient(DnsSettings(servers=(it.dns.address,))).ask(
             "mx.example.com", AAAA, lifetime=10.0, tcp=False, search=False
         )
         assert thorough.records == ("2001:db8::1",)

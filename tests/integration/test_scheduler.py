@@ -21,12 +21,12 @@ from tests.support.queueing import (
     Relay,
     route_to,
 )
-from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
+from zonerelay.config.settings import InDoubtAction, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.operator.operations import Shown, steps
+from zonerelay.queue.operator.operations import MessageView, steps
 from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.zone import claims
@@ -348,7 +348,7 @@ async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> N
     assert stored.last is not None
     assert "suspended: 451 4.4.1 connection refused" in str(stored.last.reply)
     assert stored.next_attempt >= relay.clock.now() + 55
-    shown = Shown(late, ((stored, DeliveryState.DEFERRED),))
+    shown = MessageView(late, ((stored, DeliveryState.DEFERRED),))
     assert [step.event for step in steps(shown)] == ["accepted", "no attempt", "next attempt"]
 
 
@@ -687,8 +687,8 @@ async def test_a_zone_that_a_reload_takes_away_keeps_its_mail(make: Make) -> Non
     assert {batch.zone.next_hop for batch in relay.courier.batches} == {"hop", "there"}
 
 
-@pytest.mark.parametrize("policy", list(InDoubt))
-async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubt) -> None:
+@pytest.mark.parametrize("policy", list(InDoubtAction))
+async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubtAction) -> None:
     relay = make(zones=(ZoneSettings(next_hop="hop", in_doubt=policy),), retry=SOON)
     first = replace(DEFERRED, in_doubt=True)
     relay.courier.script = lambda batch: [
@@ -696,7 +696,7 @@ async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubt)
     ]
     await relay.scheduler.start()
     relay.accept("b@example.com")
-    if policy is InDoubt.HOLD:
+    if policy is InDoubtAction.HOLD:
         await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
         await asyncio.sleep(0.05)
         (stored,) = await relay.stored()
@@ -706,7 +706,7 @@ async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubt)
         assert len(relay.courier.batches) == 1
         return
     await relay.until_empty()
-    expected = ["b@example.com", "b@example.com" if policy is InDoubt.RETRY else "a@example.org"]
+    expected = ["b@example.com", "b@example.com" if policy is InDoubtAction.RETRY else "a@example.org"]
     assert relay.courier.recipients() == expected
 
 

@@ -13,7 +13,7 @@ import trustme
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.smarthost import Smarthost
 from zonerelay.config.settings import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
-from zonerelay.operations.answers import Changed, Explanation
+from zonerelay.operations.answers import ChangeResult, Explanation
 from zonerelay.operations.requests import Explain, Retry
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
@@ -74,7 +74,7 @@ async def test_a_reload_lifts_the_suspension_and_retry_has_the_waiting_mail_sent
         await running.until_logged("delivered")
         assert running.log.named("login-restored")
         assert not [each for each in (await running.status()).problems if "log in" in each]
-        await running.ask(Retry(everything=True), Changed)
+        await running.ask(Retry(everything=True), ChangeResult)
         await running.until_empty()
         assert smarthost.messages == ["relay", "relay"]
 
@@ -84,7 +84,7 @@ async def test_retry_has_a_refused_login_tried_again_at_once(tmp_path: Path, sma
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_logged("deferred")
         smarthost.users = {"relay": "wrong"}  # corrected at the other end: nothing of ours has changed
-        await running.ask(Retry(everything=True), Changed)
+        await running.ask(Retry(everything=True), ChangeResult)
         await running.until_empty()
         assert smarthost.messages == ["relay"]
 

@@ -15,7 +15,7 @@ from tests.support.guard import BLOCKED, Guard
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.cli.operate.explain_offline import offline
-from zonerelay.config.settings import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import RouteSettings, Settings, SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import Explanation
 from zonerelay.operations.requests import Explain
@@ -76,7 +76,7 @@ async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) 
 
 
 async def test_explain_knows_a_senders_source(tmp_path: Path, sink: Sink) -> None:
-    by_sender = with_sources(tmp_path, sink.port, TWO, THREE, source_by=SourceBy.SENDER)
+    by_sender = with_sources(tmp_path, sink.port, TWO, THREE, source_by=SourceUnit.SENDER)
     async with relay_with(by_sender) as running:
         for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
             found = await explained(tmp_path, sender)
@@ -91,7 +91,7 @@ async def test_explain_knows_a_senders_source(tmp_path: Path, sink: Sink) -> Non
 
 
 async def test_explain_without_a_relay_says_the_same(tmp_path: Path) -> None:
-    chosen = with_sources(tmp_path, 25, TWO, THREE, LOST, source_by=SourceBy.SENDER)
+    chosen = with_sources(tmp_path, 25, TWO, THREE, LOST, source_by=SourceUnit.SENDER)
     async with FakeDns({}) as dns:
         found = await offline(
             replace(chosen, dns=replace(chosen.dns, servers=(dns.address,))),

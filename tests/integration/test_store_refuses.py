@@ -39,7 +39,7 @@ from zonerelay.config.settings import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Runner
 from zonerelay.control.socket import control_socket_path
-from zonerelay.operations.answers import Families, Reasons
+from zonerelay.operations.answers import MetricFamilies, UnreadyReasons
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (
     CHANGES,
@@ -187,8 +187,8 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
         for request in (Ping(), Explain(address="x@example.com")):
             assert await asyncio.to_thread(sentence, client, request) == "", request
         asking = Runner(running.worker.endpoints.handler, running.worker.events.error)
-        assert (await asking.one(PartMetrics(), Families, "")).families
-        assert reason in (await asking.one(PartReadiness(), Reasons, "")).reasons
+        assert (await asking.one(PartMetrics(), MetricFamilies, "")).families
+        assert reason in (await asking.one(PartReadiness(), UnreadyReasons, "")).reasons
         everything = Filter()
         asked: list[Request] = [
             QueueList(filter=everything),

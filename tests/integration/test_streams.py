@@ -38,20 +38,20 @@ from zonerelay.config.settings import (
 )
 from zonerelay.control.client import written
 from zonerelay.control.socket import WorkerSocket, control_socket_path
-from zonerelay.control.streams import EVENTS_ROOM, Streams
+from zonerelay.control.streams import EVENTS_ROOM, LiveStreams
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
     DeliveryRow,
-    End,
+    EndFrame,
     Frame,
     MailEvent,
-    Missed,
     RelayStatus,
+    StreamGap,
     TranscriptLine,
 )
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import QueueList, Request, Tail, Transcript
 from zonerelay.supervisor.merge.fan_out import FanOut
@@ -183,7 +183,7 @@ class Gathered:
     caller = "test"
 
     def __init__(self, *, clear: bool = False) -> None:
-        self.call = Call(request=Tail(), clear=clear)
+        self.call = OperationCall(request=Tail(), clear=clear)
         self.frames: list[Frame] = []
         self.may_take = asyncio.Event()
 
@@ -197,7 +197,7 @@ async def test_a_tail_has_addresses_for_those_who_operate(scope: str) -> None:
     """Root and the page saw pseudonyms of addresses that the relay knew."""
     redactor = Redactor(b"key", enabled=True)
     events = Events(MemoryLog(), Metrics(), redactor, SystemClock())
-    streams, answer = Streams(events, redactor), Gathered(clear=scope == "operate")
+    streams, answer = LiveStreams(events, redactor), Gathered(clear=scope == "operate")
     answer.may_take.set()
     reading = asyncio.create_task(streams.tail(Tail(), answer))  # type: ignore[arg-type]
     while not events._followers:
@@ -218,7 +218,7 @@ async def test_a_tail_has_addresses_for_those_who_operate(scope: str) -> None:
 async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() -> None:
     redactor = Redactor(b"key", enabled=True)
     events = Events(MemoryLog(), Metrics(), redactor, SystemClock())
-    streams, answer = Streams(events, redactor), Gathered()
+    streams, answer = LiveStreams(events, redactor), Gathered()
     with pytest.raises(ControlError, match="redact = false shows addresses"):
         await streams.tail(Tail(sender="a*@example.org"), answer)  # type: ignore[arg-type]
     reading = asyncio.create_task(streams.tail(Tail(address="app"), answer))  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     shown, missed = answer.frames
     assert isinstance(shown, MailEvent)
     assert shown.fields["user"] == "app"
-    assert missed == Missed(count=8)
+    assert missed == StreamGap(count=8)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert events.emit == events._log
@@ -267,7 +267,7 @@ async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
                     continue  # the head, or the size of a chunk
                 frame = messages.decode_frame(line)
                 told += isinstance(frame, MailEvent)
-                missed += frame.count if isinstance(frame, Missed) else 0
+                missed += frame.count if isinstance(frame, StreamGap) else 0
         writer.close()
         # Those of the message may be among the missing: what is lost has not been looked at.
         assert told + missed - count in range(3)
@@ -432,10 +432,10 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
                 await each.send("a@example.org", ["b@example.com"], MESSAGE)
             await tail.until(lambda: len(tail.events()) == 2)
             assert {frame.worker for frame in tail.found if isinstance(frame, MailEvent)} == {0, 1}
-            await transcript.until(lambda: isinstance(transcript.found[-1], End))
+            await transcript.until(lambda: isinstance(transcript.found[-1], EndFrame))
             lines = [frame for frame in transcript.found if isinstance(frame, TranscriptLine)]
             assert {line.worker for line in lines} == {0, 1}
-            assert {each.why for each in transcript.found if isinstance(each, Missed)} == {
+            assert {each.why for each in transcript.found if isinstance(each, StreamGap)} == {
                 "its time limit is reached"
             }
         assert {each.log.named("transcript-begun")[0]["by"] for each in both} != {""}

@@ -14,12 +14,12 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.control.socket import bind
 from zonerelay.inbound.cleanup.submit import (
     DEFAULT_OPTIONS,
-    Accepted,
-    Options,
+    Acceptance,
     Pieces,
     Principal,
-    Refused,
+    Rejection,
     Submit,
+    SubmitOptions,
     SubmittedEnvelope,
 )
 from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
@@ -54,17 +54,17 @@ class Way:
     house: House
     submit: Submit
 
-    async def accept(self, pieces: Pieces, options: Options = DEFAULT_OPTIONS) -> bytes:
+    async def accept(self, pieces: Pieces, options: SubmitOptions = DEFAULT_OPTIONS) -> bytes:
         """Return the message as it is stored, behind the fields of our own."""
         result = await self.submit(HERE, ZOE, pieces, options)
-        assert isinstance(result, Accepted)
+        assert isinstance(result, Acceptance)
         stored = self.house.store.stored[-1]
         assert stored.message.envelope.id == result.id
         return stored.body
 
-    async def refuse(self, envelope: SubmittedEnvelope, pieces: Pieces, options: Options) -> Refused:
+    async def refuse(self, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions) -> Rejection:
         result = await self.submit(HERE, envelope, pieces, options)
-        assert isinstance(result, Refused)
+        assert isinstance(result, Rejection)
         assert not self.house.store.stored
         return result
 
@@ -97,47 +97,47 @@ async def test_a_message_is_stored_as_it_came(way: Way) -> None:
 
 
 async def test_options_say_what_smtp_says_in_the_header(way: Way) -> None:
-    await way.accept([MESSAGE], Options(notes=("tag=a",), idempotency_key="k"))
+    await way.accept([MESSAGE], SubmitOptions(notes=("tag=a",), idempotency_key="k"))
     assert "tag=a" in way.house.store.stored[0].message.trace
-    first = await way.submit(HERE, ZOE, [MESSAGE], Options(idempotency_key="k"))
-    assert isinstance(first, Accepted)
+    first = await way.submit(HERE, ZOE, [MESSAGE], SubmitOptions(idempotency_key="k"))
+    assert isinstance(first, Acceptance)
     assert first.id == way.house.store.stored[0].message.envelope.id
     assert len(way.house.store.stored) == 1
 
 
 async def test_one_refused_recipient_refuses_the_message_unless_it_is_partial(way: Way) -> None:
     three = to("a@example.net", "b@example.net", "c@example.net")
-    refused = await way.refuse(three, never(), Options())
+    refused = await way.refuse(three, never(), SubmitOptions())
     assert refused.reason is Reason.RECIPIENTS
     assert list(refused.recipients) == ["c@example.net"]
-    result = await way.submit(HERE, three, [MESSAGE], Options(partial=True))
-    assert isinstance(result, Accepted)
+    result = await way.submit(HERE, three, [MESSAGE], SubmitOptions(partial=True))
+    assert isinstance(result, Acceptance)
     assert list(result.refused) == ["c@example.net"]
     assert len(way.house.store.stored[0].deliveries) == 2
 
 
 async def test_a_repetition_has_the_recipients_and_the_message_id_of_the_first_answer(way: Way) -> None:
     """Other recipients were refused by then: the message was sent twice to those of the first."""
-    options = Options(partial=True, idempotency_key="k")
+    options = SubmitOptions(partial=True, idempotency_key="k")
     one, other = (b"Message-ID: <%b@example.org>\r\n" % left + MESSAGE for left in (b"one", b"other"))
     first = await way.submit(HERE, to("a@example.net", "b@example.net", "c@example.net"), [one], options)
     again = await way.submit(HERE, to("c@example.net", "b@example.net", "a@example.net"), [other], options)
-    assert isinstance(first, Accepted)
-    assert isinstance(again, Accepted)
+    assert isinstance(first, Acceptance)
+    assert isinstance(again, Acceptance)
     assert (again.id, again.refused, again.message_id) == (first.id, first.refused, "<one@example.org>")
     assert list(first.refused) == ["c@example.net"]
 
 
 async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
     foreign = Principal(protocol="TEST", address="192.0.2.1")
-    result = await way.submit(foreign, ZOE, never(), Options())
-    assert isinstance(result, Refused)
+    result = await way.submit(foreign, ZOE, never(), SubmitOptions())
+    assert isinstance(result, Rejection)
     assert result.reason is Reason.RELAY
-    result = await way.submit(replace(foreign, user="nobody"), ZOE, never(), Options())
-    assert isinstance(result, Refused)
+    result = await way.submit(replace(foreign, user="nobody"), ZOE, never(), SubmitOptions())
+    assert isinstance(result, Rejection)
     assert result.reason is Reason.AUTH_FAILURE
-    result = await way.submit(replace(foreign, may_relay=True), ZOE, [MESSAGE], Options())
-    assert isinstance(result, Accepted)
+    result = await way.submit(replace(foreign, may_relay=True), ZOE, [MESSAGE], SubmitOptions())
+    assert isinstance(result, Acceptance)
 
 
 async def test_a_message_that_is_too_large_is_read_no_further(way: Way) -> None:
@@ -151,7 +151,7 @@ async def test_a_message_that_is_too_large_is_read_no_further(way: Way) -> None:
             yield LINE * 64
             await asyncio.sleep(0)
 
-    refused = await way.refuse(ZOE, pieces(), Options())
+    refused = await way.refuse(ZOE, pieces(), SubmitOptions())
     assert refused.reason is Reason.SIZE
     assert refused.reply.text == "Message exceeds 4 MB, the limit of this listener"
     assert read < 40_000_000
@@ -163,14 +163,14 @@ async def test_what_the_pieces_raise_is_raised_and_nothing_is_stored(way: Way) -
         raise OSError("the file is gone")
 
     with pytest.raises(OSError, match="the file is gone"):
-        await way.submit(HERE, ZOE, pieces(), Options())
+        await way.submit(HERE, ZOE, pieces(), SubmitOptions())
     await until(lambda: way.house.log.reasons() == ["client-left"])
     assert not way.house.store.stored
 
 
 async def test_a_store_that_fails_is_a_refusal_for_now(way: Way) -> None:
     way.house.store.sick = "the disk is away"
-    refused = await way.refuse(ZOE, never(), Options())
+    refused = await way.refuse(ZOE, never(), SubmitOptions())
     assert (refused.reason, refused.of_sender, refused.reply.code) == (Reason.STORE, True, 451)
     way.house.store.sick = None
 
@@ -178,7 +178,7 @@ async def test_a_store_that_fails_is_a_refusal_for_now(way: Way) -> None:
         raise RuntimeError("a bug")
 
     way.house.store.before_commit = fail
-    assert (await way.refuse(ZOE, [MESSAGE], Options())).reason is Reason.LOCAL_ERROR
+    assert (await way.refuse(ZOE, [MESSAGE], SubmitOptions())).reason is Reason.LOCAL_ERROR
 
 
 async def test_a_caller_that_leaves_after_the_last_piece_does_not_undo_the_commit(way: Way) -> None:
@@ -189,7 +189,7 @@ async def test_a_caller_that_leaves_after_the_last_piece_does_not_undo_the_commi
         await go_on.wait()
 
     way.house.store.before_commit = wait
-    calling = asyncio.ensure_future(way.submit(HERE, ZOE, [MESSAGE], Options()))
+    calling = asyncio.ensure_future(way.submit(HERE, ZOE, [MESSAGE], SubmitOptions()))
     await committing.wait()
     calling.cancel()
     await asyncio.wait([calling])
@@ -209,15 +209,15 @@ async def test_a_listener_that_stops_gives_up_what_is_not_here_whole(way: Way) -
         begun.set()
         await go_on.wait()
 
-    calling = asyncio.ensure_future(way.submit(HERE, ZOE, pieces(), Options()))
+    calling = asyncio.ensure_future(way.submit(HERE, ZOE, pieces(), SubmitOptions()))
     await begun.wait()
     await way.house.listener.submissions.drain(0.01)
     assert not way.house.store.stored
     go_on.set()
     result = await calling
-    assert isinstance(result, Refused)
+    assert isinstance(result, Rejection)
     assert result.reason is Reason.SHUTDOWN
-    assert (await way.refuse(ZOE, never(), Options())).reason is Reason.SHUTDOWN
+    assert (await way.refuse(ZOE, never(), SubmitOptions())).reason is Reason.SHUTDOWN
 
 
 async def never() -> AsyncIterator[bytes]:

@@ -14,7 +14,7 @@ from tests.support.queueing import Sink
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.sockets import NOTHING
-from zonerelay.supervisor.sockets import Sockets
+from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase, WorkerTimeouts
 from zonerelay.supervisor.workers.workers import Launch, Workers
@@ -128,7 +128,7 @@ async def test_one_that_is_being_started_hears_of_a_new_configuration_when_it_is
 
 
 def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes_them(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, Settings())
+    launcher = Launcher(tmp_path, 0, RelaySockets(NOTHING), {}, Settings())
     launcher.begin(b"# one")
     launcher.put_in_force(b"# two", Settings())
     for each in tmp_path.iterdir():
@@ -139,7 +139,7 @@ def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes
 
 
 def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, Settings())
+    launcher = Launcher(tmp_path, 0, RelaySockets(NOTHING), {}, Settings())
     launcher.begin(b"# one")
     (tmp_path / "in-force.toml").unlink()
     (tmp_path / "in-force.toml").mkdir()
@@ -149,7 +149,7 @@ def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_says_which_copy(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, Settings())
+    launcher = Launcher(tmp_path, 0, RelaySockets(NOTHING), {}, Settings())
     (tmp_path / "at-start.toml").symlink_to("/proc/at-start.toml")
     with pytest.raises(OSError, match=r"at-start\.toml"):
         launcher.begin(b"# one")

@@ -18,7 +18,7 @@ from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, setting
 from tests.support.sink import Sink
 from zonerelay.config.settings import (
     CredentialSettings,
-    InDoubt,
+    InDoubtAction,
     ListenerSettings,
     RetrySettings,
     SourceSettings,
@@ -144,7 +144,7 @@ async def test_a_private_address_is_refused_unless_the_zone_allows_it(tmp_path: 
 async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         sink = await started(stack)
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", in_doubt=InDoubt.HOLD)
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", in_doubt=InDoubtAction.HOLD)
         running = await stack.enter_async_context(relay_with(settings(tmp_path, zone=zone)))
         await running.send("app@example.org", ["close-after-dot@example.com"], MESSAGE)
         (deferred, *_) = await running.until_logged("deferred")

@@ -1,7 +1,7 @@
 """An object store with conditional writes, shared by the nodes of a simulated relay.
 
 It replaces `zonerelay.store.objects.client.Bucket`. A request takes time, and its answer may be lost: then
-the caller gets `UnsureError`, and the write has happened, or happens some seconds later, or never.
+the caller gets `UnknownResultError`, and the write has happened, or happens some seconds later, or never.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sortedcontainers import SortedDict
 
 from tests.simulation.loop import PROCESS, Process
 from zonerelay.store.contract import StoreError
-from zonerelay.store.objects.client import ConflictError, MissingError, UnsureError
-from zonerelay.store.objects.objects import Beat, LogEntry, unpacked
+from zonerelay.store.objects.client import ConflictError, MissingError, UnknownResultError
+from zonerelay.store.objects.objects import Heartbeat, LogEntry, unpacked
 
 SLOWEST = 0.03
 """Seconds that a request takes at most on its way, and on its way back."""
@@ -50,7 +50,7 @@ class ObjectStore:
         self.objects[key] = data
         if "/beats/" in key and process is not None:
             self.living.pop(key, None)
-            if not unpacked(data, Beat, key).is_left:
+            if not unpacked(data, Heartbeat, key).is_left:
                 now = asyncio.get_running_loop().time()
                 if self.renewed.get(process.name, now) < now - LEASE:
                     self.lapsed[process.name] = now
@@ -90,7 +90,7 @@ class SimBucket:
                 late = 0.0 if fate < 0.3 else store.random.uniform(0.1, 1.5)
                 asyncio.get_running_loop().call_later(late, _quietly, act, context=contextvars.Context())
             await asyncio.sleep(1.0)
-            raise UnsureError("the answer was lost")
+            raise UnknownResultError("the answer was lost")
         result = act()
         if writes:  # for a read, one wait is as good as two
             await asyncio.sleep(store.random.uniform(0.001, SLOWEST))

@@ -12,7 +12,7 @@ from typing import cast
 from tests.simulation.loop import ProcessDiedError, SimLoop
 from tests.simulation.network import End, Fault, Network
 from tests.simulation.parts import Node
-from zonerelay.inbound.cleanup.submit import Accepted, Options, Principal, SubmittedEnvelope
+from zonerelay.inbound.cleanup.submit import Acceptance, Principal, SubmitOptions, SubmittedEnvelope
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Recipient
 from zonerelay.smtp.server.params import MailCommand
@@ -168,7 +168,7 @@ class Clients:
                 raise ConnectionAbortedError("the chunk was refused")
 
     async def _submit_by_call(self, node: Node, submission: Submission) -> None:
-        """What POST /v1/messages does with a request: 202 is `Accepted`."""
+        """What POST /v1/messages does with a request: 202 is `Acceptance`."""
         assert node.process is not None
         random = self.random
         body = submission.body
@@ -189,14 +189,14 @@ class Clients:
                 [Recipient(address=Mailbox(each)) for each in submission.recipients],
             ),
             pieces(),
-            Options(idempotency_key=submission.tag if submission.keyed else ""),
+            SubmitOptions(idempotency_key=submission.tag if submission.keyed else ""),
         )
         try:
             answer = await node.process.finish(result)
         except (ConnectionError, ProcessDiedError) as error:
             self.sometimes[f"HTTP: {type(error).__name__}"] += 1
             return
-        if isinstance(answer, Accepted):
+        if isinstance(answer, Acceptance):
             self.sometimes["HTTP: 202"] += 1
             submission.accepted = submission.recipients
             submission.note_answer(self.loop.now, node.name, 250, answer.id)

@@ -19,7 +19,7 @@ from sortedcontainers import SortedDict
 
 from tests.simulation.loop import PROCESS
 from zonerelay.store.common import records
-from zonerelay.store.common.write.group_commit import Failed
+from zonerelay.store.common.write.group_commit import JobFailure
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb import engine
 from zonerelay.store.leveldb.damage.losses import Losses
@@ -228,11 +228,11 @@ class SimWriter:
         try:
             result = self._work(job)
         except BaseException as error:
-            result = Failed(error)
+            result = JobFailure(error)
         self._loop.call_later(self._keeper._db.disk.delay(), self._ended, result)
 
     def _ended(self, result: Any) -> None:
-        if not isinstance(result, Failed):
+        if not isinstance(result, JobFailure):
             self._keeper._db.disk.synced()
         self._report(result)
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import msgspec
 
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.store.contract import ClaimLostError, Submit
+from zonerelay.store.contract import ClaimLostError, OwnMessage
 
 _RELEASED = itertools.count()
 
@@ -66,11 +66,11 @@ def _answer_first(real: Any, self: Any, given: Any) -> Any:
 
 
 async def _report_second(real: Any, self: Any, changes: Any, *, lazy: bool = False) -> None:
-    reports = [each for each in changes if isinstance(each, Submit)]
+    reports = [each for each in changes if isinstance(each, OwnMessage)]
     if not reports:
         await real(self, changes, lazy=lazy)
         return
-    await real(self, [each for each in changes if not isinstance(each, Submit)])
+    await real(self, [each for each in changes if not isinstance(each, OwnMessage)])
     await asyncio.sleep(1.0)
     await real(self, reports)
 
@@ -180,9 +180,9 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: a bounce is reported.
     "no-reports": (5, "queue.settle.disposition:DispositionPolicy._silence", "mutant"),
     # 2.2: a lost reply is no delivery.
-    "lost-means-delivered": (5, "smtp.client.transaction:Transaction.lost", _deliver_lost),
+    "lost-means-delivered": (5, "smtp.client.transaction:ClientTransaction.lost", _deliver_lost),
     # 2.2: each recipient has its own outcome.
-    "refusal-of-another": (5, "smtp.client.transaction:Transaction._not_accepted", _refuse_another),
+    "refusal-of-another": (5, "smtp.client.transaction:ClientTransaction._not_accepted", _refuse_another),
     # 2.2: an outcome that could not be written is kept.
     "outcome-not-tried-again": (3, "queue.settle.outcome_log:OutcomeLog._keep", _forget_outcomes),
     # 2.2: the last delivery takes the message, no other.
@@ -194,11 +194,11 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.3: a connection that fails is a deferral.
     "dead-host-bounces": (1, "delivery.batch.batch_state:BatchProgress.host_failed", _bounce),
     # 2.3: 4yz is temporary.
-    "deferral-is-final": (1, "smtp.client.transaction:Transaction._refuse", _settle_refused),
+    "deferral-is-final": (1, "smtp.client.transaction:ClientTransaction._refuse", _settle_refused),
     # 2.3: a retry comes.
     "put-off-forgotten": (4, "queue.settle.settler:Settler.post_unattempted", None),
     # 2.3: deferred mail is found when it is due.
-    "due-mail-not-found": (1, "store.leveldb.claims:Claims.next_due", _return_later),
+    "due-mail-not-found": (1, "store.leveldb.claims:ClaimCursors.next_due", _return_later),
     # 2.3: a suspension ends.
     "suspended-for-ever": (1, "queue.destination.suspension:Suspension.duration", 1e9),
     # 5.1: mail expires.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.ledger import Suspension
 from tests.simulation.parts import Node
-from zonerelay.control.runner import Answer
+from zonerelay.control.runner import ResponseStream
 from zonerelay.operations import requests
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.catalogue import OperationCall
 
 if TYPE_CHECKING:
     from tests.simulation.scenario import Run
@@ -27,11 +27,11 @@ class Dice(Random):
         self.number = number
 
 
-class _Operator(Answer):
+class _Operator(ResponseStream):
     """An operator who reads everything."""
 
     def __init__(self) -> None:
-        super().__init__(Call(request=requests.Ping(), caller="operator"))
+        super().__init__(OperationCall(request=requests.Ping(), caller="operator"))
         self.frames: list[Any] = []
 
     async def send(self, frame: Any) -> None:

@@ -25,14 +25,14 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.process.setup import Identity
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.routing.dns.packets import Reading
+from zonerelay.routing.dns.packets import ParsedAnswer
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.common.body import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import build
 
-Answers = Callable[[str, str], "tuple[float, Reading[Any]]"]
+Answers = Callable[[str, str], "tuple[float, ParsedAnswer[Any]]"]
 REDACTOR = Redactor(b"k" * 32, enabled=False)
 
 
@@ -157,7 +157,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
         patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
         patch("zonerelay.store.objects.s3.Bucket", SimBucket),
-        patch("zonerelay.process.threads.Pool.run", _run_on_loop),
+        patch("zonerelay.process.threads.ThreadPool.run", _run_on_loop),
         patch.object(Events, "dropped", _dropped),
         patch("zonerelay.worker.build.CpuDemand", lambda: SimpleNamespace(since_last=lambda: 0.0)),
         patch.object(secrets, "token_hex", lambda size=16: draw.randbytes(size).hex()),

@@ -43,7 +43,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.process.setup import Identity, StartError
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord
-from zonerelay.routing.dns.packets import Reading
+from zonerelay.routing.dns.packets import ParsedAnswer
 from zonerelay.store.contract import StoreError
 
 BUSY = 120.0
@@ -249,19 +249,19 @@ class Run:
 
     # --- the world
 
-    def answers(self, name: str, kind: str) -> tuple[float, Reading[Any]]:
+    def answers(self, name: str, kind: str) -> tuple[float, ParsedAnswer[Any]]:
         if not name.endswith(".test"):
-            return 0.01, Reading(DnsStatus.NXDOMAIN, (), 60.0)
+            return 0.01, ParsedAnswer(DnsStatus.NXDOMAIN, (), 60.0)
         if self.loop.now < self._no_names_until:
             self.sometimes["no name server"] += 1
-            return 10.0, Reading(DnsStatus.TIMEOUT, (), 0.0)
+            return 10.0, ParsedAnswer(DnsStatus.TIMEOUT, (), 0.0)
         if self.world.kind_of(name).no_dns:
-            return 4.0, Reading(DnsStatus.SERVFAIL, (), 0.0)
+            return 4.0, ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
         if kind == "MX" and not name.startswith("mx."):
-            return 0.02, Reading(DnsStatus.OK, (MxRecord(10, self.world.site_name(name)),), 60.0)
+            return 0.02, ParsedAnswer(DnsStatus.OK, (MxRecord(10, self.world.site_name(name)),), 60.0)
         if kind == "A" and name.startswith("mx."):
-            return 0.01, Reading(DnsStatus.OK, (self._address(name),), 60.0)
-        return 0.01, Reading(DnsStatus.NODATA, (), 60.0)
+            return 0.01, ParsedAnswer(DnsStatus.OK, (self._address(name),), 60.0)
+        return 0.01, ParsedAnswer(DnsStatus.NODATA, (), 60.0)
 
     def _address(self, site: str) -> str:
         self.world.site(site)

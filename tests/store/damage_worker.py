@@ -30,13 +30,13 @@ from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import Examination, Findings, Salvaged
+from zonerelay.store.check import CheckOptions, Findings, SalvagedMessage
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
-    Mark,
+    SyncMark,
     is_database_file,
     newest_log,
     write_mark,
@@ -217,7 +217,7 @@ async def prepare(path: Path) -> Prepared:
     newer = path / f"{max(int(each.stem) for each in path.glob('0*')) + 10:06d}.log"
     log.write_bytes(write_log(whole[:12]))
     newer.write_bytes(write_log(whole[12:]))
-    write_mark(path, Mark("1", *newest_log(path)))
+    write_mark(path, SyncMark("1", *newest_log(path)))
     ranges: dict[str, list[tuple[int, int, set[str]]]] = {}
     for each, part in ((log, whole[:12]), (newer, whole[12:])):
         start = 0
@@ -456,7 +456,7 @@ async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
         before = database_of(path)
     bodies: dict[str, bytes] = {}
 
-    def salvage(salvaged: Salvaged) -> None:
+    def salvage(salvaged: SalvagedMessage) -> None:
         bodies[salvaged.message_id] = b"".join(salvaged.body())
 
     try:
@@ -470,7 +470,7 @@ async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
     kept = database_of(Path(done.kept))
     found.kept_differs = sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name))
     findings = Findings()
-    check(path, Examination(path.parent / "scratch", findings, lambda done, total: None))
+    check(path, CheckOptions(path.parent / "scratch", findings, lambda done, total: None))
     found.findings = [str(each) for each in findings.kept]
     spool = spool_at(path)
     await spool.open()

@@ -26,7 +26,7 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store
-from zonerelay.store.surroundings import Siblings, Surroundings
+from zonerelay.store.surroundings import SiblingWorkers, StoreContext
 
 
 class Spool:
@@ -46,7 +46,7 @@ class Spool:
         places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
         postgres: PostgresSettings | None = None,
         s3: S3Settings | None = None,
-        siblings: Siblings | None = None,
+        siblings: SiblingWorkers | None = None,
     ) -> None:
         """`places` are other paths of [spool] by their names."""
         settings = SpoolSettings(
@@ -78,7 +78,7 @@ class Spool:
             settings = replace(settings, min_free_space=min_free_space)
         self.store = await open_store(
             Settings(spool=settings, redis=self.redis, postgres=self.postgres, s3=self.s3),
-            Surroundings(
+            StoreContext(
                 clock=self.clock,
                 on_health=self.health.append,
                 on_damage=self.damage.append,

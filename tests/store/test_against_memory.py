@@ -26,7 +26,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common import records
 from zonerelay.store.common.write import batches
-from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
+from zonerelay.store.contract import Change, Finish, MessageWriter, OwnMessage, Postpone, QueueCounts
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import Write
 from zonerelay.store.leveldb import claims as leveldb_claims
@@ -196,7 +196,9 @@ class Comparison(RuleBasedStateMachine):
         changes = self.changes(self.pick(which), outcome)
         if bounce:
             message, delivery = own_message(message_id(self.next_number()), b"z" * 70_000, RECIPIENTS[0])
-            changes.append(Submit(message, b"z" * 70_000, (structs.replace(delivery, queue=queue_of("a")),)))
+            changes.append(
+                OwnMessage(message, b"z" * 70_000, (structs.replace(delivery, queue=queue_of("a")),))
+            )
         self.run(self.spool.store.settle(changes, lazy=lazy))
         self.run(self.memory.settle(changes))
         self.drop_settled(changes)
@@ -416,7 +418,7 @@ class Comparison(RuleBasedStateMachine):
         return [change(d, verdict) for d, verdict in zip(deliveries, outcome, strict=False)]
 
     def drop_settled(self, changes: list[Change]) -> None:
-        keys = {c.delivery.key for c in changes if not isinstance(c, Submit)}
+        keys = {c.delivery.key for c in changes if not isinstance(c, OwnMessage)}
         self.claimed = [d for d in self.claimed if d.key not in keys]
 
 

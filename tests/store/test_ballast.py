@@ -11,14 +11,14 @@ from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common.keeper.ballast import FILE_NAME, Ballast
+from zonerelay.store.common.keeper.ballast import FILE_NAME, ReserveFile
 from zonerelay.store.contract import Finish
 
 MB = 1024 * 1024
 
 
 def test_ballast_takes_real_blocks_and_gives_them_back_once(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path, 3 * MB)
+    ballast = ReserveFile(tmp_path, 3 * MB)
     assert not ballast.is_whole
     ballast.make()
     assert (ballast.held, ballast.is_whole) == (3 * MB, True)
@@ -30,7 +30,7 @@ def test_ballast_takes_real_blocks_and_gives_them_back_once(tmp_path: Path) -> N
 
 
 def test_ballast_that_was_needed_waits_for_more_room_than_before(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path, 2 * MB)
+    ballast = ReserveFile(tmp_path, 2 * MB)
     assert ballast.count_in(4 * MB, wanted=4 * MB) == 4 * MB
     assert ballast.drop()
     assert ballast.count_in(MB - 1, wanted=4 * MB) == MB - 1
@@ -44,8 +44,8 @@ def test_ballast_that_was_needed_waits_for_more_room_than_before(tmp_path: Path)
 
 @pytest.mark.parametrize("size", [0, 2 * MB, 8 * MB])
 def test_ballast_of_the_last_run_counts_and_follows_the_setting(tmp_path: Path, size: int) -> None:
-    Ballast(tmp_path, 5 * MB).make()
-    ballast = Ballast(tmp_path, size)
+    ReserveFile(tmp_path, 5 * MB).make()
+    ballast = ReserveFile(tmp_path, size)
     assert ballast.held >= 5 * MB
     assert not ballast.is_whole
     ballast.make()
@@ -55,7 +55,7 @@ def test_ballast_of_the_last_run_counts_and_follows_the_setting(tmp_path: Path, 
 
 
 def test_ballast_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path, 1 << 60)
+    ballast = ReserveFile(tmp_path, 1 << 60)
     ballast.make()
     assert ballast.held == 0
     assert not (tmp_path / FILE_NAME).exists()
@@ -85,7 +85,7 @@ async def test_kept_room_counts_as_free(tmp_path: Path) -> None:
     await spool.open()
     await spool.store.close()
     (tmp_path / "spool" / FILE_NAME).write_bytes(b"")
-    Ballast(tmp_path / "spool", 200 * MB).make()
+    ReserveFile(tmp_path / "spool", 200 * MB).make()
     # Other things may come and go on this disk meanwhile, but not as much as that.
     store = await spool.open(min_free_space=free - 100 * MB)
     await until((tmp_path / "spool" / FILE_NAME).exists)

@@ -32,11 +32,11 @@ from zonerelay.store.contract import (
     EveryNth,
     Finish,
     MessageNotFoundError,
+    OwnMessage,
     Postpone,
     QueueCounts,
     Store,
     StoreError,
-    Submit,
 )
 
 
@@ -369,7 +369,7 @@ class TestSettling:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
         message, bounce = own_message(message_id(2), b"y" * 100_000, "from@example.org")
-        await store.settle([Submit(message, b"y" * 100_000, (bounce,)), Finish(delivery)])
+        await store.settle([OwnMessage(message, b"y" * 100_000, (bounce,)), Finish(delivery)])
         assert await claim_all(store) == [bounce]
         assert await store.read_message(message_id(2)) == message
         assert await body_of(store, message_id(2)) == b"y" * 100_000
@@ -384,7 +384,7 @@ class TestSettling:
             await writer.write(b"z" * 700_000)
             await writer.commit(
                 [delivery_for(envelope, "a@example.net")],
-                companions=lambda _: [Submit(event, b"event", (delivery,))],
+                companions=lambda _: [OwnMessage(event, b"event", (delivery,))],
             )
         assert len(await claim_all(store)) == 1
         assert await store.queues() == {queue_of("default"), webhook_queue("hook")}
@@ -404,7 +404,7 @@ class TestSettling:
         (delivery,) = await claim_all(store)
         message, bounce = own_message(message_id(2), b"y", "from@example.org")
         with pytest.raises(StoreError):
-            await store.settle([Finish(delivery), Submit(message, b"longer", (bounce,))])
+            await store.settle([Finish(delivery), OwnMessage(message, b"longer", (bounce,))])
         assert await store.deliveries_of(message_id(1)) == [delivery]
         assert await store.deliveries_of(message_id(2)) == []
         await store.settle([Finish(delivery)])

@@ -26,7 +26,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common.write import group_commit
-from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
+from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueCounts, Store, StoreError
 from zonerelay.store.leveldb import keeper
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
@@ -109,7 +109,7 @@ class Run:
             changes.append(self.random.choice((Finish(delivery), Finish(delivery), Postpone(postponed))))
         if changes and self.random.random() < 0.5:
             message, bounce = own_message(message_id(self._next()), b"bounce", ADDRESSES[0])
-            changes.append(Submit(message, b"bounce", (structs.replace(bounce, queue=queue_of("a")),)))
+            changes.append(OwnMessage(message, b"bounce", (structs.replace(bounce, queue=queue_of("a")),)))
         await self._try(changes)
 
     async def _try(self, changes: list[Change]) -> None:
@@ -230,7 +230,7 @@ async def test_report_that_is_there_after_a_failed_write_is_counted_once(
     """LevelDB: when it was opened again the failed write is found complete, and the settle is repeated."""
     (delivery,) = await store_message(spool.store, 1)
     message, bounce = own_message(message_id(5), b"bounce", ADDRESSES[0])
-    outcome: list[Change] = [Finish(delivery), Submit(message, b"bounce", (bounce,))]
+    outcome: list[Change] = [Finish(delivery), OwnMessage(message, b"bounce", (bounce,))]
     with monkeypatch.context() as patches:
         commit = LevelDb.commit
 

@@ -28,13 +28,13 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import (
     Finish,
+    OwnMessage,
     Postpone,
     QueueCounts,
     StoreCorruptError,
     StoreError,
     StoreFullError,
     StoreOpenError,
-    Submit,
 )
 from zonerelay.store.objects import objects
 
@@ -285,7 +285,7 @@ class TestFailedWrites:
         acts = [
             store_message(store, 3, body=LARGE),
             store_message(store, 4),
-            store.settle([Finish(leaving), Submit(message, b"bounce", (bounce,))]),
+            store.settle([Finish(leaving), OwnMessage(message, b"bounce", (bounce,))]),
             store.settle([Finish(gone)]),
         ]
         working = asyncio.gather(*acts, return_exceptions=True)
@@ -305,7 +305,7 @@ class TestFailedWrites:
         assert refused[0] or await body_of(store, message_id(3)) == LARGE
         await store.settle([Finish(active)])
         if leaving.key in found:
-            await store.settle([Finish(leaving), Submit(message, b"bounce", (bounce,))])
+            await store.settle([Finish(leaving), OwnMessage(message, b"bounce", (bounce,))])
         await store.settle([Finish(gone)])
         await until(store.is_counted)
         before = store.counts()

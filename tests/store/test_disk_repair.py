@@ -13,7 +13,7 @@ from tests.store.builders import body_of, message_id
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, state_of
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.store.check import Fault, Repaired, Salvaged
+from zonerelay.store.check import DamageKind, RepairResult, SalvagedMessage
 from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreOpenError
 from zonerelay.store.offline import repair_spool, view_spool
 from zonerelay.store.spool_paths import disk_directories
@@ -62,18 +62,18 @@ def damage_entry(queue: Spool, slot: int) -> None:
 
 Damage = Callable[[Spool], object]
 
-CASES: dict[str, tuple[Damage, dict[Fault, int], set[int], set[int]]] = {
+CASES: dict[str, tuple[Damage, dict[DamageKind, int], set[int], set[int]]] = {
     # What is found, which messages are in the salvage, and which are lost.
-    "a body": (lambda q: flip(body(q, 1), CHUNK_SIZE), {Fault.UNREADABLE: 1}, {1}, set()),
-    "no body": (lambda q: body(q, 3).unlink(), {Fault.UNREADABLE: 1}, {3}, set()),
+    "a body": (lambda q: flip(body(q, 1), CHUNK_SIZE), {DamageKind.UNREADABLE: 1}, {1}, set()),
+    "no body": (lambda q: body(q, 3).unlink(), {DamageKind.UNREADABLE: 1}, {3}, set()),
     "a strange file": (
         lambda q: body(q, 1).with_name("core").touch(),
-        {Fault.STRAY_FILE: 1},
+        {DamageKind.STRAY_FILE: 1},
         set(),
         set(),
     ),
-    "an entry of the log": (lambda q: damage_entry(q, 3), {Fault.UNREADABLE: 1}, set(), {1}),
-    "a gap in the log": (lambda q: lose_entry(q, 3), {Fault.UNREADABLE: 1}, set(), {1}),
+    "an entry of the log": (lambda q: damage_entry(q, 3), {DamageKind.UNREADABLE: 1}, set(), {1}),
+    "a gap in the log": (lambda q: lose_entry(q, 3), {DamageKind.UNREADABLE: 1}, set(), {1}),
 }
 
 
@@ -86,11 +86,11 @@ async def deliveries_in(store: QueueView) -> dict[int, set[str]]:
 
 async def repaired(
     queue: Spool, *, carry_out: bool = True
-) -> tuple[Repaired, dict[int, Salvaged], dict[int, bytes]]:
-    aside: dict[int, Salvaged] = {}
+) -> tuple[RepairResult, dict[int, SalvagedMessage], dict[int, bytes]]:
+    aside: dict[int, SalvagedMessage] = {}
     bodies: dict[int, bytes] = {}
 
-    def salvage(salvaged: Salvaged) -> None:
+    def salvage(salvaged: SalvagedMessage) -> None:
         number = int(salvaged.message_id, 16)
         aside[number], bodies[number] = salvaged, b"".join(salvaged.body())
 

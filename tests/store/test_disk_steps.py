@@ -21,7 +21,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Finish, Postpone, Store, Submit
+from zonerelay.store.contract import Finish, OwnMessage, Postpone, Store
 
 CALLS = ("writev", "link", "rename", "unlink", "fsync")
 NAMES = ("env_directory", "meta_directory", "scratch_directory")
@@ -78,7 +78,7 @@ async def test_crash_before_any_call_leaves_the_queue_before_or_after_a_change(
             changes = (
                 lambda: store_message(store, 3, body=BODIES[3]),
                 lambda: store_message(store, 4, body=BODIES[4]),
-                lambda: store.settle([Finish(a), Submit(message, BODIES[5], (bounce,))]),
+                lambda: store.settle([Finish(a), OwnMessage(message, BODIES[5], (bounce,))]),
                 lambda: store.settle([Postpone(later), Finish(two)]),
                 lambda: store.settle([Finish(later)]),
                 lambda: store.settle([Finish(bounce)]),

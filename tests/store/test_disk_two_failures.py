@@ -24,7 +24,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.write import group_commit
-from zonerelay.store.contract import Finish, Store, StoreError, Submit
+from zonerelay.store.contract import Finish, OwnMessage, Store, StoreError
 from zonerelay.store.keys import partition
 
 CALLS = ("writev", "link", "rename", "unlink", "fsync")
@@ -119,7 +119,7 @@ async def fail_twice(path: Path, first: int, second: int, *, done: bool) -> bool
             faults.arm()
             refused, *_ = await asyncio.gather(
                 store_message(store, 3, body=BODIES[3]),
-                store.settle([Finish(original), Submit(message, BODIES[5], (bounce,))]),
+                store.settle([Finish(original), OwnMessage(message, BODIES[5], (bounce,))]),
                 store.settle([Finish(other)]),
                 return_exceptions=True,
             )

@@ -28,7 +28,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.common.body import GROUP_CHUNKS
-from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
+from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueCounts, StoreError, StoreFullError
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ async def test_settles_that_failed_together_keep_the_message(real_time_spool: Sp
     message, bounce = own_message(message_id(2), b"y" * 300_000, "from@example.org")
     with largest_file(100_000):
         results = await asyncio.gather(
-            store.settle([Finish(first), Submit(message, b"y" * 300_000, (bounce,))]),
+            store.settle([Finish(first), OwnMessage(message, b"y" * 300_000, (bounce,))]),
             store.settle([Finish(second)]),
             return_exceptions=True,
         )

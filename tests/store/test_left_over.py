@@ -16,7 +16,7 @@ from zonerelay.model.queue_name import bin_of, queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.queue.shelf import Shelf
+from zonerelay.store.queue.shelf import SavedQueueFile
 from zonerelay.worker import worker as heir
 
 SHARED_ONES = ("redis", "postgres", "s3")
@@ -65,7 +65,7 @@ def of_a_disk_queue(path: Path) -> None:
 
 
 def cut_in_the_shelf(path: Path) -> None:
-    shelf = Shelf(path)
+    shelf = SavedQueueFile(path)
     rows = shelf.open()
     shelf.close({key: row for key, row in rows.items() if not key.startswith(records.DELIVERY_PREFIX)})
 

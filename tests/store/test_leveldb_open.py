@@ -15,7 +15,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of, webhook_queue
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreError, StoreOpenError
-from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, write_mark
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, SyncMark, write_mark
 from zonerelay.store.leveldb.engine import Op, plyvel
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.spool import LevelDb
@@ -62,7 +62,7 @@ async def test_unknown_format_version_is_refused_and_left_alone(spool: Spool, ma
     raw_rows(path, then=[(records.META_FORMAT, b"2")])
     (path / MARK_NAME).unlink()
     if marked:
-        write_mark(path, Mark("2", 1, 0))
+        write_mark(path, SyncMark("2", 1, 0))
     before = contents(path)
     assert "has format version 2, but this zonerelay supports version" in await refusal(path)
     assert contents(path) == before

@@ -20,11 +20,18 @@ from zonerelay.config.settings import RedisSettings
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.shared import SharedAuthority, VersionedRecord
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
-from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnRequest
+from zonerelay.limits.values import (
+    AuthorityError,
+    LimitAnswer,
+    LimitAuthority,
+    LimitRequest,
+    SlotClaim,
+    TurnRequest,
+)
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.postgres.driver import Access
+from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.store.postgres.limits import PostgresRecordStore
-from zonerelay.store.redis.connection import Server
+from zonerelay.store.redis.connection import RedisEndpoint
 from zonerelay.store.redis.limits import RedisRecordStore
 
 KINDS = ("memory", "socket", "redis", "postgres")
@@ -48,10 +55,10 @@ async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIter
         yield lambda owner: SocketAuthority(path, owner)
         await server.close()
     elif kind == "redis":
-        to = Server(RedisSettings(url=shared_server().url, prefix=f"{name}:"))
+        to = RedisEndpoint(RedisSettings(url=shared_server().url, prefix=f"{name}:"))
         yield lambda owner: SharedAuthority(RedisRecordStore(to), owner, lease=lease)
     else:
-        access = Access(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
+        access = DatabaseAccess(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
         yield lambda owner: SharedAuthority(PostgresRecordStore(access), owner, lease=lease)
 
 
@@ -72,7 +79,7 @@ class Told:
         self.gone += 1
 
 
-async def ask(authority: LimitAuthority, request: Request) -> Answer:
+async def ask(authority: LimitAuthority, request: LimitRequest) -> LimitAnswer:
     """As soon as it can be asked."""
     for _ in range(500):
         try:
@@ -95,8 +102,8 @@ class Worker:
         back = self._random.randint(0, self.slots[site])
         self.slots[site] -= back
         want = self.slots[site] + self._random.randint(0, 3)
-        claim = Claim(site, "", LIMITS[site], self.slots[site], back, want)
-        for held in (await ask(self._authority, Request(ZONE, (claim,)))).held:
+        claim = SlotClaim(site, "", LIMITS[site], self.slots[site], back, want)
+        for held in (await ask(self._authority, LimitRequest(ZONE, (claim,)))).held:
             self.slots[held.site] = held.slots
 
 
@@ -125,8 +132,8 @@ async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path
         for authority in authorities[1:]:
             await authority.close()
         await asyncio.sleep(0.05)
-        claims = (Claim("a", "", 5, want=5), Claim("b", "", 3, want=3))
-        answer = await ask(authorities[0], Request(ZONE, claims, everything=True))
+        claims = (SlotClaim("a", "", 5, want=5), SlotClaim("b", "", 3, want=3))
+        answer = await ask(authorities[0], LimitRequest(ZONE, claims, everything=True))
         assert sum(held.slots for held in answer.held) == ZONE
         await authorities[0].close()
 
@@ -140,14 +147,14 @@ async def test_who_must_give_way_hears_of_it_and_who_waits_of_what_it_is_given(
         told, told_waiting = Told(), Told()
         await told.start(has)
         await told_waiting.start(waits)
-        await ask(has, Request(ZONE, (Claim("b", "", 3, want=3),)))
-        await ask(waits, Request(ZONE, (Claim("b", "", 3, want=1),)))
+        await ask(has, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=3),)))
+        await ask(waits, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=1),)))
         await until(lambda: told.news == ["some zone"])
-        (held,) = (await ask(has, Request(ZONE))).held
+        (held,) = (await ask(has, LimitRequest(ZONE))).held
         assert (held.slots, held.revoked) == (3, 1)
-        await ask(has, Request(ZONE, (Claim("b", "", 3, 2, 1, 2),)))
+        await ask(has, LimitRequest(ZONE, (SlotClaim("b", "", 3, 2, 1, 2),)))
         await until(lambda: told_waiting.news == ["some zone"])
-        assert (await ask(waits, Request(ZONE))).held[0].slots == 1
+        assert (await ask(waits, LimitRequest(ZONE))).held[0].slots == 1
         await has.close()
         await waits.close()
 
@@ -158,7 +165,7 @@ async def test_turns_of_all_holders_are_on_one_grid(kind: str, tmp_path: Path) -
         owners = [make(f"holder{number}") for number in range(3)]
         for owner in owners:
             await Told().start(owner)
-        question = Request(ZONE, turns=(TurnRequest("a", "", 0.02, 0.03, 4),))
+        question = LimitRequest(ZONE, turns=(TurnRequest("a", "", 0.02, 0.03, 4),))
         answers = await asyncio.gather(*(ask(owner, question) for owner in owners for _ in range(4)))
         turns = sorted(at for answer in answers for at in answer.turns[0])
         assert len(turns) == 48
@@ -175,8 +182,8 @@ async def test_a_relay_that_is_silent_for_a_lease_has_nothing_any_longer(kind: s
         for each in (dead, alive):
             await Told().start(each)
             stack.push_async_callback(each.close)
-        await ask(dead, Request(ZONE, (Claim("b", "", 3, want=3),)))
-        claim = Request(ZONE, (Claim("b", "", 3, want=3),))
+        await ask(dead, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=3),)))
+        claim = LimitRequest(ZONE, (SlotClaim("b", "", 3, want=3),))
         assert (await ask(alive, claim)).held[0].slots == 0
         for _ in range(6):
             await asyncio.sleep(0.1)
@@ -189,7 +196,7 @@ async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: 
     async with place(kind, tmp_path) as make:
         authority, told = make("one"), Told()
         await told.start(authority)
-        await ask(authority, Request(ZONE, (Claim("b", "", 3, want=2),)))
+        await ask(authority, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=2),)))
         await asyncio.sleep(0.02)
         told.back = 0
         if kind == "redis":
@@ -199,7 +206,7 @@ async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: 
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'limits'"
             )
         await until(lambda: bool(told.gone and told.back))
-        answer = await ask(authority, Request(ZONE, (Claim("b", "", 3, 2, 0, 2),), everything=True))
+        answer = await ask(authority, LimitRequest(ZONE, (SlotClaim("b", "", 3, 2, 0, 2),), everything=True))
         assert answer.held[0].slots == 2
         await authority.close()
 

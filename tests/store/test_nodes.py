@@ -31,17 +31,17 @@ from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.contract import (
     ClaimLostError,
     Finish,
-    Once,
+    IdempotencyKey,
+    OwnMessage,
     Postpone,
     StoredBeforeError,
     StoreError,
-    Submit,
 )
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.nodes.store import NodeStore
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 QUEUE = queue_of("default")
 
@@ -61,7 +61,7 @@ class Machine:
         assert isinstance(engine, SharedEngine)
         self.nodes = await NodeStore(
             engine,
-            Surroundings(
+            StoreContext(
                 clock=SystemClock(),
                 on_health=lambda reason: None,
                 observe_commit=lambda seconds: None,
@@ -178,7 +178,7 @@ async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[
     [delivery] = await two.nodes.deliveries_of(message_id(1))
     message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
     await two.nodes.settle(
-        [Finish(delivery), Submit(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
+        [Finish(delivery), OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
     )
     assert await two.claim() == ["from@example.org"]
     assert await body_of(two.nodes, message_id(9)) == b"it failed\r\n"
@@ -196,7 +196,7 @@ async def test_held_mail_of_an_heir_can_be_settled_with_its_report(crew: list[Ma
     assert await two.nodes.own_deliveries_of(message_id(1)) == [delivery]
     message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
     await two.nodes.settle(
-        [Finish(delivery), Submit(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
+        [Finish(delivery), OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
     )
     assert await two.nodes.deliveries_of(message_id(1)) == []
     assert await two.claim() == ["from@example.org"]
@@ -369,7 +369,7 @@ async def test_a_key_is_stored_once_over_all_nodes(crew: list[Machine]) -> None:
     one, two, three = crew
     await one.start()
     await two.start()
-    once = Once("ab" * 16, "cd" * 16, SystemClock().now() + 3600)
+    once = IdempotencyKey("ab" * 16, "cd" * 16, SystemClock().now() + 3600)
 
     async def commit(machine: Machine, number: int) -> None:
         envelope = envelope_for(message_id(number), "a@example.net")
@@ -393,7 +393,7 @@ async def test_a_key_that_a_dead_node_has_reserved_is_free_again(crew: list[Mach
     one, two = crew[:2]
     await one.start()
     await two.start()
-    once = Once("ef" * 16, "cd" * 16, SystemClock().now() + 3600)
+    once = IdempotencyKey("ef" * 16, "cd" * 16, SystemClock().now() + 3600)
     assert await one.nodes._register.reserve(once, message_id(1), SystemClock().now()) is None
     await one.die()
     envelope = envelope_for(message_id(2), "a@example.net")

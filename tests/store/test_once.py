@@ -22,34 +22,34 @@ from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, 
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import Examination, Findings
+from zonerelay.store.check import CheckOptions, Findings
 from zonerelay.store.common.once import register, reservations
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Finish,
+    IdempotencyKey,
     InProgressError,
-    Kept,
     NotStoredBeforeError,
-    Once,
     OtherContentError,
     Store,
     StoredBeforeError,
+    StoredKey,
     StoreError,
 )
 from zonerelay.store.offline import check_spool
-from zonerelay.store.surroundings import Siblings
+from zonerelay.store.surroundings import SiblingWorkers
 
 NOW = time.time()
 """Reservations of shared stores end by the clocks of servers, and the tests may run long after the import."""
 WINDOW = 36_000.0
-ONCE = Once("5" * 32, "a" * 32, NOW + WINDOW)
+ONCE = IdempotencyKey("5" * 32, "a" * 32, NOW + WINDOW)
 KEEPING = list(VARIANTS)
 CLOCKED = [name for name in KEEPING if name not in {"redis", "postgres", "s3"}]
 SURVIVING = [name for name in KEEPING if name != "memory"]
 
 
 async def submit(
-    store: Store, number: int, once: Once | None = ONCE, *, body: bytes = b"Subject: x\r\n\r\n"
+    store: Store, number: int, once: IdempotencyKey | None = ONCE, *, body: bytes = b"Subject: x\r\n\r\n"
 ) -> Message:
     envelope = envelope_for(message_id(number), "a@example.net")
     async with store.begin(envelope) as writer:
@@ -57,7 +57,9 @@ async def submit(
         return await writer.commit([delivery_for(envelope, "a@example.net")], once=once)
 
 
-async def answer(store: Store, number: int, once: Once = ONCE, *, body: bytes = b"Subject: x\r\n\r\n") -> int:
+async def answer(
+    store: Store, number: int, once: IdempotencyKey = ONCE, *, body: bytes = b"Subject: x\r\n\r\n"
+) -> int:
     """The number of the message that the client hears of."""
     try:
         return int((await submit(store, number, once, body=body)).id, 16)
@@ -180,7 +182,7 @@ async def test_expired_keys_are_removed(spool: Spool) -> None:
         await submit(spool.store, number, replace(ONCE, identity=f"{number:032x}"))
     clock.advance(WINDOW + 1)
     # The first message with a key after a while looks for them; the key that it uses again stays.
-    later = Once(f"{1:032x}", "b" * 32, clock.now() + WINDOW)
+    later = IdempotencyKey(f"{1:032x}", "b" * 32, clock.now() + WINDOW)
     first = await answer(spool.store, 11, later)
     async with asyncio.timeout(20):
         while await kept_in(spool) > 1:
@@ -198,7 +200,7 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
     ((identity, kept),) = page
     assert (identity, kept.digest, int(kept.message_id, 16)) == (ONCE.identity, ONCE.digest, first)
     moved = replace(ONCE, identity="6" * 32)
-    await spool.store.keep_keys([(moved.identity, Kept(message_id(77), moved.digest, moved.until))])
+    await spool.store.keep_keys([(moved.identity, StoredKey(message_id(77), moved.digest, moved.until))])
     assert await answer(spool.store, 2, moved) == 77
     if spool.settings.backend is not Backend.MEMORY:
         findings = Findings()
@@ -208,7 +210,7 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
             postgres=spool.postgres or PostgresSettings(),
             s3=spool.s3 or S3Settings(),
         )
-        tell = Examination(tmp_path / "scratch", findings, lambda done, total: None, {"SECRET": SECRET})
+        tell = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None, {"SECRET": SECRET})
         await check_spool(settings, 0, tell)
         assert findings.kept == []
     await spool.store.settle(
@@ -235,7 +237,9 @@ class Workers:
         self.run = "1"
 
     async def start(self, worker: int, count: int = 2) -> Store:
-        siblings = Siblings(self.home / "idempotency-register", worker, frozenset(range(count)), self.run)
+        siblings = SiblingWorkers(
+            self.home / "idempotency-register", worker, frozenset(range(count)), self.run
+        )
         spool = Spool(
             self.home / f"spool{worker}", backend=self.backend, clock=ManualClock(NOW), siblings=siblings
         )
@@ -365,7 +369,7 @@ async def until_known(store: Store) -> None:
     """Wait until keys are taken."""
     for number in range(500):
         try:
-            await answer(store, 900 + number, Once("0" * 31 + "1", "c" * 32, 0.0))
+            await answer(store, 900 + number, IdempotencyKey("0" * 31 + "1", "c" * 32, 0.0))
         except InProgressError:
             await asyncio.sleep(0.01)
         else:

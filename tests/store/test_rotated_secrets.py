@@ -19,7 +19,7 @@ from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.objects.client import Bucket, RefusedError
+from zonerelay.store.objects.client import Bucket, RequestRejectedError
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -113,9 +113,9 @@ async def test_an_s3_key_that_was_replaced(service: tuple[Denying, str], secret:
     denying.signed_by = lambda: str(bucket._client._request_signer._credentials.secret_key)
     await bucket.put("a", b"1")
     denying.known = "new"
-    with pytest.raises(RefusedError):
+    with pytest.raises(RequestRejectedError):
         await bucket.put("a", b"2")
-    with pytest.raises(RefusedError):
+    with pytest.raises(RequestRejectedError):
         await bucket.put("a", b"3")
     secret.write_text("new")
     await bucket.put("a", b"4")

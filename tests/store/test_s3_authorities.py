@@ -10,7 +10,7 @@ import trustme
 
 from tests.store.spools import s3_settings
 from tests.support.https import HttpsServer, Page
-from zonerelay.store.objects.client import Bucket, UnsureError
+from zonerelay.store.objects.client import Bucket, UnknownResultError
 
 
 async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
                 if is_trusted:
                     assert await bucket.get("key") == b"found"
                 else:
-                    with pytest.raises(UnsureError):
+                    with pytest.raises(UnknownResultError):
                         await bucket.get("key")
         finally:
             await bucket.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store.spools import s3_settings
 from tests.support.ports import LOOPBACK
-from zonerelay.store.objects.client import Bucket, UnsureError
+from zonerelay.store.objects.client import Bucket, UnknownResultError
 
 
 class Ending:
@@ -58,13 +58,13 @@ async def bucket(service: Ending) -> AsyncIterator[Bucket]:
 
 
 async def test_a_write_is_sent_once(bucket: Bucket, service: Ending) -> None:
-    with pytest.raises(UnsureError):
+    with pytest.raises(UnknownResultError):
         await bucket.put("a", b"2", new=True)
     assert service.requests == {"PUT": 1}
 
 
 async def test_a_removal_is_sent_once(bucket: Bucket, service: Ending) -> None:
-    with pytest.raises(UnsureError):
+    with pytest.raises(UnknownResultError):
         await bucket.delete("a")
     assert service.requests == {"DELETE": 1}
 

@@ -16,7 +16,7 @@ from tests.store.spools import Spool
 from zonerelay import durable
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Finish, MessageNotFoundError, Postpone, StoreOpenError, Submit
+from zonerelay.store.contract import Finish, MessageNotFoundError, OwnMessage, Postpone, StoreOpenError
 
 
 def shelved(path: Path) -> Spool:
@@ -32,7 +32,7 @@ async def test_queue_survives_orderly_restarts(tmp_path: Path) -> None:
         first, second, third = await store.claim(queue_of("default"), 10, now=NOW)
         later = second.deferred(NOW + 60, attempt())
         message, bounce = own_message(message_id(4), b"bounce", "from@example.org")
-        await store.settle([Finish(first), Postpone(later), Submit(message, b"bounce", (bounce,))])
+        await store.settle([Finish(first), Postpone(later), OwnMessage(message, b"bounce", (bounce,))])
         await store.settle([Finish(third)])
         for _ in range(2):
             store = await spool.reopen()

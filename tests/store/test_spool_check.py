@@ -12,7 +12,7 @@ from tests.store.builders import NOW, delivery_for, envelope_for, message_id, st
 from tests.store.spools import Spool
 from tests.store.test_leveldb_damage import body, filled, flip_at, recipient
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.store.check import Contents, Examination, Fault, Findings
+from zonerelay.store.check import CheckOptions, DamageKind, Findings, SpoolContents
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.offline import check_spool
@@ -20,10 +20,10 @@ from zonerelay.store.offline import check_spool
 LOCAL = (Backend.LEVELDB, Backend.DISK)
 
 
-async def checked(spool: Spool, tmp_path: Path) -> tuple[Contents, Findings]:
+async def checked(spool: Spool, tmp_path: Path) -> tuple[SpoolContents, Findings]:
     findings = Findings()
     settings = Settings(spool=spool.settings)
-    examination = Examination(tmp_path / "scratch", findings, lambda done, total: None)
+    examination = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None)
     contents = await check_spool(settings, 0, examination)
     assert not (tmp_path / "scratch").exists()
     return contents, findings
@@ -70,7 +70,7 @@ async def test_a_sound_spool_is_clean_and_as_it_was(tmp_path: Path, backend: Bac
 async def test_a_spool_that_was_never_started_has_nothing_in_it(tmp_path: Path, backend: Backend) -> None:
     (tmp_path / "spool").mkdir()
     spool = Spool(tmp_path / "spool", backend=backend)
-    assert await checked(spool, tmp_path) == (Contents(0, 0, 0), Findings())
+    assert await checked(spool, tmp_path) == (SpoolContents(0, 0, 0), Findings())
 
 
 @pytest.mark.parametrize("backend", LOCAL)
@@ -89,7 +89,7 @@ async def test_a_running_relay_is_checked_while_it_writes(tmp_path: Path, backen
         for begins in range(0, 12 * 30, 30):  # a writer that never pauses may be faster than the check
             feeding = asyncio.create_task(feed(range(begins, begins + 30)))
             contents, findings = await checked(spool, tmp_path)
-            assert set(findings.counts) <= {Fault.CHUNKS_ALONE}, findings.kept
+            assert set(findings.counts) <= {DamageKind.CHUNKS_ALONE}, findings.kept
             seen.append(contents.messages)
             await feeding
         assert seen[0] < seen[-1]
@@ -123,35 +123,38 @@ def put(start: bytes, value: bytes, *, behind: bytes = b"") -> Change:
 
 ONE, FOUR = f"{1:016x}".encode(), f"{4:016x}".encode()
 
-CASES: dict[str, tuple[Change, dict[Fault, int]]] = {
-    "a chunk is gone": (remove(b"message %b 000002" % ONE), {Fault.CHUNK_MISSING: 1}),
-    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {Fault.WRONG_SIZE: 1}),
-    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {Fault.WRONG_SIZE: 1}),
-    "no metadata": (remove(b"message %b *" % ONE), {Fault.BAD_RECORD: 1}),
+CASES: dict[str, tuple[Change, dict[DamageKind, int]]] = {
+    "a chunk is gone": (remove(b"message %b 000002" % ONE), {DamageKind.CHUNK_MISSING: 1}),
+    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {DamageKind.WRONG_SIZE: 1}),
+    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {DamageKind.WRONG_SIZE: 1}),
+    "no metadata": (remove(b"message %b *" % ONE), {DamageKind.BAD_RECORD: 1}),
     "chunks alone": (
         remove(b"message %b *" % ONE, b"message %b #" % ONE),
-        {Fault.CHUNKS_ALONE: 1, Fault.DELIVERY_ALONE: 1},
+        {DamageKind.CHUNKS_ALONE: 1, DamageKind.DELIVERY_ALONE: 1},
     ),
     "no message": (
         remove(*(b"message %b %b" % (f"{3:016x}".encode(), part) for part in (b"#", b"*", b"000001"))),
-        {Fault.DELIVERY_ALONE: 1},
+        {DamageKind.DELIVERY_ALONE: 1},
     ),
-    "no delivery": (remove(b"delivery-zone default %b" % f"{2:016x}".encode()), {Fault.MESSAGE_ALONE: 1}),
+    "no delivery": (
+        remove(b"delivery-zone default %b" % f"{2:016x}".encode()),
+        {DamageKind.MESSAGE_ALONE: 1},
+    ),
     "one delivery fewer": (
         remove(b"delivery-zone other%%20zone %b e9" % FOUR),
-        {Fault.WRONG_COUNT: 1, Fault.INDEX_STRAY: 1},
+        {DamageKind.WRONG_COUNT: 1, DamageKind.INDEX_STRAY: 1},
     ),
-    "a count is gone": (remove(b"meta open %b" % FOUR), {Fault.WRONG_COUNT: 1}),
-    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {Fault.WRONG_COUNT: 1}),
-    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {Fault.BAD_RECORD: 1}),
-    "an index is gone": (remove(b"deferred-zone other%20zone "), {Fault.INDEX_MISSING: 1}),
-    "an index is stray": (put(b"deferred-zone other%20zone ", b"", behind=b"x"), {Fault.INDEX_STRAY: 1}),
-    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {Fault.BAD_RECORD: 1}),
-    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {Fault.BAD_RECORD: 1}),
+    "a count is gone": (remove(b"meta open %b" % FOUR), {DamageKind.WRONG_COUNT: 1}),
+    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {DamageKind.WRONG_COUNT: 1}),
+    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {DamageKind.BAD_RECORD: 1}),
+    "an index is gone": (remove(b"deferred-zone other%20zone "), {DamageKind.INDEX_MISSING: 1}),
+    "an index is stray": (put(b"deferred-zone other%20zone ", b"", behind=b"x"), {DamageKind.INDEX_STRAY: 1}),
+    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {DamageKind.BAD_RECORD: 1}),
+    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {DamageKind.BAD_RECORD: 1}),
     "an unknown key": (put(b"meta format", b"", behind=b"s"), {}),
     "a stranger's key": (
         lambda db: db.put(b"zz", b""),
-        {Fault.BAD_RECORD: 1},
+        {DamageKind.BAD_RECORD: 1},
     ),
 }
 
@@ -180,7 +183,7 @@ async def test_a_damaged_block_is_found_wherever_it_is(tmp_path: Path) -> None:
         for at in range(50, len(whole), len(whole) // 3):
             flip_at(table, at)
             _, findings = await checked(spool, tmp_path)
-            assert findings.counts[Fault.UNREADABLE] == 1, (table, at, findings.kept)
+            assert findings.counts[DamageKind.UNREADABLE] == 1, (table, at, findings.kept)
             assert str(table) in {each.where for each in findings.kept}
             table.write_bytes(whole)
     assert not (await checked(spool, tmp_path))[1].counts
@@ -195,7 +198,7 @@ async def test_a_hole_in_the_log_is_found(tmp_path: Path) -> None:
     flip_at(log, len(before) // 2)
     damaged = log.read_bytes()
     _, findings = await checked(spool, tmp_path)
-    assert findings.counts[Fault.UNREADABLE] == 1
+    assert findings.counts[DamageKind.UNREADABLE] == 1
     assert log.name in findings.kept[0].what
     assert log.read_bytes() == damaged
     assert not (tmp_path / "spool" / "lost").exists()

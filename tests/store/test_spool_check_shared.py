@@ -14,7 +14,7 @@ from tests.store.test_spool_check import mixed
 from tests.support.s3_server import SECRET
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, Settings
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import Contents, Examination, Findings
+from zonerelay.store.check import CheckOptions, Findings, SpoolContents
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone
 from zonerelay.store.offline import check_spool
 
@@ -30,9 +30,9 @@ def settings_of(spool: Spool) -> Settings:
     )
 
 
-async def checked(spool: Spool, tmp_path: Path) -> tuple[Contents, Findings]:
+async def checked(spool: Spool, tmp_path: Path) -> tuple[SpoolContents, Findings]:
     findings = Findings()
-    examination = Examination(tmp_path / "scratch", findings, lambda done, total: None, {"SECRET": SECRET})
+    examination = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None, {"SECRET": SECRET})
     contents = await check_spool(settings_of(spool), 0, examination)
     assert not (tmp_path / "scratch").exists()
     return contents, findings
@@ -45,7 +45,7 @@ def told(findings: Findings) -> dict[str, int]:
 @pytest.mark.parametrize("backend", SHARED)
 async def test_a_sound_store_is_clean_beside_a_relay_and_behind_it(tmp_path: Path, backend: Backend) -> None:
     async with Spool(tmp_path / "spool", backend=backend) as spool:
-        assert await checked(spool, tmp_path) == (Contents(0, 0, 0), Findings())
+        assert await checked(spool, tmp_path) == (SpoolContents(0, 0, 0), Findings())
         await mixed(spool.store)
         await spool.store.claim(queue_of("default"), 2, now=NOW)
         contents, findings = await checked(spool, tmp_path)

@@ -34,18 +34,18 @@ from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import Fault, Repaired, Salvaged
+from zonerelay.store.check import DamageKind, RepairResult, SalvagedMessage
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.offline import opened_engine, repair_spool
 
-Salvages = dict[str, tuple[Salvaged, bytes]]
+Salvages = dict[str, tuple[SalvagedMessage, bytes]]
 
 
-async def repaired(spool: Spool, *, carry_out: bool = True) -> tuple[Repaired, Salvages]:
+async def repaired(spool: Spool, *, carry_out: bool = True) -> tuple[RepairResult, Salvages]:
     found: Salvages = {}
 
-    def salvage(each: Salvaged) -> None:
+    def salvage(each: SalvagedMessage) -> None:
         found[each.message_id] = each, b"".join(each.body())
 
     done = await repair_spool(
@@ -99,7 +99,7 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, b
     assert {ONE, TWO, FOUR} <= {key for each in kept for key in (ONE, TWO, FOUR) if key in each["where"]}
 
     again, nothing = await repaired(spool)
-    assert (again, nothing) == (Repaired(before=7, after=7), {})
+    assert (again, nothing) == (RepairResult(before=7, after=7), {})
     async with spool:
         claimed = await spool.store.claim(queue_of("default"), 10, now=NOW)
         assert [each.recipient for each in claimed] == ["d@one.example", "f@one.example"]
@@ -177,7 +177,7 @@ async def test_a_body_that_the_database_cannot_read_is_found(
             file.truncate(path.stat().st_size // 2 // 8192 * 8192)
         server.start()
         _, findings = await checked(spool, tmp_path)
-        assert findings.counts == {Fault.UNREADABLE: 1}
+        assert findings.counts == {DamageKind.UNREADABLE: 1}
         assert findings.kept[0].message_id == f"{5:016x}"
         with pytest.raises(StoreError, match="administrator must repair it first"):
             await repaired(spool)

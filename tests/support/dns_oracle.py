@@ -12,12 +12,12 @@ import dns.resolver
 
 from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.dnspython_client import _READERS, _is_authentic, _nxdomain_ttl, _understand
-from zonerelay.routing.dns.packets import Kind, Reading, read_answer
+from zonerelay.routing.dns.packets import ParsedAnswer, RecordType, read_answer
 
 FAILURES = (dns.rcode.SERVFAIL, dns.rcode.REFUSED)
 
 
-def read_alike(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] | None:
+def read_alike(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record] | None:
     """Our reading, after it was found to be dnspython's, or `None`, which is never wrong."""
     ours = read_answer(packet, name, kind)
     if ours is not None:
@@ -26,7 +26,7 @@ def read_alike(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] 
     return ours
 
 
-def _reading(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
+def _reading(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
     try:
         message = dns.message.from_wire(packet)
     except dns.exception.DNSException:
@@ -34,12 +34,12 @@ def _reading(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
         message = dns.message.from_wire(packet, continue_on_error=True)
     assert isinstance(message, dns.message.QueryMessage)
     if message.rcode() in FAILURES:
-        return Reading(DnsStatus.SERVFAIL, (), 0.0)
+        return ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
     (question,) = message.question
     qname, rdtype = dns.name.from_text(name), dns.rdatatype.from_text(kind.name)
     assert (question.name, question.rdtype, question.rdclass) == (qname, rdtype, dns.rdataclass.IN)
     if message.rcode() == dns.rcode.NXDOMAIN:
-        return Reading(DnsStatus.NXDOMAIN, (), _nxdomain_ttl([message]), _is_authentic(message))
+        return ParsedAnswer(DnsStatus.NXDOMAIN, (), _nxdomain_ttl([message]), _is_authentic(message))
     assert message.rcode() == dns.rcode.NOERROR
     answer = dns.resolver.Answer(qname, rdtype, dns.rdataclass.IN, message)
     return _understand(answer, tuple(_READERS[kind](answer)))

@@ -11,20 +11,20 @@ from msgspec.structs import replace
 
 from tests.support.control import control_socket
 from zonerelay.control.client import ControlClient
-from zonerelay.control.runner import Answer
+from zonerelay.control.runner import ResponseStream
 from zonerelay.operations.answers import (
-    Address,
     AddressPlan,
-    Changed,
+    ChangeResult,
     Count,
     DeliveryRow,
     DestinationStatus,
-    End,
+    EndFrame,
     Explanation,
     HostPlan,
     MessageDetail,
     Pong,
     RelayStatus,
+    ResolvedAddress,
     RouteCheck,
     SourcePenalty,
     SourcePlan,
@@ -110,7 +110,7 @@ class FakeRelay:
             and wanted.state in (None, row.state)
         ]
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         self.requests.append(request)
         match request:
             case Suspend() | Resume():
@@ -124,7 +124,7 @@ class FakeRelay:
                 shown = found[: request.limit] if request.limit else found
                 for row in shown:
                     await answer.send(row)
-                return End(count=len(shown), more=len(shown) < len(found))
+                return EndFrame(count=len(shown), more=len(shown) < len(found))
             case QueueCount():
                 found = self._matching(request.filter, request.message_ids)
                 await answer.send(Count(matched=len(found), sample=tuple(found[: request.sample])))
@@ -132,7 +132,9 @@ class FakeRelay:
                 found = self._matching(request.filter, request.message_ids)
                 busy = min(self.busy, len(found))
                 await answer.send(
-                    Changed(action=request.action, matched=len(found), changed=len(found) - busy, busy=busy)
+                    ChangeResult(
+                        action=request.action, matched=len(found), changed=len(found) - busy, busy=busy
+                    )
                 )
             case QueueShow():
                 await answer.send(self._detail(request.message_id))
@@ -153,9 +155,9 @@ class FakeRelay:
             case Resolve():
                 if request.pseudonym.startswith("u-a"):
                     await answer.send(
-                        Address(address="alice@example.com", role="recipient", message_id=f"{1:016x}")
+                        ResolvedAddress(address="alice@example.com", role="recipient", message_id=f"{1:016x}")
                     )
-        return End()
+        return EndFrame()
 
     def _detail(self, message_id: str) -> MessageDetail:
         rows = tuple(row for row in self.rows if row.message_id == message_id)

@@ -21,8 +21,8 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
-from zonerelay.store.contract import Companions, Kept, Once, QueueStore, Submit, check_kept
+from zonerelay.routing.zones.zones import ChooseZone, ZoneChoice, ZoneOf
+from zonerelay.store.contract import Companions, IdempotencyKey, OwnMessage, QueueStore, StoredKey, check_kept
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -57,8 +57,8 @@ class RememberingStore:
 
     def __init__(self) -> None:
         self.stored: list[Stored] = []
-        self.kept: dict[str, Kept] = {}
-        self.companions: list[Submit] = []
+        self.kept: dict[str, StoredKey] = {}
+        self.companions: list[OwnMessage] = []
         self.begun = 0
         self.aborted = 0
         self.sick: str | None = None
@@ -101,7 +101,7 @@ class _Writer:
         deliveries: Sequence[Delivery],
         *,
         companions: Companions | None = None,
-        once: Once | None = None,
+        once: IdempotencyKey | None = None,
         headers: Fields = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
@@ -260,7 +260,7 @@ class Talk:
 
 
 def one_zone(envelope: Envelope, /, *, headers: Fields, size: int, named: str = "") -> ZoneOf:
-    return lambda recipient: Choice("default", "")
+    return lambda recipient: ZoneChoice("default", "")
 
 
 @asynccontextmanager

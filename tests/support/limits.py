@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.values import Answer, Request
+from zonerelay.limits.values import LimitAnswer, LimitRequest
 
 
 class MemoryAuthority:
@@ -24,7 +24,7 @@ class MemoryAuthority:
         del back, gone  # never out of reach
         self._table.register(self._owner, news)
 
-    async def exchange(self, zone: str, request: Request) -> Answer:
+    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         return self._table.exchange(self._owner, zone, request)
 
     async def close(self) -> None:

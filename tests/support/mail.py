@@ -17,7 +17,7 @@ from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Envelope, Message, Recipient
+from zonerelay.model.envelope import BodyType, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import queue_of
@@ -40,7 +40,7 @@ def make_message(
     sender: str = "sender@example.org",
     recipients: Sequence[str] = ("anybody@example.com",),
     eight_bit: bool = False,
-    declared: Body = Body.SEVEN_BIT,
+    declared: BodyType = BodyType.SEVEN_BIT,
     smtputf8: bool = False,
     require_tls: bool = False,
     size: int | None = None,

@@ -21,19 +21,19 @@ from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.contract import (
     Change,
     Finish,
-    Kept,
     KeptKeys,
     MessageNotFoundError,
+    OwnMessage,
     Postpone,
     QueueCounts,
     Stored,
+    StoredKey,
     StoreError,
-    Submit,
     Unhealthy,
     Wanted,
     everybody,
 )
-from zonerelay.store.surroundings import Siblings
+from zonerelay.store.surroundings import SiblingWorkers
 
 
 class MemoryStore:
@@ -41,7 +41,7 @@ class MemoryStore:
 
     node = 0
 
-    def __init__(self, *, clock: Clock | None = None, siblings: Siblings | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None, siblings: SiblingWorkers | None = None) -> None:
         self._messages: dict[MessageId, tuple[Message, list[bytes]]] = {}
         self._deliveries: dict[DeliveryKey, Delivery] = {}
         self.uploads = 0
@@ -49,7 +49,7 @@ class MemoryStore:
         self._claimed: set[DeliveryKey] = set()
         self._passed_over: set[DeliveryKey] = set()
         self._last_id: MessageId | None = None
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, StoredKey] = {}
         self._reservations = Reservations(
             self._find_kept,
             self._kept_page,
@@ -86,7 +86,7 @@ class MemoryStore:
     def begin_keys(self) -> None:
         self._reservations.start()
 
-    async def _find_kept(self, identity: str) -> Kept | None:
+    async def _find_kept(self, identity: str) -> StoredKey | None:
         self.check_writable()
         return self._kept.get(identity)
 
@@ -199,7 +199,7 @@ class MemoryStore:
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         self.check_writable()
         for change in changes:
-            if isinstance(change, Submit):
+            if isinstance(change, OwnMessage):
                 check_own_message(change)
         for change in changes:
             if isinstance(change, Finish):
@@ -208,7 +208,7 @@ class MemoryStore:
                 self._change(change.delivery.key, change.delivery)
             else:
                 self.add(change.message, split(change.body), change.deliveries)
-        self.release([change.delivery.key for change in changes if not isinstance(change, Submit)])
+        self.release([change.delivery.key for change in changes if not isinstance(change, OwnMessage)])
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]

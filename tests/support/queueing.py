@@ -28,7 +28,7 @@ from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
-from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.store.contract import Change, ClaimFilter, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
@@ -275,7 +275,7 @@ class Relay:
         self.store.on_stored = self.scheduler.stored
 
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
-        return lambda recipient: Choice(self.zone_of.get(recipient, self._default_zone), "")
+        return lambda recipient: ZoneChoice(self.zone_of.get(recipient, self._default_zone), "")
 
     def accept(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonerelay.sandbox.behaviours import Behaviour, behaviour_of
+from zonerelay.sandbox.behaviours import ScriptedReply, behaviour_of
 
 READ_SIZE = 256 * 1024
 _END = b"\r\n.\r\n"
@@ -193,7 +193,7 @@ class Conversation:
         self._open = not reply.startswith("421")
         await self._reply(reply)
 
-    def _rcpt_reply(self, recipient: str, behaviour: Behaviour) -> str:
+    def _rcpt_reply(self, recipient: str, behaviour: ScriptedReply) -> str:
         key = (self._mail_from, recipient)
         limit = self._manners.max_recipients
         if behaviour.rcpt:
@@ -244,7 +244,7 @@ class Conversation:
         elif self._open:
             await self._take_chunk(content, behaviours, last=bool(last))
 
-    async def _take_chunk(self, content: bytes, behaviours: list[Behaviour], *, last: bool) -> None:
+    async def _take_chunk(self, content: bytes, behaviours: list[ScriptedReply], *, last: bool) -> None:
         self._chunks += 1
         self._size += len(content)
         self._digest.update(content)
@@ -255,7 +255,9 @@ class Conversation:
         else:
             await self._reply(f"250 2.0.0 {len(content)} octets received")
 
-    async def _answer_message(self, behaviours: list[Behaviour], body: bytes, size: int, digest: str) -> None:
+    async def _answer_message(
+        self, behaviours: list[ScriptedReply], body: bytes, size: int, digest: str
+    ) -> None:
         refused = next((b.final for b in behaviours if b.final), "")
         too_big = self._manners.size is not None and size > self._manners.size
         if refused or too_big:
@@ -296,7 +298,7 @@ class Conversation:
     def _reset(self) -> None:
         self._mail_from = ""
         self._parameters = ""
-        self._recipients: dict[str, Behaviour] = {}
+        self._recipients: dict[str, ScriptedReply] = {}
         self._chunks = 0
         self._chunk_refused = False
         self._kept = bytearray()

@@ -11,7 +11,7 @@ from email.message import Message as ParsedMessage
 from tests.support.relay import Running
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Envelope, Notify, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Envelope, Notify, Recipient, Ret
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 
@@ -43,7 +43,7 @@ async def put(
         sender=Mailbox(sender),
         recipients=tuple(recipients),
         created=now,
-        body=Body.EIGHT_BIT,
+        body=BodyType.EIGHT_BIT,
         smtputf8=not all(each.isascii() for each in addresses),
         ret=ret,
         envid=envid,

@@ -24,7 +24,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.contract import Store
 from zonerelay.transfer import migration
-from zonerelay.transfer.journal import Journal
+from zonerelay.transfer.journal import MigrationJournal
 
 STEP = int(sys.argv[3])
 _count = itertools.count(1)
@@ -88,6 +88,6 @@ if __name__ == "__main__":
     migrate.STRETCH = 20
     migration.PAGE = 8
     for each in ("plan", "copied", "removed", "awake", "forget", "close"):
-        watch(Journal, each)
+        watch(MigrationJournal, each)
     watch_copies()
     sys.exit(main(["spool", "migrate", "--config", sys.argv[1], "--to", sys.argv[2]]))

@@ -14,10 +14,10 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store
-from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.loader import ImportResult, Loader
 from zonerelay.transfer.others import reading
-from zonerelay.transfer.register import Register
-from zonerelay.transfer.stored import Unusable
+from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.stored import UnusableMessage
 
 BUSY = "450 4.2.1 <x> mailbox busy"
 
@@ -59,13 +59,13 @@ def hop() -> Iterator[int]:
         server.shutdown()
 
 
-async def import_into(store: Store, home: Path, system: str, place: str) -> Loaded:
+async def import_into(store: Store, home: Path, system: str, place: str) -> ImportResult:
     """As the command does it."""
-    register = Register(home)
+    register = ImportRegister(home)
     now = time.time()
-    faults: list[Unusable] = []
+    faults: list[UnusableMessage] = []
 
-    def saw(trouble: Unusable | None) -> None:
+    def saw(trouble: UnusableMessage | None) -> None:
         faults.extend([trouble] if trouble else [])
 
     try:

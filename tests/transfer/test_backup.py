@@ -13,10 +13,10 @@ from tests.store.spools import Spool
 from tests.transfer.test_exchange import contents, fill
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend
-from zonerelay.store.contract import Kept
+from zonerelay.store.contract import StoredKey
 from zonerelay.transfer import loader
 
-KEYS = [(f"{number:032x}", Kept(message_id(number), "d" * 32, NOW + number)) for number in (1, 2)]
+KEYS = [(f"{number:032x}", StoredKey(message_id(number), "d" * 32, NOW + number)) for number in (1, 2)]
 
 
 def configured(home: Path, **spool: str) -> Path:

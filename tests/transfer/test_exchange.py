@@ -15,18 +15,18 @@ from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_f
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery, DeliveryState
-from zonerelay.model.envelope import Body, Envelope, Message, Notify, Ret
+from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Ret
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer import export, files
-from zonerelay.transfer.loader import Loaded, Loader
-from zonerelay.transfer.others.foreign import Foreign, Open, adopted
-from zonerelay.transfer.register import FILE, Register
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.transfer.loader import ImportResult, Loader
+from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, adopted
+from zonerelay.transfer.register import FILE, ImportRegister
+from zonerelay.transfer.stored import Source, StoredMessage, TransferError, UnusableMessage
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
 
@@ -34,7 +34,7 @@ LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
 async def fill(store: Store) -> None:
     """A message in every state, one to three zones, a large one, and one that has been delivered in part."""
     plain = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.org")
-    plain = replace(plain, ret=Ret.HDRS, envid="QQ+2B1", body=Body.EIGHT_BIT, priority=Priority.BULK)
+    plain = replace(plain, ret=Ret.HDRS, envid="QQ+2B1", body=BodyType.EIGHT_BIT, priority=Priority.BULK)
     a, b, c = (delivery_for(plain, each.address) for each in plain.recipients)
     b = structs.replace(
         b, queue=queue_of("other;high"), held=True, warned=True, attempts=3, last=attempt(NOW - 9.25)
@@ -74,9 +74,9 @@ async def contents(store: Store) -> dict[str, tuple[Message, list[Delivery], byt
     }
 
 
-async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None) -> list[Unusable]:
-    matcher = Matcher(wanted or QueueFilter(), NOW)
-    faults: list[Unusable] = []
+async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None) -> list[UnusableMessage]:
+    matcher = FilterMatcher(wanted or QueueFilter(), NOW)
+    faults: list[UnusableMessage] = []
     with files.writing(path) as target:
         meant = await export.survey(store, matcher, NOW)
         await export.export(
@@ -90,9 +90,9 @@ async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None)
     return faults
 
 
-async def import_from(path: Path, store: Store, home: Path) -> tuple[Loaded, list[Unusable]]:
-    faults: list[Unusable] = []
-    register = Register(home)
+async def import_from(path: Path, store: Store, home: Path) -> tuple[ImportResult, list[UnusableMessage]]:
+    faults: list[UnusableMessage] = []
+    register = ImportRegister(home)
     loader = Loader(
         store, register, Zones(()), now=NOW, saw=lambda trouble: faults.extend([trouble] if trouble else [])
     )
@@ -215,16 +215,20 @@ async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> 
     async def body() -> AsyncIterator[bytes]:
         yield b"Subject: x\n\n.bare\n"
 
-    recipients = (Open(address="a@example.net"), Open(address="no address"), Open(address="b@example.net"))
-    mail = Foreign(key="other 1", sender="", recipients=recipients, created=NOW, body=body)
+    recipients = (
+        OpenRecipient(address="a@example.net"),
+        OpenRecipient(address="no address"),
+        OpenRecipient(address="b@example.net"),
+    )
+    mail = ForeignMessage(key="other 1", sender="", recipients=recipients, created=NOW, body=body)
 
-    async def read() -> AsyncIterator[Stored | Unusable]:
+    async def read() -> AsyncIterator[StoredMessage | UnusableMessage]:
         for each in adopted(mail, NOW + 9):
             yield each
 
     async with Spool(tmp_path / "spool") as spool:
         for messages in (1, 0):
-            register = Register(tmp_path)
+            register = ImportRegister(tmp_path)
             loader = Loader(spool.store, register, Zones(()), now=NOW + 9, saw=lambda _: None)
             await loader.load(Source(messages=1, octets=1, read=read))
             register.close()
@@ -240,19 +244,19 @@ async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> 
 
 
 async def test_a_torn_register_is_cut_and_a_damaged_one_refused(tmp_path: Path) -> None:
-    register = Register(tmp_path)
+    register = ImportRegister(tmp_path)
     register.add([("key", "a@example.net")])
     register.close()
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole + b"0123")
-    register = Register(tmp_path)
+    register = ImportRegister(tmp_path)
     assert register.knows("key", "a@example.net")
     assert not register.knows("key", "b@example.net")
     register.close()
     assert (tmp_path / FILE).read_bytes() == whole
     (tmp_path / FILE).write_bytes(b"x" * 33)
     with pytest.raises(TransferError, match="damaged"):
-        Register(tmp_path)
+        ImportRegister(tmp_path)
 
 
 EDITS = {

@@ -31,9 +31,9 @@ from zonerelay.history.database import insert, open_for_reading, open_for_writin
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
-from zonerelay.store.contract import Finish, Kept, Once, StoredBeforeError
+from zonerelay.store.contract import Finish, IdempotencyKey, StoredBeforeError, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.transfer.journal import Journal
+from zonerelay.transfer.journal import MigrationJournal
 from zonerelay.transfer.stored import TransferError
 
 
@@ -145,9 +145,9 @@ def test_keys_go_along_also_of_mail_that_has_left(
     pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = (configured(tmp_path / each, each) for each in pair)
-    queued, left = (Once(f"{number:032x}", "d" * 32, KEPT) for number in (1, 2))
+    queued, left = (IdempotencyKey(f"{number:032x}", "d" * 32, KEPT) for number in (1, 2))
 
-    async def submit(config: Path, number: int, once: Once) -> None:
+    async def submit(config: Path, number: int, once: IdempotencyKey) -> None:
         async with queue(config) as store:
             envelope = envelope_for(message_id(number * 256), "to@example.net")
             async with store.begin(envelope) as writer:
@@ -160,7 +160,7 @@ def test_keys_go_along_also_of_mail_that_has_left(
             (claimed,) = await store.claim(queue_of("default"), 1, now=time.time())
             await store.settle([Finish(claimed)])
             if pair[0] != "redis":  # which has removed it
-                await store.keep_keys([("e" * 32, Kept(message_id(7), "d" * 32, time.time() - 60))])
+                await store.keep_keys([("e" * 32, StoredKey(message_id(7), "d" * 32, time.time() - 60))])
         await submit(source, 1, queued)
 
     asyncio.run(prepare())
@@ -223,14 +223,14 @@ def test_all_workers_mail_moves_to_all_workers(tmp_path: Path) -> None:
 
 def test_the_journal_is_one_process_s_and_is_not_replaced_when_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "migration"
-    journal = Journal(path, "one", "other")
+    journal = MigrationJournal(path, "one", "other")
     with pytest.raises(TransferError, match="it is used by another"):
-        Journal(path, "one", "other")
+        MigrationJournal(path, "one", "other")
     journal.close()
     assert not path.exists(), "nothing was begun"
     path.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     with pytest.raises(TransferError, match="is damaged"):
-        Journal(path, "one", "other")
+        MigrationJournal(path, "one", "other")
     assert path.stat().st_size == 5016
 
 

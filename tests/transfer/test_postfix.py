@@ -15,7 +15,7 @@ from tests.support.ports import wait_until
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.transfer.queues import hop, import_into, rows
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.envelope import Body, Notify, Ret
+from zonerelay.model.envelope import BodyType, Notify, Ret
 from zonerelay.transfer.others import reading
 from zonerelay.transfer.stored import TransferError
 
@@ -71,7 +71,7 @@ async def test_a_queue_moves_in(postfix: PostfixInstance, tmp_path: Path) -> Non
         assert (again.messages, again.already) == (0, 2)
     envelope = message.envelope
     assert (envelope.sender, envelope.ret, envelope.envid) == ("a@example.org", Ret.HDRS, "QQ+2B1")
-    assert envelope.body is Body.EIGHT_BIT
+    assert envelope.body is BodyType.EIGHT_BIT
     assert abs(envelope.created - SystemClock.now()) < 60
     assert body.endswith(BODY.partition(b"\r\n\r\n")[2])
     assert message.header("Subject") == "x"

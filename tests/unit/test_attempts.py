@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from zonerelay.inbound.limits import auth_failures as attempts
-from zonerelay.inbound.limits.auth_failures import MAX_KEYS, Attempts
+from zonerelay.inbound.limits.auth_failures import MAX_KEYS, FailedAttempts
 
 WINDOW = 900.0
 
 
 @pytest.fixture
-def table() -> Attempts:
-    return Attempts(max_failures=10, window=WINDOW)
+def table() -> FailedAttempts:
+    return FailedAttempts(max_failures=10, window=WINDOW)
 
 
-def test_each_answer_waits_twice_as_long_up_to_ten_seconds(table: Attempts) -> None:
+def test_each_answer_waits_twice_as_long_up_to_ten_seconds(table: FailedAttempts) -> None:
     assert [table.failed("a", 0.0) for _ in range(7)] == [0.5, 1, 2, 4, 8, 10, 10]
     assert table.failed("b", 0.0) == 0.5
 
 
-def test_a_success_takes_the_delay_away_but_not_the_failures(table: Attempts) -> None:
+def test_a_success_takes_the_delay_away_but_not_the_failures(table: FailedAttempts) -> None:
     for _ in range(9):
         table.failed("a", 0.0)
     table.succeeded("a")
@@ -29,7 +29,7 @@ def test_a_success_takes_the_delay_away_but_not_the_failures(table: Attempts) ->
     assert table.locked("a", 0.0)
 
 
-def test_a_lock_ends_when_the_oldest_failure_is_forgotten(table: Attempts) -> None:
+def test_a_lock_ends_when_the_oldest_failure_is_forgotten(table: FailedAttempts) -> None:
     for at in range(10):
         table.failed("a", float(at))
     assert table.locked("a", WINDOW - 0.001)
@@ -39,13 +39,13 @@ def test_a_lock_ends_when_the_oldest_failure_is_forgotten(table: Attempts) -> No
     assert table.locked("a", WINDOW + 0.5)
 
 
-def test_after_a_quiet_time_the_delay_begins_again(table: Attempts) -> None:
+def test_after_a_quiet_time_the_delay_begins_again(table: FailedAttempts) -> None:
     table.failed("a", 0.0)
     assert table.failed("a", 1.0) == 1.0
     assert table.failed("a", 1.0 + WINDOW) == 0.5
 
 
-def test_other_limits_hold_for_what_was_counted(table: Attempts) -> None:
+def test_other_limits_hold_for_what_was_counted(table: FailedAttempts) -> None:
     for _ in range(3):
         table.failed("a", 0.0)
     table.configure(max_failures=3, window=WINDOW)
@@ -54,7 +54,7 @@ def test_other_limits_hold_for_what_was_counted(table: Attempts) -> None:
     assert not table.locked("a", 1.0)
 
 
-def test_the_table_forgets_whoever_failed_longest_ago(table: Attempts) -> None:
+def test_the_table_forgets_whoever_failed_longest_ago(table: FailedAttempts) -> None:
     for _ in range(10):
         table.failed("first", 0.0)
         table.failed("second", 0.0)
@@ -68,7 +68,7 @@ def test_the_table_forgets_whoever_failed_longest_ago(table: Attempts) -> None:
 
 def test_failures_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "MAX_COUNTED", 20)
-    table = Attempts(max_failures=1_000_000, window=WINDOW)
+    table = FailedAttempts(max_failures=1_000_000, window=WINDOW)
     delays = [table.failed("a", 0.0) for _ in range(2000)]
     assert delays[-1] == 10.0
     assert table.locked("a", 0.0)  # the bound is the lock, too

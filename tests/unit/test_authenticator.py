@@ -13,7 +13,7 @@ import pytest
 from tests.support.credentials import file_of, user
 from zonerelay.config.credentials import passwords
 from zonerelay.config.settings import AuthSettings
-from zonerelay.inbound.access.auth import Authenticator, Login, LoginKind
+from zonerelay.inbound.access.auth import Authenticator, LoginKind, LoginResult
 from zonerelay.inbound.access.password_check import MAX_WAITING_PER_CLIENT, REMEMBERED_FOR
 from zonerelay.model.clock import ManualClock
 from zonerelay.smtp.server.sasl import Credentials
@@ -71,7 +71,7 @@ class Door:
     async def login(self, credentials: Credentials, client: str = CLIENT) -> LoginKind:
         return (await self.check(credentials, client)).kind
 
-    async def check(self, credentials: Credentials, client: str = CLIENT) -> Login:
+    async def check(self, credentials: Credentials, client: str = CLIENT) -> LoginResult:
         if credentials is WRONG:  # another guess each time: the same one counts once
             self.guesses += 1
             credentials = Credentials(WRONG.user, f"{WRONG.password} {self.guesses}")
@@ -104,7 +104,7 @@ def _closed(door: Door) -> Iterator[None]:
 
 async def test_the_right_password_brings_the_user_with_the_senders(door: Door) -> None:
     login = await door.check(Credentials("crm", "another password"))
-    assert login == Login(LoginKind.OK, user("crm", "another password", "example.com"))
+    assert login == LoginResult(LoginKind.OK, user("crm", "another password", "example.com"))
     assert door.slept == []
 
 

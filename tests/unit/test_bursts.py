@@ -9,7 +9,7 @@ import pytest
 from tests.store.builders import envelope_for, message_id
 from zonerelay.inbound.cleanup.intake import OVERDUE, deliveries_of
 from zonerelay.inbound.limits.connections import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
-from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
+from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Origin
@@ -117,7 +117,7 @@ def test_what_is_over_is_stored_as_due_while_its_queue_is_long(ready: int, due: 
     desk = Desk(ready)
     envelope = mail("news@example.org")
     zone_of = Zones([]).choose(envelope, headers=(), size=1)
-    transaction = Transaction(MailCommand(envelope.sender), release=0.0, edits=NO_EDITS)
+    transaction = MailTransaction(MailCommand(envelope.sender), release=0.0, edits=NO_EDITS)
     found = [deliveries_of(envelope, transaction, zone_of, desk.bursts)[0][0] for _ in range(MANY + 1)]
     assert [each.next_attempt for each in found[:MANY]] == [0.0] * MANY
     assert found[-1].next_attempt == (envelope.created - OVERDUE if due else 0.0)

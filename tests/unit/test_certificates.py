@@ -24,7 +24,7 @@ from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.tls import certificates
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
-    Pair,
+    CertificatePair,
     Texts,
     _read_problem,
     parse_pair,
@@ -420,7 +420,7 @@ def test_files_that_hold_the_same_are_not_parsed_again(
     """An RSA key of 4096 bits takes a quarter of a second, in which nobody is answered."""
     parsed: list[Path] = []
 
-    def counted(certificate: Path, key: Path, texts: Texts) -> Pair:
+    def counted(certificate: Path, key: Path, texts: Texts) -> CertificatePair:
         parsed.append(certificate)
         return parse_pair(certificate, key, texts)
 

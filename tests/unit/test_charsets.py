@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.source import PACKAGE, modules, tree_of
-from zonerelay.capture.parts import Parts, take_apart
+from zonerelay.capture.parts import MimeParts, take_apart
 from zonerelay.model.charsets import CODECS, codec_of, text_of
 
 HOME = PACKAGE / "model/charsets.py"
@@ -79,7 +79,7 @@ def test_a_captured_message_takes_linear_time(where: str) -> None:
     assert time.process_time() - began < 1.5
 
 
-def _read(parts: Parts) -> None:
+def _read(parts: MimeParts) -> None:
     """All that the store and the pages read of it."""
     _ = (
         parts.date,

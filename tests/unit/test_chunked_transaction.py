@@ -9,7 +9,12 @@ from tests.unit.test_transaction import LOST, PEER, outcomes, reply, summary, to
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.transaction import BdatFailure, ChunkedTransaction, Phase, can_be_chunked
+from zonerelay.smtp.client.transaction import (
+    BdatFailure,
+    ChunkedTransaction,
+    TransactionPhase,
+    can_be_chunked,
+)
 
 PLAIN = Capabilities(chunking=True)
 PIPELINING = Capabilities(chunking=True, pipelining=True)
@@ -28,10 +33,10 @@ def converse(
     transaction = begun(capabilities, recipients, probe=probe)
     written = transaction.begin()
     for number, text in enumerate(replies):
-        assert transaction.phase is not Phase.DONE, f"nobody waits for {text}"
+        assert transaction.phase is not TransactionPhase.DONE, f"nobody waits for {text}"
         assert b"BDAT" not in written or number > recipients, "a body behind an unanswered RCPT"
         written = transaction.receive(reply(text))
-    if transaction.phase is not Phase.DONE:
+    if transaction.phase is not TransactionPhase.DONE:
         transaction.lost(LOST)
     return transaction
 
@@ -92,7 +97,7 @@ def test_first_octet_then_the_rest(
 ) -> None:
     transaction = converse(capabilities, count, *replies)
     assert summary(transaction, count) == expected, why
-    assert transaction.phase is Phase.DONE
+    assert transaction.phase is TransactionPhase.DONE
     assert transaction.delivered is ("D" in expected)
     assert transaction.bdat_failure is trouble
     assert not transaction.again
@@ -125,7 +130,7 @@ def test_without_a_probe(
         replies = replies[:1]
     transaction = converse(capabilities, count, *replies, probe=False)
     assert summary(transaction, count) == expected, why
-    assert transaction.phase is Phase.DONE
+    assert transaction.phase is TransactionPhase.DONE
     assert transaction.closing is not reused
 
 
@@ -163,7 +168,7 @@ def test_a_server_that_takes_the_octet_for_the_beginning_of_a_command_is_brought
     assert transaction.receive(reply(said)) == b"RSET\r\n"
     assert transaction.receive(reply("500 SRSET?")) == b"RSET\r\n"
     assert transaction.receive(reply(OK)) == b""
-    assert (transaction.phase, transaction.closing) == (Phase.DONE, False)
+    assert (transaction.phase, transaction.closing) == (TransactionPhase.DONE, False)
     assert transaction.again is (said[0] == "5")
 
 

@@ -19,7 +19,7 @@ from zonerelay.config.settings import (
     TABLES,
     Backend,
     BareLineEnds,
-    InDoubt,
+    InDoubtAction,
     RetryPolicyName,
     Settings,
     TlsMode,
@@ -115,7 +115,7 @@ def test_values_of_every_form_are_read() -> None:
     assert default.name == "default"
     assert (smart.name, smart.next_hop, smart.port) == ("smart_host-1.x", "[smtp.example.net]:587", 2525)
     assert smart.allow_private_addresses is True
-    assert (smart.tls, smart.in_doubt) == (TlsMode.VERIFY, InDoubt.HOLD)
+    assert (smart.tls, smart.in_doubt) == (TlsMode.VERIFY, InDoubtAction.HOLD)
     assert settings.route[0].recipient_domain[:2] == ("example.com", "*.example.com")
     assert settings.retry.policy is RetryPolicyName.QUADRATIC
     assert settings.retry.jitter == 0.0

@@ -13,13 +13,13 @@ from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
     BodyPiece,
     DeliveryRow,
-    End,
+    EndFrame,
+    ErrorFrame,
     Frame,
-    Problem,
     Progress,
 )
-from zonerelay.operations.catalogue import Call, decode_call
-from zonerelay.operations.errors import ControlError, InvalidError, Kind
+from zonerelay.operations.catalogue import OperationCall, decode_call
+from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.operations.requests import (
     Bounce,
     Explain,
@@ -64,8 +64,8 @@ ROW = DeliveryRow(
 )
 FRAMES: list[Frame] = [
     ROW,
-    End(count=1, more=True),
-    Problem(code=Kind.NOT_FOUND, detail="no"),
+    EndFrame(count=1, more=True),
+    ErrorFrame(code=ErrorKind.NOT_FOUND, detail="no"),
     Progress(done=3),
     BodyPiece(octets=b"\r\n\xff"),
 ]
@@ -73,7 +73,7 @@ FRAMES: list[Frame] = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
 def test_a_request_survives_the_wire(request_: Request) -> None:
-    line = messages.encode(Call(request=request_, caller="ann"))
+    line = messages.encode(OperationCall(request=request_, caller="ann"))
     assert line.count(b"\n") == 1
     assert decode_call(line).request == request_
 

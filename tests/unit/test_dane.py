@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.support.certificates import DAY, NOW, Made, make
-from zonerelay.delivery.tls.dane import MAX_RECORDS, NotVouchedForError, usable, verify
+from zonerelay.delivery.tls.dane import MAX_RECORDS, UntrustedCertificateError, usable, verify
 from zonerelay.routing.dns.answers import TlsaRecord
 
 NAMES = ("mx.example.com", "example.com")
@@ -36,7 +36,7 @@ def check(chain: tuple[Made, ...], *records: TlsaRecord, now: float = NOW) -> st
 
 
 def refusal(chain: tuple[Made, ...], *records: TlsaRecord, now: float = NOW) -> str:
-    with pytest.raises(NotVouchedForError) as caught:
+    with pytest.raises(UntrustedCertificateError) as caught:
         check(chain, *records, now=now)
     return str(caught.value)
 
@@ -229,5 +229,5 @@ OF_NO_VERSION = SERVER.der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x
 )
 def test_what_is_no_certificate_is_refused(chain: list[bytes]) -> None:
     for each in (record(STRANGER, 3, 1, 1), record(ROOT, 2, 0, 0), record(MIDDLE, 2, 1, 0)):
-        with pytest.raises(NotVouchedForError):
+        with pytest.raises(UntrustedCertificateError):
             verify(chain, [each], NAMES, now=NOW)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.delivery.rewrite.rendering import Signing
+from zonerelay.delivery.rewrite.rendering import DkimSigner
 from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey, sign
 
 HEADER = b"From: ann@example.com\r\n"
@@ -47,7 +47,7 @@ async def test_the_thread_is_for_what_is_slow(
 ) -> None:
     keys, seen = watched(*files)
     headers = [HEADER + b"Subject: %d\r\n" % number for number in range(messages)]
-    signing = Signing(threaded=beside)
+    signing = DkimSigner(threaded=beside)
     try:
         found = await asyncio.gather(*(signing.sign(header, "", keys, now=NOW) for header in headers))
     finally:
@@ -63,7 +63,7 @@ async def test_a_key_that_fails_fails_for_who_asked(messages: int) -> None:
         raise RuntimeError("no")
 
     right, _ = watched("rsa.pem")
-    signing = Signing(threaded=True)
+    signing = DkimSigner(threaded=True)
     keys = [[DkimKey("a.b", "s", RSA, broken, slow=True)], right][:messages]
     try:
         found = await asyncio.gather(
@@ -77,7 +77,7 @@ async def test_a_key_that_fails_fails_for_who_asked(messages: int) -> None:
 
 async def test_signatures_that_wait_at_the_end_are_cancelled() -> None:
     keys, seen = watched("rsa.pem")
-    signing = Signing(threaded=True)
+    signing = DkimSigner(threaded=True)
     waits = asyncio.ensure_future(signing.sign(HEADER, "", keys, now=NOW))
     await asyncio.sleep(0)
     signing.close()

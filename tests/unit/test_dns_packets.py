@@ -24,8 +24,8 @@ from zonerelay.routing.dns.packets import (
     TLSA,
     TXT,
     A,
-    Kind,
-    Reading,
+    ParsedAnswer,
+    RecordType,
     is_plain_name,
     is_truncated,
     question,
@@ -33,7 +33,7 @@ from zonerelay.routing.dns.packets import (
 )
 
 NAME = "mail.example.com"
-KINDS: dict[str, Kind[object]] = {kind.name: kind for kind in (MX, A, AAAA, TLSA, TXT, CNAME)}  # type: ignore[misc]  # of several types
+KINDS: dict[str, RecordType[object]] = {kind.name: kind for kind in (MX, A, AAAA, TLSA, TXT, CNAME)}  # type: ignore[misc]  # of several types
 DATA = {
     "MX": ["10 mx.example.com.", "20 MX.Example.NET.", "0 .", "10 mx\\.dot.example.", "5 192.0.2.1."],
     "A": ["192.0.2.1", "192.0.2.2", "127.0.0.1"],
@@ -61,51 +61,53 @@ def packet(kind: str, *answer: str, authority: tuple[str, ...] = (), name: str =
     return made
 
 
-def reading(made: dns.message.Message, kind: Kind[object]) -> Reading[object] | None:
+def reading(made: dns.message.Message, kind: RecordType[object]) -> ParsedAnswer[object] | None:
     return read_alike(made.to_wire(), NAME, kind)
 
 
 def test_plain_answers_of_every_kind() -> None:
-    assert reading(packet("MX", f"{NAME} 300 MX 10 MX.example.com."), KINDS["MX"]) == Reading(
+    assert reading(packet("MX", f"{NAME} 300 MX 10 MX.example.com."), KINDS["MX"]) == ParsedAnswer(
         DnsStatus.OK, (MxRecord(10, "mx.example.com"),), 300.0
     )
-    assert reading(packet("MX", f"{NAME} 300 MX 0 ."), KINDS["MX"]) == Reading(
+    assert reading(packet("MX", f"{NAME} 300 MX 0 ."), KINDS["MX"]) == ParsedAnswer(
         DnsStatus.OK, (MxRecord(0, ""),), 300.0
     )
     found = reading(packet("AAAA", f"{NAME} 9 AAAA 2001:db8::1", f"{NAME} 8 AAAA ::1"), KINDS["AAAA"])
-    assert found == Reading(DnsStatus.OK, ("2001:db8::1", "::1"), 8.0)
+    assert found == ParsedAnswer(DnsStatus.OK, ("2001:db8::1", "::1"), 8.0)
     found = reading(packet("TLSA", f"{NAME} 9 TLSA 3 1 1 abcd"), KINDS["TLSA"])
-    assert found == Reading(DnsStatus.OK, (TlsaRecord(3, 1, 1, b"\xab\xcd"),), 9.0)
+    assert found == ParsedAnswer(DnsStatus.OK, (TlsaRecord(3, 1, 1, b"\xab\xcd"),), 9.0)
     found = reading(packet("TXT", f'{NAME} 9 TXT "one" "two"'), KINDS["TXT"])
-    assert found == Reading(DnsStatus.OK, ((b"one", b"two"),), 9.0)
+    assert found == ParsedAnswer(DnsStatus.OK, ((b"one", b"two"),), 9.0)
 
 
 def test_aliases_are_followed_and_the_least_ttl_counts() -> None:
     aliases = [f"{NAME} 30 CNAME b.example.", "b.example 20 CNAME c.example."]
     made = packet("A", *aliases, "c.example 99 A 192.0.2.1")
-    assert reading(made, KINDS["A"]) == Reading(DnsStatus.OK, ("192.0.2.1",), 20.0, canonical="c.example")
+    assert reading(made, KINDS["A"]) == ParsedAnswer(
+        DnsStatus.OK, ("192.0.2.1",), 20.0, canonical="c.example"
+    )
     asked = packet("CNAME", *aliases)
-    assert reading(asked, KINDS["CNAME"]) == Reading(DnsStatus.OK, ("b.example",), 30.0)
+    assert reading(asked, KINDS["CNAME"]) == ParsedAnswer(DnsStatus.OK, ("b.example",), 30.0)
 
 
 def test_a_denial_lives_as_long_as_its_soa_says() -> None:
     soa = "example.com 900 SOA ns.example.com. post.example.com. 1 2 3 4 60"
-    assert reading(packet("MX", authority=(soa,)), KINDS["MX"]) == Reading(DnsStatus.NODATA, (), 60.0)
+    assert reading(packet("MX", authority=(soa,)), KINDS["MX"]) == ParsedAnswer(DnsStatus.NODATA, (), 60.0)
     made = packet("MX", f"{NAME} 50 CNAME gone.example.com.", authority=(soa,))
     made.set_rcode(dns.rcode.NXDOMAIN)
     made.flags |= dns.flags.AD
-    assert reading(made, KINDS["MX"]) == Reading(DnsStatus.NXDOMAIN, (), 50.0, authentic=True)
+    assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.NXDOMAIN, (), 50.0, authentic=True)
     found = reading(packet("MX"), KINDS["MX"])
-    assert found == Reading(DnsStatus.NODATA, (), float(dns_packets.NO_SOA_TTL))
+    assert found == ParsedAnswer(DnsStatus.NODATA, (), float(dns_packets.NO_SOA_TTL))
 
 
 @pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED])
 def test_a_server_that_says_that_it_failed_is_understood(rcode: dns.rcode.Rcode) -> None:
     made = packet("MX")
     made.set_rcode(rcode)
-    assert reading(made, KINDS["MX"]) == Reading(DnsStatus.SERVFAIL, (), 0.0)
+    assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
     made.question.clear()
-    assert reading(made, KINDS["MX"]) == Reading(DnsStatus.SERVFAIL, (), 0.0)
+    assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
 
 
 def unusual() -> dict[str, dns.message.Message]:
@@ -183,7 +185,7 @@ def test_plain_names(name: str, is_plain: bool) -> None:
 
 
 @st.composite
-def packets(draw: st.DrawFn) -> tuple[bytes, Kind[object]]:
+def packets(draw: st.DrawFn) -> tuple[bytes, RecordType[object]]:
     """Answers of all kinds, likely ones and unlikely ones, some of them damaged."""
     kind = draw(st.sampled_from(sorted(KINDS)))
     query = dns.message.make_query(NAME, kind, use_edns=draw(st.sampled_from([0, -1])))
@@ -217,5 +219,5 @@ def damaged(draw: st.DrawFn, packet: bytes) -> bytes:
 
 
 @given(packets())
-def test_what_we_understand_we_understand_as_dnspython_does(made: tuple[bytes, Kind[object]]) -> None:
+def test_what_we_understand_we_understand_as_dnspython_does(made: tuple[bytes, RecordType[object]]) -> None:
     read_alike(made[0], NAME, made[1])

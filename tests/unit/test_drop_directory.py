@@ -21,7 +21,7 @@ MOST = 1000
 
 
 class Listener:
-    """Satisfies `Submit`. `says` is asked about each message: "" takes it, other text refuses it."""
+    """Satisfies `OwnMessage`. `says` is asked about each message: "" takes it, other text refuses it."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []

@@ -13,9 +13,9 @@ from zonerelay.model.envelope import Message, Notify, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import (
+    ClientTransaction,
     Peer,
-    Phase,
-    Transaction,
+    TransactionPhase,
     mail_parameters,
     original_recipient,
     rcpt_parameters,
@@ -34,7 +34,7 @@ def message(*, ret: Ret = Ret.UNSET, envid: str = "", sender: str = "s@example.o
 
 def script(of: Message, capabilities: Capabilities, *recipients: dict[str, object]) -> list[str]:
     deliveries = [delivery(**each) for each in recipients]  # type: ignore[arg-type]  # fields by name
-    return Transaction(of, deliveries, capabilities, Peer()).begin().decode().split("\r\n")
+    return ClientTransaction(of, deliveries, capabilities, Peer()).begin().decode().split("\r\n")
 
 
 def test_a_server_with_dsn_gets_everything_as_it_was_given() -> None:
@@ -75,7 +75,7 @@ def test_a_server_with_dsn_gets_no_wishes_that_nobody_had() -> None:
 
 def test_without_pipelining_every_command_has_its_own_parameters() -> None:
     deliveries = [delivery("b@example.com", notify=SUCCESS), delivery("c@example.com", notify=Notify.NEVER)]
-    transaction = Transaction(message(envid="x"), deliveries, Capabilities(dsn=True), Peer())
+    transaction = ClientTransaction(message(envid="x"), deliveries, Capabilities(dsn=True), Peer())
     ok = Reply(250, "", "ok")
     assert transaction.begin() == b"MAIL FROM:<s@example.org> ENVID=x\r\n"
     assert transaction.receive(ok) == b"RCPT TO:<b@example.com> NOTIFY=SUCCESS ORCPT=rfc822;b@example.com\r\n"
@@ -85,11 +85,11 @@ def test_without_pipelining_every_command_has_its_own_parameters() -> None:
 
 @pytest.mark.parametrize("capabilities", [DSN, NO_DSN])
 def test_the_outcome_tells_whether_the_peer_knows_the_wishes(capabilities: Capabilities) -> None:
-    transaction = Transaction(message(), [delivery(notify=SUCCESS)], capabilities, Peer())
+    transaction = ClientTransaction(message(), [delivery(notify=SUCCESS)], capabilities, Peer())
     transaction.begin()
     for code in (250, 250, 354):
         transaction.receive(Reply(code, "", "ok"))
-    assert transaction.phase is Phase.BODY
+    assert transaction.phase is TransactionPhase.BODY
     transaction.body_sent()
     transaction.receive(Reply(250, "0.0", "taken"))
     (outcome,) = transaction.outcomes

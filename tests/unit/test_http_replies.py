@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zonerelay.admin.submission.verbs import problem_of
-from zonerelay.inbound.cleanup.submit import Refused
-from zonerelay.inbound.limits.quotas import Full
+from zonerelay.inbound.cleanup.submit import Rejection
+from zonerelay.inbound.limits.quotas import ExhaustedQuota
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.model.address import Mailbox
@@ -14,7 +14,7 @@ from zonerelay.model.reply import Reply
 
 
 def quota(limit: str, seconds: float) -> Refusal:
-    return Refusal(Reason.QUOTA, Full(limit, 10, seconds).reply(), seconds, limit)
+    return Refusal(Reason.QUOTA, ExhaustedQuota(limit, 10, seconds).reply(), seconds, limit)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def quota(limit: str, seconds: float) -> Refusal:
 def test_a_refusal_becomes_the_status_that_says_when_to_come_back(
     refusal: Refusal, status: int, retry_after: str | None
 ) -> None:
-    found = problem_of(Refused(refusal.reason, refusal.reply, refusal.retry_after), {})
+    found = problem_of(Rejection(refusal.reason, refusal.reply, refusal.retry_after), {})
     assert found.body.status == status
     assert found.response().headers.get("Retry-After") == retry_after
     assert found.body.smtp_reply == str(refusal.reply)
@@ -50,10 +50,10 @@ def test_a_refusal_becomes_the_status_that_says_when_to_come_back(
 def test_the_fields_to_blame_are_pointed_at() -> None:
     one, two = Mailbox("a@example.net"), Mailbox("b@example.net")
     refusal = Refusal(Reason.ACCESS, Reply(550, "7.1", "Not to there"))
-    refused = Refused(refusal.reason, refusal.reply, recipients={two: refusal})
+    refused = Rejection(refusal.reason, refusal.reply, recipients={two: refusal})
     (error,) = problem_of(refused, {one: "/to/0", two: "/to/1"}).body.errors
     assert (error.pointer, error.detail) == ("/to/1", "550 5.7.1 Not to there")
-    later = Refused(Reason.SUSPENDED, Reply(421, "3.2", "Later"), of_sender=True)
+    later = Rejection(Reason.SUSPENDED, Reply(421, "3.2", "Later"), of_sender=True)
     assert not problem_of(later, {}).body.errors
-    never = Refused(Reason.SENDER, Reply(553, "7.1", "Not yours"), of_sender=True)
+    never = Rejection(Reason.SENDER, Reply(553, "7.1", "Not yours"), of_sender=True)
     assert [each.pointer for each in problem_of(never, {}).body.errors] == ["/from"]

@@ -15,15 +15,15 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import journal as module
-from zonerelay.queue.operator.journal import KEPT, Act, Entry, Journal, JournalError, State
+from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry, JournalError
 
 ACT = Act(id="0a1b2c3d", at=0.0, verb="hold")
 
 
-def entry(number: int) -> Entry:
-    before = State(queue_of("default;bulk"), False, 1_700_000_000.123456, 3, "")
+def entry(number: int) -> JournalEntry:
+    before = DeliverySnapshot(queue_of("default;bulk"), False, 1_700_000_000.123456, 3, "")
     key = DeliveryKey(queue_of("default;bulk"), MessageId(f"{number:016x}"), Mailbox("żółw@example.com"))
-    return Entry(key, before, before._replace(held=True, act=ACT.id))
+    return JournalEntry(key, before, before._replace(held=True, act=ACT.id))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def begun(journal: Journal, clock: ManualClock, act_id: str = ACT.id) -> A
     return act
 
 
-async def noted(journal: Journal, act_id: str = ACT.id) -> list[Entry]:
+async def noted(journal: Journal, act_id: str = ACT.id) -> list[JournalEntry]:
     return [each async for piece in journal.entries(act_id) for each in piece]
 
 

@@ -17,7 +17,7 @@ from tests.unit.test_rates import fullest
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import Request, TurnRequest, interval, leased_grace, margin
+from zonerelay.limits.values import LimitRequest, TurnRequest, interval, leased_grace, margin
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 
@@ -104,7 +104,7 @@ class Shared(RuleBasedStateMachine):
         (asked, (ask, unused)), owner.question = owner.question, None
         self.set_clocks(there)
         self.limits = ZoneLimits.decode(self.limits.encode())
-        request = Request(9, turns=(ask,), unused=unused)
+        request = LimitRequest(9, turns=(ask,), unused=unused)
         answer = self.limits.exchange(owner.name, request, self.now)[0]
         theirs = self.now
         self.set_clocks(back)
@@ -131,7 +131,7 @@ class Shared(RuleBasedStateMachine):
         self.limits = ZoneLimits()
         for owner in self.owners:
             known = () if owner.turns.known is None else (owner.turns.known,)
-            request = Request(9, everything=True, known_turns=known)
+            request = LimitRequest(9, everything=True, known_turns=known)
             self.limits.exchange(owner.name, request, self.now, allocate=False)
 
     @invariant()
@@ -291,7 +291,7 @@ def test_a_question_brings_several_turns_where_much_mail_waits(monkeypatch: pyte
     counts = Counter[int]()
     exchange = ZoneLimits.exchange
 
-    def counting(limits: ZoneLimits, name: str, request: Request, now: float, **more: float) -> object:
+    def counting(limits: ZoneLimits, name: str, request: LimitRequest, now: float, **more: float) -> object:
         counts[sum(ask.count for ask in request.turns)] += 1
         return exchange(limits, name, request, now, **more)  # type: ignore[arg-type]  # as it was called
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.values import Answer, AuthorityError, Grant, Request
+from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest, SlotGrant
 from zonerelay.limits.worker.keeper import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
@@ -24,7 +24,7 @@ class Authority:
     failing = ""
 
     def __init__(self) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[LimitRequest] = []
         self.problem: Exception | None = None
 
     async def start(
@@ -32,15 +32,17 @@ class Authority:
     ) -> None:
         self.news, self.back = news, back
 
-    async def exchange(self, zone: str, request: Request) -> Answer:
+    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         self.asked.append(request)
         if zone == self.failing:
             raise AuthorityError("read only")
         trouble, self.problem = self.problem, None
         if trouble is not None:
             raise trouble
-        held = tuple(Grant(each.site, each.destination, max(each.want, each.keep)) for each in request.claims)
-        return Answer(0.0, held, tuple(() for _ in request.turns))
+        held = tuple(
+            SlotGrant(each.site, each.destination, max(each.want, each.keep)) for each in request.claims
+        )
+        return LimitAnswer(0.0, held, tuple(() for _ in request.turns))
 
     async def close(self) -> None:
         pass

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.toml import toml_document
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.message.compose import mime
-from zonerelay.message.compose.compose import Address, Draft, File, compose
+from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import is_row, row_id, row_of
@@ -23,7 +23,7 @@ from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
-from zonerelay.outbox.drafts import BadRowError, Content, address, draft_of, recipients_of
+from zonerelay.outbox.drafts import BadRowError, RowContent, address, draft_of, recipients_of
 from zonerelay.outbox.rows.composer import Composer
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
@@ -42,7 +42,7 @@ bodies = st.text(st.characters(exclude_categories=("Cs", "Cc"), include_characte
 locals_ = st.text(string.ascii_letters + string.digits, min_size=1, max_size=20)
 addresses = st.builds(lambda name, local: Address(Mailbox(f"{local}@example.com"), name), names, locals_)
 texts = st.binary(max_size=300).map(base64.b64encode).map(Base64Text)
-files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"]), texts)
+files = st.builds(AttachedFile, names, st.sampled_from(["application/pdf", "image/png"]), texts)
 
 
 @settings(max_examples=25, deadline=None)
@@ -57,7 +57,7 @@ files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"])
 )
 @example(
     author=Address(Mailbox("a@example.com"), "A"), to=[Address(Mailbox("b@example.com"), "B")], subject="s",
-    text="t", html=None, value="v", attached=[File("'", "image/png", Base64Text(b"eQ=="))],
+    text="t", html=None, value="v", attached=[AttachedFile("'", "image/png", Base64Text(b"eQ=="))],
 )  # fmt: skip
 def test_what_is_composed_is_read_again(
     author: Address,
@@ -66,7 +66,7 @@ def test_what_is_composed_is_read_again(
     text: str | None,
     html: str | None,
     value: str,
-    attached: list[File],
+    attached: list[AttachedFile],
 ) -> None:
     draft = Draft(
         message_id="<1@example.org>", created=NOW, author=author, to=tuple(to), subject=subject, text=text,
@@ -146,14 +146,14 @@ def test_the_key_of_a_row_reaches_nobody_and_its_urls_stay_urls() -> None:
     people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.net"]})
     url = "<https://x.example/?a=?utf-8?b?eA==?=>"
     headers = json.dumps({"idempotency-KEY": "k", "List-Unsubscribe": url})
-    composed = compose(draft_of(1, NOW, people, Content(text="t", headers=headers)))
+    composed = compose(draft_of(1, NOW, people, RowContent(text="t", headers=headers)))
     assert b"idempotency" not in composed.lower()
     assert f"List-Unsubscribe: {url}\r\n".encode() in composed
 
 
 def test_a_picture_that_the_html_shows_is_related_to_it() -> None:
     picture = {"content": base64.b64encode(b"png").decode(), "content_type": "image/png", "content_id": "p@x"}
-    content = Content(text="t", html='<img src="cid:p@x">', attachments=json.dumps([picture]).encode())
+    content = RowContent(text="t", html='<img src="cid:p@x">', attachments=json.dumps([picture]).encode())
     people = recipients_of({"from_address": "a@b.example", "to_addresses": ["c@d.example"]})
     parsed = email.message_from_bytes(compose(draft_of(1, NOW, people, content)), policy=email.policy.default)
     _, related = parsed.iter_parts()
@@ -360,7 +360,7 @@ def test_a_large_file_is_in_memory_once() -> None:
     people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.com"]})
     row = Row(1, "t", zone="z", created=NOW, attempts=0, people=people, states={}, content=None)
     tracemalloc.start()
-    made = Composer(5_000_000)._compose(row, Content(text="t", attachments=attachments))
+    made = Composer(5_000_000)._compose(row, RowContent(text="t", attachments=attachments))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2_000_000
@@ -372,6 +372,6 @@ def test_a_large_file_is_in_memory_once() -> None:
     _, attached = email.message_from_bytes(whole, policy=email.policy.default).iter_parts()
     assert attached.get_content() == octets
     with pytest.raises(BadRowError, match="max_message_size"):
-        Composer(1_000_000)._compose(row, Content(text="t", attachments=attachments))
+        Composer(1_000_000)._compose(row, RowContent(text="t", attachments=attachments))
     escaped = b'[{"content": "QUJ\\u0044", "filename": "b"}]'
-    assert b"QUJD" in Composer(5_000)._compose(row, Content(attachments=escaped)).data
+    assert b"QUJD" in Composer(5_000)._compose(row, RowContent(attachments=escaped)).data

@@ -6,12 +6,12 @@ import random
 
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.outbox.rows import claims
-from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, Window
+from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, ClaimWindow
 
 SLOW = queue_of("slow")
 
 
-def fill(held: Window, queues: dict[QueueName, int]) -> list[QueueName]:
+def fill(held: ClaimWindow, queues: dict[QueueName, int]) -> list[QueueName]:
     """Claim as long as there is room, from endless queues first come, first served; who got something."""
     came: list[QueueName] = []
     while room := held.room():
@@ -30,13 +30,13 @@ def fill(held: Window, queues: dict[QueueName, int]) -> list[QueueName]:
 
 
 def test_one_queue_alone_has_its_share_and_no_more() -> None:
-    held = Window()
+    held = ClaimWindow()
     assert len(fill(held, {SLOW: 10_000})) == SHARE
     assert list(held.full()) == [SLOW]
 
 
 def test_however_many_are_slow_the_next_queue_comes_in() -> None:
-    held, quick = Window(), queue_of("quick")
+    held, quick = ClaimWindow(), queue_of("quick")
     for number in range(150):
         fill(held, {queue_of(f"slow {number}"): 500})
         assert quick in fill(held, {quick: 1})
@@ -45,7 +45,7 @@ def test_however_many_are_slow_the_next_queue_comes_in() -> None:
 
 
 def test_the_end_is_the_end_and_the_first_that_leaves_makes_room() -> None:
-    held = Window()
+    held = ClaimWindow()
     fill(held, {queue_of(f"slow {number}"): 500 for number in range(1000)})
     assert sum(held._counts.values()) == MOST + RESERVE
     assert held.room() == 0
@@ -55,7 +55,7 @@ def test_the_end_is_the_end_and_the_first_that_leaves_makes_room() -> None:
 
 
 def test_a_queue_that_has_half_of_its_share_left_is_filled_up_again() -> None:
-    held = Window()
+    held = ClaimWindow()
     fill(held, {SLOW: SHARE})
     for _ in range(SHARE // 2 - 1):
         assert not held.remove(SLOW)
@@ -67,7 +67,7 @@ def test_a_queue_that_has_half_of_its_share_left_is_filled_up_again() -> None:
 
 def test_nothing_is_forgotten_whatever_comes_and_goes() -> None:
     """The counts add up, and a queue with nothing at hand is never passed over while there is room."""
-    chance, held, count = random.Random(7), Window(), {queue_of(str(n)): 0 for n in range(40)}
+    chance, held, count = random.Random(7), ClaimWindow(), {queue_of(str(n)): 0 for n in range(40)}
     for _ in range(20_000):
         queue = chance.choice(list(count))
         if chance.random() < 0.6 and held.room() and queue not in held.full():

@@ -13,7 +13,7 @@ from zonerelay.inbound.access.password_check import (
     MAX_WAITING_PER_CLIENT,
     MIN_REMEMBERED,
     REMEMBERED_FOR,
-    BusyError,
+    ChecksBusyError,
     ClosedError,
     GoneError,
     PasswordChecks,
@@ -137,7 +137,7 @@ async def started(
 async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(gate: Gate) -> None:
     checks = PasswordChecks(gate.matches)
     tasks = await started(checks, range(1 + MAX_WAITING))
-    with pytest.raises(BusyError):
+    with pytest.raises(ChecksBusyError):
         await check(checks, b"one more", client="another")
     gate.open.set()
     assert all(await asyncio.gather(*tasks))
@@ -149,7 +149,7 @@ async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(gate: G
 async def test_one_client_cannot_fill_the_queue(gate: Gate) -> None:
     checks = PasswordChecks(gate.matches)
     tasks = await started(checks, range(MAX_WAITING_PER_CLIENT), client="greedy")
-    with pytest.raises(BusyError):
+    with pytest.raises(ChecksBusyError):
         await check(checks, b"one more", client="greedy")
     tasks += await started(checks, range(100, 101), client="modest")
     gate.open.set()
@@ -252,12 +252,14 @@ async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(gate: 
     checks = PasswordChecks(gate.matches)
     guessing = await started(checks, range(1 + MAX_WAITING), rank=lambda: 3)
     [fresh] = await started(checks, range(100, 101))
-    with pytest.raises(BusyError):
+    with pytest.raises(ChecksBusyError):
         await check(checks, b"guess", client="another", rank=lambda: 3)
     gate.open.set()
     assert await fresh
     answers = await asyncio.gather(*guessing, return_exceptions=True)
-    assert [number for number, answer in enumerate(answers) if isinstance(answer, BusyError)] == [MAX_WAITING]
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, ChecksBusyError)] == [
+        MAX_WAITING
+    ]
     assert checks._of_client == {}
     checks.close()
 

@@ -7,8 +7,8 @@ import asyncio
 from tests.support.queueing import route_to
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
-from zonerelay.delivery.connection.pool import Pool
-from zonerelay.delivery.connection.session import Session, Slot
+from zonerelay.delivery.connection.pool import ConnectionPool
+from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import Terms
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer
@@ -20,7 +20,7 @@ def terms(host: str) -> Terms:
     return Terms(ZONE, route_to("default", host))
 
 
-async def taken(pool: Pool, host: str) -> Slot:
+async def taken(pool: ConnectionPool, host: str) -> Slot:
     got = await pool.acquire(terms(host))
     assert isinstance(got, Slot)
     return got
@@ -33,7 +33,7 @@ async def turns() -> None:
 
 async def test_a_newcomer_does_not_take_the_room_that_somebody_waits_for() -> None:
     """As the simulation showed: an attempt was overtaken for eight minutes."""
-    pool = Pool(quit_timeout=1.0)
+    pool = ConnectionPool(quit_timeout=1.0)
     first, _ = await taken(pool, "a"), await taken(pool, "b")
     waiting = asyncio.create_task(taken(pool, "c"))
     await turns()
@@ -53,7 +53,7 @@ async def test_a_newcomer_does_not_take_the_room_that_somebody_waits_for() -> No
 
 
 async def test_who_waits_for_a_full_site_keeps_nobody_from_the_zones_room() -> None:
-    pool = Pool(quit_timeout=1.0)
+    pool = ConnectionPool(quit_timeout=1.0)
     first = await taken(pool, "a")
     waiting = asyncio.create_task(taken(pool, "a"))
     await turns()
@@ -71,7 +71,7 @@ async def test_who_waits_for_a_full_site_keeps_nobody_from_the_zones_room() -> N
 
 
 async def test_who_gives_up_makes_way_for_the_next() -> None:
-    pool = Pool(quit_timeout=1.0)
+    pool = ConnectionPool(quit_timeout=1.0)
     first, _ = await taken(pool, "a"), await taken(pool, "b")
     waiting = [asyncio.create_task(taken(pool, host)) for host in "cd"]
     await turns()
@@ -114,16 +114,16 @@ class Line(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
 
-def session(slot: Slot, host: str, zone: ZoneSettings) -> Session:
+def session(slot: Slot, host: str, zone: ZoneSettings) -> OutgoingSession:
     protocol = ClientProtocol(Line(), asyncio.get_running_loop(), slot.release)
-    return Session(
+    return OutgoingSession(
         protocol, Peer(host, "192.0.2.1"), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
     )
 
 
 async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() -> None:
     zone = ZoneSettings(max_connections=3)
-    pool = Pool(quit_timeout=1.0)
+    pool = ConnectionPool(quit_timeout=1.0)
     sessions = {}
     for host in ("regular", "first", "second"):
         slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
@@ -143,7 +143,9 @@ async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() 
     await pool.close()
 
 
-async def opened(pool: Pool, host: str, zone: ZoneSettings, *, transactions: int = 1) -> Session:
+async def opened(
+    pool: ConnectionPool, host: str, zone: ZoneSettings, *, transactions: int = 1
+) -> OutgoingSession:
     slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
     assert isinstance(slot, Slot)
     made = session(slot, host, zone)
@@ -153,7 +155,7 @@ async def opened(pool: Pool, host: str, zone: ZoneSettings, *, transactions: int
 
 async def test_what_is_about_to_carry_more_makes_room_last() -> None:
     zone = ZoneSettings(max_connections=3)
-    pool = Pool(quit_timeout=1.0)
+    pool = ConnectionPool(quit_timeout=1.0)
     more = await opened(pool, "more", zone)
     often, once = await opened(pool, "often", zone, transactions=5), await opened(pool, "once", zone)
     pool.give_back(more, more=True)
@@ -178,14 +180,16 @@ class SlowLine(Line):
 async def test_each_waiter_has_one_connection_closed_for_it_and_not_one_at_every_look() -> None:
     """As a real run showed: each look closed another one, and its mail had to open a new one."""
     zone = ZoneSettings(max_connections=3)
-    pool = Pool(quit_timeout=1.0)
+    pool = ConnectionPool(quit_timeout=1.0)
     sessions = []
     for host in ("a", "b", "c"):
         slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
         assert isinstance(slot, Slot)
         protocol = ClientProtocol(SlowLine(), asyncio.get_running_loop(), slot.release)
         sessions.append(
-            Session(protocol, Peer(host), Capabilities(), Terms(zone, route_to(zone.name, host)), slot)
+            OutgoingSession(
+                protocol, Peer(host), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
+            )
         )
     busy = sessions.pop()
     for each in sessions:

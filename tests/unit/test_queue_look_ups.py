@@ -6,21 +6,21 @@ import pytest
 
 from tests.support.queueing import delivery
 from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, LookUps, Unrouted
+from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, RouteLookups, UnroutedMail
 
 
-def line(domain: str, *, due: float = 0.0, priority: Priority = Priority.NORMAL) -> Unrouted:
-    made = Unrouted(domain)
+def line(domain: str, *, due: float = 0.0, priority: Priority = Priority.NORMAL) -> UnroutedMail:
+    made = UnroutedMail(domain)
     more(made, due=due, priority=priority)
     return made
 
 
-def more(to: Unrouted, *, due: float = 0.0, priority: Priority = Priority.NORMAL) -> None:
+def more(to: UnroutedMail, *, due: float = 0.0, priority: Priority = Priority.NORMAL) -> None:
     (domain,) = to.domains
     to.add(delivery(f"u@{domain}", next_attempt=due, queue=queue_of("default", priority)), priority)
 
 
-def all_of(look_ups: LookUps) -> list[str]:
+def all_of(look_ups: RouteLookups) -> list[str]:
     found: list[str] = []
     while some := look_ups.take():
         found += some
@@ -30,7 +30,7 @@ def all_of(look_ups: LookUps) -> list[str]:
 
 
 def test_fresh_mail_does_not_wait_behind_a_list() -> None:
-    look_ups = LookUps()
+    look_ups = RouteLookups()
     for n in range(500):
         look_ups.want(line(f"d{n}.example", due=1.0))
     look_ups.want(line("single.example"))
@@ -38,7 +38,7 @@ def test_fresh_mail_does_not_wait_behind_a_list() -> None:
 
 
 def test_a_domain_that_waits_is_hastened_and_asked_once() -> None:
-    look_ups = LookUps()
+    look_ups = RouteLookups()
     lines = [line(f"d{n}.example", due=1.0) for n in range(100)]
     for each in lines:
         look_ups.want(each)
@@ -57,7 +57,7 @@ def test_a_domain_that_waits_is_hastened_and_asked_once() -> None:
 
 def test_domains_without_a_route_do_not_keep_the_places_of_others() -> None:
     """As the simulation showed: hundreds of dead name servers, asked again for each delivery."""
-    look_ups = LookUps()
+    look_ups = RouteLookups()
     names = [f"dead{n}.example" for n in range(2 * AT_ONCE)]
     for name in names:
         look_ups.want(line(name))
@@ -81,7 +81,7 @@ def test_domains_without_a_route_do_not_keep_the_places_of_others() -> None:
 
 def test_no_more_of_them_are_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonerelay.queue.destination.destinations.KNOWN", 2)
-    look_ups = LookUps()
+    look_ups = RouteLookups()
     for name in ("a.example", "b.example", "c.example"):
         look_ups.want(line(name))
         look_ups.take()

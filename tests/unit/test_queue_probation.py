@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.limits.values import Grant
+from zonerelay.limits.values import SlotGrant
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
@@ -333,7 +333,7 @@ class Sharing(Plan):
     def give(self, name: str, count: int = 1) -> None:
         """So many connections in all."""
         site = route_to("default", f"mx.{name}.example", expires=1e12)
-        self.allowance.apply((Grant(site.site, site.destination, count),), 0, 0.0)
+        self.allowance.apply((SlotGrant(site.site, site.destination, count),), 0, 0.0)
         self.queue.granted(self.now)
 
 

@@ -11,7 +11,7 @@ from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.suspension import PUT_OFF_RATE, Suspension
 from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZonePlan
-from zonerelay.queue.zone.window import Claim
+from zonerelay.queue.zone.window import ClaimRequest
 from zonerelay.routing.destinations.route import MxHost, Route
 
 NOW = 1_700_000_000.0
@@ -41,7 +41,7 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
     assert len(parked) == MANY_PUT_OFF
     # Claims leave its mail where it is, and nothing is fetched by name.
     plan = queue.plan_claim({Priority.NORMAL})
-    assert isinstance(plan, Claim)
+    assert isinstance(plan, ClaimRequest)
     assert plan.skip == {DEAD}
     assert queue.plan_claim(()) is None
     queue.rested(destination)
@@ -61,7 +61,7 @@ def test_the_mail_of_a_few_messages_is_put_off_without_more_ado() -> None:
     queue, _ = suspended(3)
     assert [len(parked) for _, parked in queue.take_parked()] == [3]
     plan = queue.plan_claim({Priority.NORMAL})
-    assert isinstance(plan, Claim)
+    assert isinstance(plan, ClaimRequest)
     assert not plan.skip
 
 

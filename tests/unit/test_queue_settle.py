@@ -16,13 +16,13 @@ from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSetting
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Message, Notify, Ret
+from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.model.outcome import Attempt, Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.settle import bounces as reports
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
-from zonerelay.store.contract import Finish, Postpone, StoreCorruptError, Submit
+from zonerelay.store.contract import Finish, OwnMessage, Postpone, StoreCorruptError
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -50,13 +50,13 @@ class Bench:
         return message
 
     @property
-    def write(self) -> list[Finish | Postpone | Submit]:
+    def write(self) -> list[Finish | Postpone | OwnMessage]:
         """The one write that was made."""
         assert len(self.relay.store.settled) == 1
         return list(self.relay.store.settled[0])
 
-    def dsn(self) -> Submit:
-        (submit,) = [change for change in self.write if isinstance(change, Submit)]
+    def dsn(self) -> OwnMessage:
+        (submit,) = [change for change in self.write if isinstance(change, OwnMessage)]
         return submit
 
     def postponed(self) -> list[Delivery]:
@@ -91,7 +91,7 @@ async def test_one_bounce_for_all_who_failed_in_the_same_write() -> None:
         "bad@example.com", "good@example.com", "late@example.com", "worse@example.com",
         outcomes=[BOUNCED, DELIVERED, DEFERRED, BOUNCED],
     )  # fmt: skip
-    assert [type(change) for change in bench.write] == [Finish, Finish, Postpone, Finish, Submit]
+    assert [type(change) for change in bench.write] == [Finish, Finish, Postpone, Finish, OwnMessage]
     dsn = bench.dsn()
     envelope = dsn.message.envelope
     assert envelope.sender == ""
@@ -145,7 +145,7 @@ async def test_a_failure_is_reported_to_those_who_want_it(
 ) -> None:
     bench = Bench()
     await bench.settle("b@example.com", outcomes=[BOUNCED], **more)  # type: ignore[arg-type]  # by name
-    assert any(isinstance(change, Submit) for change in bench.write) is reported
+    assert any(isinstance(change, OwnMessage) for change in bench.write) is reported
     assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
 
 
@@ -169,7 +169,7 @@ async def test_a_success_is_reported_to_those_who_asked_where_the_peer_cannot(
 ) -> None:
     bench = Bench()
     await bench.settle("b@example.com", "c@example.com", outcomes=[outcome, outcome], **more)  # type: ignore[arg-type]  # by name
-    assert [type(change) for change in bench.write] == [Finish, Finish] + [Submit] * reported
+    assert [type(change) for change in bench.write] == [Finish, Finish] + [OwnMessage] * reported
     assert len(bench.relay.sink.named("delivered")) == 2
     assert [event["kind"] for event in bench.relay.sink.named("dsn")] == ["relayed"] * reported
     assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
@@ -188,7 +188,7 @@ async def test_one_report_of_success_names_all_who_were_relayed_together_and_nob
     outcomes = [DELIVERED, DELIVERED, DELIVERED, BOUNCED]
     bench.relay.settler.post(message, deliveries, outcomes, destination="mx")
     await bench.relay.settler.drain()
-    failed, relayed = (change.body.decode() for change in bench.write if isinstance(change, Submit))
+    failed, relayed = (change.body.decode() for change in bench.write if isinstance(change, OwnMessage))
     assert relayed.count("Action: relayed\r\n") == 2
     assert "Original-Recipient: rfc822; Bee+@y.example\r\n" in relayed
     assert relayed.count("Original-Recipient") == 1
@@ -251,7 +251,7 @@ async def test_the_whole_message_comes_back_with_a_failure_when_asked_for(
     assert (b"Content-Type: text/rfc822-headers\r\n" in dsn.body) is not whole
     assert text[: text.index(b"\r\n\r\n")] in dsn.body
     assert dsn.message.eight_bit is not text.isascii()
-    assert (dsn.message.envelope.body is Body.EIGHT_BIT) is not text.isascii()
+    assert (dsn.message.envelope.body is BodyType.EIGHT_BIT) is not text.isascii()
 
 
 async def test_a_report_brings_no_message_back_that_its_own_zone_would_not_send() -> None:
@@ -362,7 +362,7 @@ async def test_too_old_mail_expires_with_the_last_reason() -> None:
     last = Attempt(at=1.0, reply=Reply(450, "2.0", "greylisted"), host="mx.example.com")
     suspended = replace(NO_HOST, counts=False)
     await bench.settle("b@example.com", outcomes=[suspended], age=5 * DAY, attempts=9, last=last)
-    assert [type(change) for change in bench.write] == [Finish, Submit]
+    assert [type(change) for change in bench.write] == [Finish, OwnMessage]
     assert bench.relay.sink.named("expired")[0]["reply"] == "450 4.2.0 greylisted"
     assert "greylisted" in bench.dsn().body.decode()
 
@@ -399,7 +399,7 @@ async def test_a_bounce_expires_after_its_own_age_and_silently() -> None:
 async def test_a_delay_is_told_once_to_those_who_want_it(more: dict[str, object], warned: bool) -> None:
     bench = Bench()
     await bench.settle("b@example.com", "c@example.com", outcomes=[DEFERRED, DEFERRED], **more)  # type: ignore[arg-type]  # by name
-    assert sum(isinstance(change, Submit) for change in bench.write) == warned
+    assert sum(isinstance(change, OwnMessage) for change in bench.write) == warned
     assert all(stored.warned is (warned or "warned" in more) for stored in bench.postponed())
 
 
@@ -413,7 +413,7 @@ async def test_warnings_can_be_switched_off(bounce: BounceSettings) -> None:
 async def test_failure_and_delay_in_one_attempt_are_two_reports_in_one_write() -> None:
     bench = Bench()
     await bench.settle("b@example.com", "c@example.com", outcomes=[BOUNCED, DEFERRED], age=5 * HOUR)
-    assert [type(change) for change in bench.write] == [Finish, Postpone, Submit, Submit]
+    assert [type(change) for change in bench.write] == [Finish, Postpone, OwnMessage, OwnMessage]
     assert [event["kind"] for event in bench.relay.sink.named("dsn")] == ["failed", "delayed"]
 
 

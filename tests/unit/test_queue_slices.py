@@ -22,7 +22,7 @@ from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
 from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.store.contract import Submit
+from zonerelay.store.contract import OwnMessage
 
 
 def to_domains(start: int, stop: int) -> list[Delivery]:
@@ -123,7 +123,7 @@ async def test_many_that_expire_are_read_and_reported_a_few_at_a_time(
         busy["now"] -= 1
         return await read(message_id)
 
-    async def reporting(*given: Any, **more: Any) -> Submit:  # Any: passed on as it comes
+    async def reporting(*given: Any, **more: Any) -> OwnMessage:  # Any: passed on as it comes
         busy["reports"] += 1
         busy["in one turn"] += 1
         busy["most in one turn"] = max(busy["most in one turn"], busy["in one turn"])

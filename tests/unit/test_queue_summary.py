@@ -14,7 +14,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply, same_reply
-from zonerelay.queue.operator.operations import BOUNDS, MAX_KEYS, NO_ATTEMPT, Tally, reply_key
+from zonerelay.queue.operator.operations import BOUNDS, MAX_KEYS, NO_ATTEMPT, SummaryCount, reply_key
 from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1_000_000.0
@@ -30,13 +30,13 @@ def one(outcome: Outcome | None = None) -> Delivery:
     ("minutes", "column"), [(-10, 0), (0, 0), (5, 0), (5.1, 1), (80, 4), (1280, 8), (1281, 9), (99_999, 9)]
 )
 def test_an_age_has_one_column(minutes: float, column: int) -> None:
-    tally = Tally(3, NOW)
+    tally = SummaryCount(3, NOW)
     tally.count("x", NOW - minutes * 60)
     assert [(at, n) for at, n in enumerate(tally.counts["x"]) if n] == [(column, 3)]
 
 
 def test_keys_beyond_the_most_are_other() -> None:
-    tally = Tally(1, NOW)
+    tally = SummaryCount(1, NOW)
     for number in range(MAX_KEYS + 7):
         tally.count(str(number), NOW)
     tally.count("3", NOW)

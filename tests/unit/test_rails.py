@@ -14,19 +14,19 @@ from tests.support.credentials import file_of, user
 from zonerelay.cli.spool import home_files
 from zonerelay.config import rails
 from zonerelay.config.credentials.file import CredentialsError, change_user
-from zonerelay.config.rails import NONE, Mode, Rails, changed
+from zonerelay.config.rails import NONE, UserLimits, UserMode, changed
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.cleanup.intake import deliveries_of
-from zonerelay.inbound.limits.quotas import LENGTHS, Level, Quotas, Usage
+from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
-from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
+from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Origin, Recipient
 from zonerelay.model.message_id import MessageId
-from zonerelay.routing.zones.zones import Choice
+from zonerelay.routing.zones.zones import ZoneChoice
 from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.check import Findings
 
@@ -46,7 +46,7 @@ EVERY = (
 def test_every_guard_rail_comes_back_from_the_file() -> None:
     there = changed(NONE, list(EVERY))
     assert [key for key in rails.OPTIONS if getattr(there, key) == getattr(NONE, key)] == ["second_hash"]
-    text = rails.RailsFile("credentials.rails.toml").changed("a@x.example", there)
+    text = rails.UserLimitsFile("credentials.rails.toml").changed("a@x.example", there)
     assert rails.parse(text, "file").own("a@x.example") == there
     text = rails.parse(text, "file").changed('a"b\\@x.example', there)
     found = rails.parse(text, "file")
@@ -86,7 +86,7 @@ def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path,
     file = rails.file_beside(credentials)
     file.write_text(WRONG + ('[user."a\\\\b"]\ndisabled = true\n' if whole else ""))
     found = rails.read(file)
-    assert found.own("other") == Rails(disabled=True)
+    assert found.own("other") == UserLimits(disabled=True)
     with pytest.raises(CredentialsError, match=r"did you mean mode\? \(line 2\)"):
         found.of("shop")
 
@@ -124,7 +124,7 @@ def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Pa
     file = rails.file_beside(credentials)
     rails.change_default(credentials, ["recipients_per_day=5000", "networks=192.0.2.0/24", "mode=capture"])
 
-    def change(*assignments: str) -> Rails:
+    def change(*assignments: str) -> UserLimits:
         beside = rails.change_beside(credentials, "shop", lambda _, there: changed(there, list(assignments)))
         change_user(credentials, "shop", lambda there: there, beside)
         found = rails.read(file).of("shop")
@@ -139,7 +139,7 @@ def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Pa
     assert (own.recipients_per_day, own.mode, own.networks) == (0, "deliver", default.networks)
     assert change("recipients_per_day=", "mode=") == default
     rails.change_default(credentials, ["networks="])
-    assert rails.read(file).of("shop") == Rails(recipients_per_day=5000, mode=Mode.CAPTURE)
+    assert rails.read(file).of("shop") == UserLimits(recipients_per_day=5000, mode=UserMode.CAPTURE)
     with pytest.raises(ValueError, match="requires a mailbox that receives the mail"):
         rails.change_default(credentials, ["mode=copy"])
     file.write_text('[default]\nmod = "copy"\n')
@@ -207,7 +207,7 @@ def test_a_message_that_never_fits_and_a_clock_that_is_set_back() -> None:
 async def test_several_count_in_one_file_exactly_and_warn_once(tmp_path: Path) -> None:
     clock = ManualClock()
     quota = changed(NONE, ["messages_per_hour=50"])
-    near: list[tuple[str, Level]] = []
+    near: list[tuple[str, QuotaLevel]] = []
 
     def quotas() -> Quotas:
         return Quotas(lambda: UsageFile(tmp_path, clock), clock, lambda *said: near.append(said))
@@ -215,7 +215,7 @@ async def test_several_count_in_one_file_exactly_and_warn_once(tmp_path: Path) -
     workers = [quotas() for _ in range(3)]
     answers = await asyncio.gather(*(workers[each % 3].take("shop", quota, (1, 1, 10)) for each in range(80)))
     assert answers.count(None) == 50
-    assert near == [("shop", Level("messages_per_hour", 40, 50))]
+    assert near == [("shop", QuotaLevel("messages_per_hour", 40, 50))]
     await workers[0].give_back("shop", quota, (1, 1, 10))
     for each in workers:
         await each.close()
@@ -235,7 +235,7 @@ async def test_a_file_that_cannot_be_read_is_no_room(tmp_path: Path) -> None:
 
 
 def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
-    transaction = Transaction(MailCommand(sender=Mailbox("a@example.org")), release=0.0, edits=NO_EDITS)
+    transaction = MailTransaction(MailCommand(sender=Mailbox("a@example.org")), release=0.0, edits=NO_EDITS)
     transaction.allowance = Allowance(
         "x", changed(NONE, ["mode=listed", "recipients=y.example", "zones=default"])
     )
@@ -246,7 +246,9 @@ def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
     )
 
     def of(capture_zone: str) -> list[tuple[str, bool]]:
-        found, _ = deliveries_of(envelope, transaction, lambda _: Choice("default", ""), None, capture_zone)
+        found, _ = deliveries_of(
+            envelope, transaction, lambda _: ZoneChoice("default", ""), None, capture_zone
+        )
         assert transaction.allowance is not None
         assert transaction.allowance.zone_refusal(found) is None
         return [(each.zone, each.held) for each in found]

@@ -12,7 +12,7 @@ from tests.support.dkim import entry, keys_of, records, verified
 from tests.support.mail import Bodies, Log, make_message
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.delivery.rewrite import rendering
-from zonerelay.delivery.rewrite.rendering import Rendered, Renderer, RenderError, SigningKeys
+from zonerelay.delivery.rewrite.rendering import RenderedMessage, Renderer, RenderError, SigningKeys
 from zonerelay.message.dkim.signature import DkimKey, RelaxedBody
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
@@ -64,11 +64,11 @@ class Setting:
     def message(self) -> Message:
         return make_message(self.bodies.body)
 
-    async def render(self, zone: ZoneSettings, message: Message | None = None) -> Rendered:
+    async def render(self, zone: ZoneSettings, message: Message | None = None) -> RenderedMessage:
         return await self.renderer.render(zone, message or self.message)
 
 
-async def sent(rendered: Rendered) -> bytes:
+async def sent(rendered: RenderedMessage) -> bytes:
     pieces = [piece async for piece in rendered.read_body(rendered.message.id)]
     body = b"".join(pieces)
     assert rendered.message.size == len(body)
@@ -306,7 +306,7 @@ async def test_when_the_one_that_renders_ends_another_does_it(how: str) -> None:
     gate.opened.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(results[0], StoreError if how == "fails" else asyncio.CancelledError)
-    assert all(isinstance(result, Rendered) for result in results[1:])
+    assert all(isinstance(result, RenderedMessage) for result in results[1:])
 
 
 def numbered(number: int) -> Message:

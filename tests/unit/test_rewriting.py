@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.settings import RewriteSettings, RewriteWhere
-from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting, notes_of, wishes_of_both
-from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
+from zonerelay.config.settings import RewriteScope, RewriteSettings
+from zonerelay.inbound.state.rewriting import (
+    MAX_NAMED,
+    MAX_NOTES,
+    AddressKind,
+    RewriteRules,
+    notes_of,
+    wishes_of_both,
+)
+from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
@@ -30,16 +37,16 @@ def rule(
     return RewriteSettings(
         address=tuple([address] if isinstance(address, str) else address),
         to=to,
-        where=RewriteWhere(where),
+        where=RewriteScope(where),
         user=tuple(user.split()),
         listener=tuple(listener.split()),
     )
 
 
 def becomes(
-    rules: list[RewriteSettings], address: str, *, user: str = "", place: Place = Place.RECIPIENT
+    rules: list[RewriteSettings], address: str, *, user: str = "", place: AddressKind = AddressKind.RECIPIENT
 ) -> str:
-    return Rewriting(rules).of(LISTENER, user).find(place, Mailbox(address))[0]
+    return RewriteRules(rules).of(LISTENER, user).find(place, Mailbox(address))[0]
 
 
 TABLE = [
@@ -91,18 +98,18 @@ def test_rules_by_user(user: str, wanted: str) -> None:
     assert becomes(USERS, "a@b", user=user) == wanted
 
 
-@pytest.mark.parametrize("where", list(RewriteWhere))
-def test_rules_by_place(where: RewriteWhere) -> None:
-    rewrites = Rewriting([rule("b", "1@y", where)]).of(LISTENER, "")
-    changed = {place.name.lower() for place in Place if rewrites.find(place, Mailbox("a@b"))[1]}
+@pytest.mark.parametrize("where", list(RewriteScope))
+def test_rules_by_place(where: RewriteScope) -> None:
+    rewrites = RewriteRules([rule("b", "1@y", where)]).of(LISTENER, "")
+    changed = {place.name.lower() for place in AddressKind if rewrites.find(place, Mailbox("a@b"))[1]}
     every = {"sender", "recipient", "header"}
     assert changed == {"all": every, "envelope": {"sender", "recipient"}}.get(where.value, {where.value})
-    assert changed == {place.name.lower() for place in Place if rewrites.changes(place)}
+    assert changed == {place.name.lower() for place in AddressKind if rewrites.changes(place)}
 
 
 def test_mail_that_no_rule_is_for_is_not_looked_at() -> None:
-    rewrites = Rewriting([rule("b", user="x", where="header")]).of(LISTENER, "w")
-    assert not any(rewrites.changes(place) for place in Place)
+    rewrites = RewriteRules([rule("b", user="x", where="header")]).of(LISTENER, "w")
+    assert not any(rewrites.changes(place) for place in AddressKind)
 
 
 # Against the patterns as access rules and routes read them, one rule after the other.
@@ -121,8 +128,8 @@ ADDRESSES = st.tuples(
 @given(st.lists(st.lists(PATTERNS, min_size=1, max_size=3), max_size=6), ADDRESSES)
 def test_it_is_the_first_whose_patterns_match(rules: list[list[str]], address: str) -> None:
     first = next((at for at, patterns in enumerate(rules, 1) if AddressPatterns(patterns).match(address)), 0)
-    found = Rewriting([rule(patterns) for patterns in rules]).of(LISTENER, "")
-    assert found.find(Place.SENDER, Mailbox(address))[1] == first
+    found = RewriteRules([rule(patterns) for patterns in rules]).of(LISTENER, "")
+    assert found.find(AddressKind.SENDER, Mailbox(address))[1] == first
 
 
 @given(st.lists(PATTERNS, max_size=8), ADDRESSES)
@@ -138,12 +145,12 @@ def test_ten_thousand_rules_cost_what_ten_cost() -> None:
     def seconds(count: int) -> float:
         rules = [rule(f"n{n}@old{n % 50}.example", f"m{n}@new.example") for n in range(count)]
         rules += [rule("*", f"u{n}@new.example", user=f"u{n}") for n in range(count)]
-        rewrites = Rewriting(rules).of(LISTENER, "u7")
+        rewrites = RewriteRules(rules).of(LISTENER, "u7")
         times = []
         for _ in range(5):
             began = time.process_time()
             for _ in range(200):
-                assert rewrites.find(Place.SENDER, Mailbox("n1@old1.example"))[1] == 2
+                assert rewrites.find(AddressKind.SENDER, Mailbox("n1@old1.example"))[1] == 2
             times.append(time.process_time() - began)
         return min(times)
 
@@ -153,8 +160,8 @@ def test_ten_thousand_rules_cost_what_ten_cost() -> None:
 # Recipients.
 
 
-def transaction(recipients: list[Recipient], sender: str = "s@x.example") -> Transaction:
-    made = Transaction(MailCommand(Mailbox(sender)), release=0.0, edits=NO_EDITS)
+def transaction(recipients: list[Recipient], sender: str = "s@x.example") -> MailTransaction:
+    made = MailTransaction(MailCommand(Mailbox(sender)), release=0.0, edits=NO_EDITS)
     made.recipients = {recipient_key(each.address): each for each in recipients}
     return made
 
@@ -163,9 +170,9 @@ def to(address: str, notify: Notify = Notify.UNSET, orcpt: str = "") -> Recipien
     return Recipient(address=Mailbox(address), notify=notify, orcpt=orcpt)
 
 
-def rewritten(rules: list[RewriteSettings], recipients: list[Recipient]) -> Transaction:
+def rewritten(rules: list[RewriteSettings], recipients: list[Recipient]) -> MailTransaction:
     made = transaction(recipients)
-    Rewriting(rules).rewrite(made, Origin(listener=LISTENER))
+    RewriteRules(rules).rewrite(made, Origin(listener=LISTENER))
     return made
 
 
@@ -189,7 +196,7 @@ def test_zones_that_a_policy_chose_go_with_the_recipient_and_the_first_counts() 
         Mailbox("a@old.example"): "vip",
         Mailbox("c@x.example"): "z",
     }
-    Rewriting([rule("old.example", "desk@new.example")]).rewrite(made, Origin(listener=LISTENER))
+    RewriteRules([rule("old.example", "desk@new.example")]).rewrite(made, Origin(listener=LISTENER))
     assert made.zones == {"desk@new.example": "vip", "c@x.example": "z"}
     assert [*made.recipients] == ["desk@new.example", "c@x.example"]
 
@@ -227,6 +234,6 @@ def test_notes_are_bounded() -> None:
 )
 def test_what_is_no_address_is_refused_when_the_rules_are_made(to_: str) -> None:
     with pytest.raises(ValueError, match=r"rewrite\[1\]: "):
-        Rewriting([rule("a"), rule("b", to_)])
+        RewriteRules([rule("a"), rule("b", to_)])
     with pytest.raises(ValueError, match=r"rewrite\[0\]: .*cannot be matched"):
-        Rewriting([rule("a..b")])
+        RewriteRules([rule("a..b")])

@@ -14,7 +14,15 @@ from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail
-from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTE, MAX_NOTES, Choice, RuleCheck, Zones, zone_notes
+from zonerelay.routing.zones.zones import (
+    MAX_NAMED,
+    MAX_NOTE,
+    MAX_NOTES,
+    RuleCheck,
+    ZoneChoice,
+    Zones,
+    zone_notes,
+)
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk"), ZoneSettings(name="vip"))
 FINGERPRINT = "ab" * 32
@@ -43,7 +51,7 @@ def choice(
     headers: Headers = (),
     size: int = 1000,
     named: str = "",
-) -> Choice:
+) -> ZoneChoice:
     return Zones(ZONES, routes).choose(of or envelope(), headers=headers, size=size, named=named)(recipient)
 
 
@@ -87,7 +95,7 @@ CONDITIONS = [
 @pytest.mark.parametrize(("route", "matches", "words"), CONDITIONS)
 def test_each_condition_alone(route: RouteSettings, matches: bool, words: str) -> None:
     headers = (("X-Stream", "Newsletter"),)
-    expected = Choice("bulk", f"route=1 {words}") if matches else Choice("default", "no route")
+    expected = ZoneChoice("bulk", f"route=1 {words}") if matches else ZoneChoice("default", "no route")
     assert choice(route, headers=headers) == expected
     assert words.partition(" ")[0] in route.conditions
     mail = RoutedMail(
@@ -133,10 +141,10 @@ def test_all_conditions_of_a_route_must_match_and_the_first_route_wins() -> None
         bulk(sender=("news.example",)),
     )
     why = "max_size matches 1000 octets and sender matches news.example and recipient matches example.com"
-    assert choice(*routes) == Choice("vip", f"route=2 {why}")
+    assert choice(*routes) == ZoneChoice("vip", f"route=2 {why}")
     assert choice(*routes, recipient="bob@example.net").zone == "bulk"
     assert choice(*routes, size=2001).zone == "bulk"
-    assert choice(*routes, of=envelope("a@b.example")) == Choice("default", "no route")
+    assert choice(*routes, of=envelope("a@b.example")) == ZoneChoice("default", "no route")
 
 
 def test_explaining_says_for_each_route_before_which_conditions_do_not_hold() -> None:
@@ -160,13 +168,13 @@ def test_a_size_that_nobody_knows_matches_no_bound() -> None:
 
 
 def test_without_routes_there_is_nothing_to_say() -> None:
-    assert choice() == Choice("default", "")
+    assert choice() == ZoneChoice("default", "")
 
 
 def test_a_zone_that_the_message_names_goes_before_the_routes_if_there_is_one() -> None:
     route = bulk(recipient_domain=("*",))
-    assert choice(route, named="vip") == Choice("vip", "zone-header")
-    assert choice(named="vip") == Choice("vip", "zone-header")
+    assert choice(route, named="vip") == ZoneChoice("vip", "zone-header")
+    assert choice(named="vip") == ZoneChoice("vip", "zone-header")
     unknown = choice(route, named="VIP")
     assert unknown.zone == "bulk"
     assert unknown.why == (
@@ -210,13 +218,13 @@ def test_ten_thousand_patterns_cost_no_more_than_a_few() -> None:
 
 
 def test_one_reason_for_all_recipients_is_one_short_note() -> None:
-    chosen = Choice("bulk", "route=2 sender matches news.example")
+    chosen = ZoneChoice("bulk", "route=2 sender matches news.example")
     recipients = [(f"u{n}@example.com", chosen) for n in range(1000)]
     assert zone_notes(recipients) == ("zone=bulk route=2 sender matches news.example",)
 
 
 def test_several_reasons_name_their_recipients() -> None:
-    policy, route = Choice("vip", "policy"), Choice("default", "no route")
+    policy, route = ZoneChoice("vip", "policy"), ZoneChoice("default", "no route")
     notes = zone_notes([("a@x", policy), *((f"u{n}@x", route) for n in range(MAX_NAMED + 2))])
     assert notes == (
         "zone=default no route: u0@x, u1@x, u2@x, u3@x, u4@x and 2 more",
@@ -225,12 +233,12 @@ def test_several_reasons_name_their_recipients() -> None:
 
 
 def test_nothing_to_choose_is_no_note() -> None:
-    assert zone_notes([("a@x", Choice("default", ""))]) == ()
+    assert zone_notes([("a@x", ZoneChoice("default", ""))]) == ()
 
 
 def test_notes_are_bounded_whatever_the_recipients_are() -> None:
     long = "x" * 250
-    chosen = [(f"{long}{n}@example.com", Choice("bulk", f"route={n} {long}")) for n in range(1000)]
+    chosen = [(f"{long}{n}@example.com", ZoneChoice("bulk", f"route={n} {long}")) for n in range(1000)]
     notes = zone_notes(chosen)
     assert len(notes) == MAX_NOTES + 1
     assert max(map(len, notes)) <= MAX_NOTE

@@ -9,9 +9,9 @@ from zonerelay.config.settings import AccessAction, AccessSettings, DestinationS
 from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.route import MxHost
-from zonerelay.routing.zones.route_rules import RoutedMail, Rule
+from zonerelay.routing.zones.route_rules import RoutedMail, RouteRule
 from zonerelay.routing.zones.rule_index import FEW
-from zonerelay.routing.zones.zones import Zones, _Choosing
+from zonerelay.routing.zones.zones import Zones, _RouteEvaluation
 
 RULES = 40
 ASKED = 300
@@ -69,7 +69,10 @@ def test_routes() -> None:
             )
             for number in range(RULES)
         ]
-        zones, rules = Zones((), routes), [Rule(route, number + 1) for number, route in enumerate(routes)]
+        zones, rules = (
+            Zones((), routes),
+            [RouteRule(route, number + 1) for number, route in enumerate(routes)],
+        )
         for _ in range(ASKED):
             mail = RoutedMail(
                 sender=draw.choice(ADDRESSES),
@@ -79,7 +82,7 @@ def test_routes() -> None:
             )
             recipient = draw.choice(ADDRESSES[1:])
             expected = next((r.zone for r in rules if r.takes(mail) and r.goes_to(recipient)), "default")
-            choose = _Choosing(zones._rules, zones._index, mail).choose
+            choose = _RouteEvaluation(zones._rules, zones._index, mail).choose
             assert choose(recipient).zone == expected
             assert zones.explain(recipient, mail).zone == expected
 

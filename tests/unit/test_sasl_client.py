@@ -15,10 +15,10 @@ from zonerelay.smtp.client.sasl import (
     MAX_ITERATIONS,
     MAX_LINE,
     MIN_ITERATIONS,
-    Mechanism,
     SaslConversation,
     SaslError,
     SaslIdentity,
+    SaslMechanism,
     choose_mechanism,
     make_mechanism,
     without_secrets,
@@ -260,7 +260,7 @@ def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
 
 
 def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_escapes() -> None:
-    class Broken(Mechanism):
+    class Broken(SaslMechanism):
         name = "BROKEN"
         first = b"x"
 

@@ -10,15 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.conversion import Encoder, NotConvertibleError, Plan, Survey, ascii_fields, folded
+from zonerelay.message.conversion import (
+    ConversionPlan,
+    ConversionSurvey,
+    Encoder,
+    NotConvertibleError,
+    ascii_fields,
+    folded,
+)
 from zonerelay.smtp.server.line_ends import MAX_LINE
 
 READ = email.policy.default.clone(refold_source="none")
 EIGHT = email.policy.SMTPUTF8.clone(cte_type="8bit")
 
 
-def surveyed(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> Plan:
-    survey = Survey(seven_bit=seven_bit)
+def surveyed(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> ConversionPlan:
+    survey = ConversionSurvey(seven_bit=seven_bit)
     for at in range(0, len(octets), cut):
         survey.feed(octets[at : at + cut])
     survey.finish()

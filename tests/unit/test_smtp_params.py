@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.model.envelope import Body, Notify, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Notify, Recipient, Ret
 from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
@@ -131,7 +131,7 @@ def test_mail_without_from_says_the_syntax(argument: str) -> None:
 
 def test_parameters_of_mail() -> None:
     command = parse_mail("FROM:<é@bücher.example> SIZE=1000 body=8bitmime SMTPUTF8")
-    assert (command.size, command.body, command.smtputf8) == (1000, Body.EIGHT_BIT, True)
+    assert (command.size, command.body, command.smtputf8) == (1000, BodyType.EIGHT_BIT, True)
     assert command.sender == "é@bücher.example"
 
 

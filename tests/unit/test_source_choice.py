@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.settings import SourceBy, SourceSettings
+from zonerelay.config.settings import SourceSettings, SourceUnit
 from zonerelay.delivery.source import in_order, key_of, shares
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.message_id import MessageId
@@ -81,15 +81,15 @@ def test_a_heavier_source_only_gains(sources: list[SourceSettings], key: str) ->
 def test_what_stays_together() -> None:
     first, second = MessageId(IDS[0]), MessageId(IDS[1])
     sender = Mailbox("Ann@Example.org")
-    assert key_of(SourceBy.MESSAGE, first, sender) != key_of(SourceBy.MESSAGE, second, sender)
-    assert key_of(SourceBy.SENDER, first, sender) == key_of(
-        SourceBy.SENDER, second, Mailbox("ann@EXAMPLE.org")
+    assert key_of(SourceUnit.MESSAGE, first, sender) != key_of(SourceUnit.MESSAGE, second, sender)
+    assert key_of(SourceUnit.SENDER, first, sender) == key_of(
+        SourceUnit.SENDER, second, Mailbox("ann@EXAMPLE.org")
     )
-    assert key_of(SourceBy.SENDER, first, sender) != key_of(
-        SourceBy.SENDER, first, Mailbox("bob@example.org")
+    assert key_of(SourceUnit.SENDER, first, sender) != key_of(
+        SourceUnit.SENDER, first, Mailbox("bob@example.org")
     )
     # Reports are nobody's: they are shared like messages.
-    assert key_of(SourceBy.SENDER, first, NULL_SENDER) != key_of(SourceBy.SENDER, second, NULL_SENDER)
+    assert key_of(SourceUnit.SENDER, first, NULL_SENDER) != key_of(SourceUnit.SENDER, second, NULL_SENDER)
 
 
 def test_choices_do_not_change_between_versions() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
-from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms
 from zonerelay.delivery.source import (
     ABSENT_FOR,
@@ -148,7 +148,7 @@ def test_weight_0_takes_nothing_even_when_all_others_are_refused() -> None:
 
 def test_a_sender_keeps_his_source() -> None:
     stage = Stage(A, B, C)
-    zone = replace(stage.zone, source_by=SourceBy.SENDER)
+    zone = replace(stage.zone, source_by=SourceUnit.SENDER)
     found = {
         stage.selection.choose(zone, HERE, make_message(sender=sender))
         for sender in ("ann@example.org", "ANN@example.org")

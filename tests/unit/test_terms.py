@@ -12,12 +12,12 @@ from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.mta_sts import (
-    HeldPolicy,
+    CachedPolicy,
     PolicyLookup,
+    SilentStsObserver,
     StsMode,
     StsPolicies,
     StsPolicy,
-    StsUnreported,
 )
 
 CLOCK = ManualClock()
@@ -26,7 +26,7 @@ HOSTS = ("mx1.example.com", "mx2.example.com", "evil.example.net")
 STS = TlsDemand(TlsMode.VERIFY, because="mta-sts")
 
 
-class Mismatches(StsUnreported):
+class Mismatches(SilentStsObserver):
     def __init__(self) -> None:
         self.hosts: list[str] = []
 
@@ -45,7 +45,7 @@ def judged(
 ) -> Route | Unroutable:
     hosts = tuple(MxHost(host, 25, at) for at, host in enumerate(HOSTS))
     route = Route("default", "example.com", hosts, NOW + 300, secure=secure)
-    held = None if policy is None else HeldPolicy("example.com", "7", policy, NOW)
+    held = None if policy is None else CachedPolicy("example.com", "7", policy, NOW)
     policies = StsPolicies(None, mismatches or Mismatches(), CLOCK)  # type: ignore[arg-type]  # nothing is asked
     return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), policies)
 

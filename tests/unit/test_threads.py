@@ -13,7 +13,7 @@ import pytest
 
 import zonerelay
 from tests.support.source import tree_of
-from zonerelay.process.threads import Pool, PoolBusyError
+from zonerelay.process.threads import PoolBusyError, ThreadPool
 
 ROOT = Path(zonerelay.__file__).parent
 
@@ -94,7 +94,7 @@ def test_nothing_uses_the_default_executor() -> None:
 
 
 async def test_calls_beyond_the_bound_are_refused_at_once_and_places_come_back() -> None:
-    pool, go = Pool("test", 1, most=2), threading.Event()
+    pool, go = ThreadPool("test", 1, most=2), threading.Event()
     first = asyncio.create_task(pool.run(go.wait))
     second = asyncio.create_task(pool.run(go.wait))
     await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_calls_beyond_the_bound_are_refused_at_once_and_places_come_back()
 
 
 async def test_a_cancelled_call_counts_until_its_thread_has_ended() -> None:
-    pool, began, go = Pool("test", 1, most=1), threading.Event(), threading.Event()
+    pool, began, go = ThreadPool("test", 1, most=1), threading.Event(), threading.Event()
 
     def work() -> None:
         began.set()
@@ -129,7 +129,7 @@ async def test_a_cancelled_call_counts_until_its_thread_has_ended() -> None:
 
 
 async def test_what_a_cancelled_call_opens_is_closed() -> None:
-    pool, began, go, file = Pool("test", 1), threading.Event(), threading.Event(), io.StringIO()
+    pool, began, go, file = ThreadPool("test", 1), threading.Event(), threading.Event(), io.StringIO()
 
     def work() -> io.StringIO:
         began.set()
@@ -149,7 +149,7 @@ async def test_what_a_cancelled_call_opens_is_closed() -> None:
 
 
 async def test_an_error_of_the_function_is_the_callers_and_frees_the_place() -> None:
-    pool = Pool("test", 1, most=1)
+    pool = ThreadPool("test", 1, most=1)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await pool.run(lambda: 1 / 0)
@@ -164,5 +164,5 @@ def test_the_pools_of_mail_are_not_those_of_operators() -> None:
     for module in (captured, http, http_server, mailpit, page, views, visitor):
         names = {name for name in of_mail if f"{name}.run(" in inspect.getsource(module)}
         assert not names, module.__name__
-    pools = [each for each in vars(threads).values() if isinstance(each, Pool)]
+    pools = [each for each in vars(threads).values() if isinstance(each, ThreadPool)]
     assert len({id(each) for each in pools}) == len(pools)

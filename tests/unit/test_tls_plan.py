@@ -9,7 +9,7 @@ import pytest
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.peer import HostFailure, Terms
-from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner
+from zonerelay.delivery.tls.plan import TlsPlanner, TlsRequirements
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 
@@ -35,7 +35,7 @@ async def plan(
     host: MxHost = HOST,
     name: str = "example.com",
     on_connect: bool = False,
-) -> TlsPlan:
+) -> TlsRequirements:
     route = Route("default", name, (host,), 1e12, tls=demand, terms="destination[1]")
     terms = Terms(replace(ZONE, tls_on_connect=on_connect), route)
     return await TlsPlanner(names or Names()).plan(terms, host, found)

@@ -7,11 +7,11 @@ import pytest
 from tests.support.mail import make_message
 from tests.support.queueing import delivery
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Message
+from zonerelay.model.envelope import BodyType, Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.transaction import Peer, Phase, Transaction, too_large
+from zonerelay.smtp.client.transaction import ClientTransaction, Peer, TransactionPhase, too_large
 
 PLAIN = Capabilities()
 PIPELINING = Capabilities(pipelining=True)
@@ -30,27 +30,27 @@ def to(*addresses: str, **wishes: object) -> list[Delivery]:
     return [delivery(address, **wishes) for address in addresses]  # type: ignore[arg-type]  # fields by name
 
 
-def converse(capabilities: Capabilities, recipients: int, *replies: str) -> Transaction:
+def converse(capabilities: Capabilities, recipients: int, *replies: str) -> ClientTransaction:
     """Play the replies; after 354 the body is sent. Ends with LOST when the replies end too early."""
     deliveries = to(*(f"r{number}@example.com" for number in range(recipients)))
-    transaction = Transaction(make_message(), deliveries, capabilities, PEER)
+    transaction = ClientTransaction(make_message(), deliveries, capabilities, PEER)
     transaction.begin()
     for text in replies:
-        assert transaction.phase is not Phase.DONE, f"nobody waits for {text}"
+        assert transaction.phase is not TransactionPhase.DONE, f"nobody waits for {text}"
         transaction.receive(reply(text))
-        if transaction.phase is Phase.BODY:
+        if transaction.phase is TransactionPhase.BODY:
             transaction.body_sent()
-    if transaction.phase is not Phase.DONE:
+    if transaction.phase is not TransactionPhase.DONE:
         transaction.lost(LOST)
     return transaction
 
 
-def outcomes(transaction: Transaction, count: int) -> list[Outcome]:
+def outcomes(transaction: ClientTransaction, count: int) -> list[Outcome]:
     assert len(transaction.outcomes) == count
     return [each for each in transaction.outcomes if each is not None]
 
 
-def summary(transaction: Transaction, count: int) -> str:
+def summary(transaction: ClientTransaction, count: int) -> str:
     """One letter a recipient: Delivered, deFerred, Bounced, in Doubt as `?`, overflow as `-`."""
     letters = {Verdict.DELIVERED: "D", Verdict.DEFERRED: "F", Verdict.BOUNCED: "B"}
     found = transaction.outcomes
@@ -127,49 +127,49 @@ DIALOGS = [
 def test_dialog(capabilities: Capabilities, count: int, replies: list[str], expected: str, why: str) -> None:
     transaction = converse(capabilities, count, *replies)
     assert summary(transaction, count) == expected, why
-    assert transaction.phase is Phase.DONE
+    assert transaction.phase is TransactionPhase.DONE
 
 
 def test_pipelined_commands_are_one_write() -> None:
     recipients = to("a@example.com", "b@example.com")
-    transaction = Transaction(make_message(), recipients, PIPELINING, PEER)
+    transaction = ClientTransaction(make_message(), recipients, PIPELINING, PEER)
     assert transaction.begin() == (
         b"MAIL FROM:<sender@example.org>\r\nRCPT TO:<a@example.com>\r\nRCPT TO:<b@example.com>\r\nDATA\r\n"
     )
     assert [transaction.receive(reply(text)) for text in (OK, OK, OK, GO)] == [b"", b"", b"", b""]
-    assert transaction.phase is Phase.BODY
+    assert transaction.phase is TransactionPhase.BODY
 
 
 def test_without_pipelining_each_command_waits_for_its_reply() -> None:
     recipients = to("a@example.com", "b@example.com")
-    transaction = Transaction(make_message(), recipients, PLAIN, PEER)
+    transaction = ClientTransaction(make_message(), recipients, PLAIN, PEER)
     assert transaction.begin() == b"MAIL FROM:<sender@example.org>\r\n"
     assert transaction.receive(reply(OK)) == b"RCPT TO:<a@example.com>\r\n"
     assert transaction.receive(reply("550 no")) == b"RCPT TO:<b@example.com>\r\n"
     assert transaction.receive(reply(OK)) == b"DATA\r\n"
     assert transaction.receive(reply(GO)) == b""
-    assert transaction.phase is Phase.BODY
+    assert transaction.phase is TransactionPhase.BODY
 
 
 def test_lone_dot_is_sent_when_354_comes_for_nobody() -> None:
-    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
+    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     transaction.receive(reply(OK))
     transaction.receive(reply("550 no"))
     assert transaction.receive(reply(GO)) == b".\r\n"
-    assert transaction.phase is Phase.LONE_DOT
+    assert transaction.phase is TransactionPhase.LONE_DOT
     transaction.receive(reply("554 no"))
-    assert (transaction.phase, transaction.closing) == (Phase.DONE, False)
+    assert (transaction.phase, transaction.closing) == (TransactionPhase.DONE, False)
 
 
 def test_transaction_left_open_is_reset_so_that_the_connection_can_be_reused() -> None:
-    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
+    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     transaction.receive(reply(OK))
     transaction.receive(reply(OK))
     assert transaction.receive(reply("451 later")) == b"RSET\r\n"
     transaction.receive(reply("250 ok"))
-    assert (transaction.phase, transaction.closing) == (Phase.DONE, False)
+    assert (transaction.phase, transaction.closing) == (TransactionPhase.DONE, False)
 
 
 def test_refused_reset_ends_the_connection() -> None:
@@ -217,7 +217,7 @@ def test_overflow_that_nobody_will_take_now_costs_no_attempt() -> None:
 
 
 def test_peer_that_refuses_in_the_middle_of_the_body_is_heard() -> None:
-    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
+    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     for text in (OK, OK, GO):
         transaction.receive(reply(text))
@@ -227,7 +227,7 @@ def test_peer_that_refuses_in_the_middle_of_the_body_is_heard() -> None:
 
 
 def test_acceptance_in_the_middle_of_the_body_is_not_believed() -> None:
-    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
+    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     for text in (OK, OK, GO, "250 taken"):
         transaction.receive(reply(text))
@@ -236,7 +236,7 @@ def test_acceptance_in_the_middle_of_the_body_is_not_believed() -> None:
 
 
 def test_our_own_trouble_blames_no_peer() -> None:
-    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
+    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     for text in (OK, OK, GO):
         transaction.receive(reply(text))
@@ -248,7 +248,7 @@ def test_our_own_trouble_blames_no_peer() -> None:
 
 def mail_line(message: Message, capabilities: Capabilities) -> bytes:
     recipients = [recipient.address for recipient in message.envelope.recipients]
-    return Transaction(message, to(*recipients), capabilities, PEER).begin().split(b"\r\n")[0]
+    return ClientTransaction(message, to(*recipients), capabilities, PEER).begin().split(b"\r\n")[0]
 
 
 ALL = Capabilities(size_offered=True, eight_bit_mime=True, smtputf8=True)
@@ -261,7 +261,7 @@ ALL = Capabilities(size_offered=True, eight_bit_mime=True, smtputf8=True)
         (make_message(b"x" * 9), PLAIN, b"MAIL FROM:<sender@example.org>"),
         (make_message(b"x", eight_bit=True), ALL, b"MAIL FROM:<sender@example.org> SIZE=1 BODY=8BITMIME"),
         (
-            make_message(b"x", declared=Body.EIGHT_BIT),
+            make_message(b"x", declared=BodyType.EIGHT_BIT),
             Capabilities(eight_bit_mime=True),
             b"MAIL FROM:<sender@example.org> BODY=8BITMIME",
         ),
@@ -290,9 +290,9 @@ def test_mail_parameters_only_where_offered_and_needed(
 @pytest.mark.parametrize("bad", ["a\r\nDATA\r\n@x", "a\n@x", "a\r@x", "a@x>\r\nRCPT TO:<b@x"])
 def test_address_with_a_line_break_never_becomes_a_command(bad: str) -> None:
     with pytest.raises(ValueError, match="line break"):
-        Transaction(make_message(), to(bad), PIPELINING, PEER)
+        ClientTransaction(make_message(), to(bad), PIPELINING, PEER)
     with pytest.raises(ValueError, match="line break"):
-        Transaction(make_message(sender=bad), to("a@x"), PIPELINING, PEER)
+        ClientTransaction(make_message(sender=bad), to("a@x"), PIPELINING, PEER)
 
 
 def test_announced_limit_is_compared_with_the_message() -> None:

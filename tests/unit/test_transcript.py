@@ -14,9 +14,9 @@ from zonerelay.telemetry.events.events import EventRecord, Events
 from zonerelay.telemetry.events.transcript import (
     MAX_SHOWN,
     MAX_TRANSCRIPTS,
-    Line,
-    Stream,
-    Transcript,
+    BoundedStream,
+    ProtocolLine,
+    RunningTranscript,
     Transcripts,
 )
 from zonerelay.telemetry.logs.redact import Redactor
@@ -25,15 +25,17 @@ from zonerelay.telemetry.metrics.metrics import Metrics
 SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 
 
-def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, Stream[Line]]:
-    transcripts, stream = Transcripts(ManualClock()), Stream[Line](100)
+def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, BoundedStream[ProtocolLine]]:
+    transcripts, stream = Transcripts(ManualClock()), BoundedStream[ProtocolLine](100)
     networks = (ip_network("192.0.2.0/24"),)
-    transcript = Transcript(stream, networks=networks, domain="example.com", octets=octets, sessions=sessions)
+    transcript = RunningTranscript(
+        stream, networks=networks, domain="example.com", octets=octets, sessions=sessions
+    )
     assert transcripts.start(transcript)
     return transcripts, stream
 
 
-async def told(stream: Stream[Line]) -> list[str]:
+async def told(stream: BoundedStream[ProtocolLine]) -> list[str]:
     return [f"{line.direction} {line.text}" for line in (await stream.take())[0]]
 
 
@@ -109,7 +111,9 @@ async def test_a_transcript_ends_with_its_octets_and_its_sessions() -> None:
 
 async def test_few_transcripts_run_at_a_time() -> None:
     transcripts, _ = running()
-    others = [Transcript(Stream(1), domain="x", octets=1, sessions=1) for _ in range(MAX_TRANSCRIPTS)]
+    others = [
+        RunningTranscript(BoundedStream(1), domain="x", octets=1, sessions=1) for _ in range(MAX_TRANSCRIPTS)
+    ]
     assert [transcripts.start(each) for each in others] == [True] * (MAX_TRANSCRIPTS - 1) + [False]
     transcripts.stop(others[0])
     assert transcripts.start(others[-1])
@@ -118,7 +122,7 @@ async def test_few_transcripts_run_at_a_time() -> None:
 async def test_a_follower_sees_every_event_that_the_log_has() -> None:
     log = Log()
     found = Events(log, Metrics(), Redactor(b"", enabled=False), ManualClock())
-    stream: Stream[EventRecord] = Stream(100)
+    stream: BoundedStream[EventRecord] = BoundedStream(100)
     found.follow(stream)
     found.sts.failed("a.example", "no certificate", kept_until=None)
     found.limits.lost("authority", "gone")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
 from zonerelay.operations.answers import (
-    Changed,
+    ChangeResult,
     DestinationStatus,
     RelayStatus,
     Summary,
@@ -213,8 +213,8 @@ def test_the_status_says_once_from_where_limits_are_leased_and_who_cannot_reach_
 
 
 def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
-    def part(verb: str, matched: int, changed: int, busy: int) -> Changed:
-        return Changed(action=verb, matched=matched, changed=changed, busy=busy)
+    def part(verb: str, matched: int, changed: int, busy: int) -> ChangeResult:
+        return ChangeResult(action=verb, matched=matched, changed=changed, busy=busy)
 
     private = merge_changed([part("drop", 5, 4, 1), part("drop", 3, 3, 0)], shared=False)
     assert (private.matched, private.changed, private.busy) == (8, 7, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from zonerelay.limits.authority import QUANTUM, Calendar, ZoneLimits
-from zonerelay.limits.values import Answer, Claim, Grant, Request, TurnRequest
+from zonerelay.limits.values import LimitAnswer, LimitRequest, SlotClaim, SlotGrant, TurnRequest
 
 ZONE = 6
 DESTINATIONS = {("a", ""): 4, ("a", "few"): 2, ("b", ""): 3, ("c", ""): 1}
@@ -29,7 +29,7 @@ class Worker:
         self.want: Counter[tuple[str, str]] = Counter()
         self.revoked: Counter[tuple[str, str]] = Counter()
 
-    def hear(self, answer: Answer) -> None:
+    def hear(self, answer: LimitAnswer) -> None:
         for held in answer.held:
             key = (held.site, held.destination)
             self.slots[key], self.revoked[key] = held.slots, held.revoked
@@ -45,8 +45,10 @@ class Limits(RuleBasedStateMachine):
         self.quiet_until = 0.0
         self.workers = {name: Worker() for name in OWNERS}
 
-    def exchange(self, name: str, *claims: Claim, everything: bool = False, lost: bool = False) -> Answer:
-        request = Request(ZONE, claims, everything=everything)
+    def exchange(
+        self, name: str, *claims: SlotClaim, everything: bool = False, lost: bool = False
+    ) -> LimitAnswer:
+        request = LimitRequest(ZONE, claims, everything=everything)
         allocate = self.now >= self.quiet_until
         # Through what is written down: so it is where machines share it.
         self.limits = ZoneLimits.decode(self.limits.encode())
@@ -55,11 +57,11 @@ class Limits(RuleBasedStateMachine):
             self.workers[name].hear(answer)
         return answer
 
-    def claim(self, name: str, key: tuple[str, str], *, back: int = 0) -> Claim:
+    def claim(self, name: str, key: tuple[str, str], *, back: int = 0) -> SlotClaim:
         worker = self.workers[name]
         worker.slots[key] -= back
         worker.want[key] = max(worker.want[key], worker.slots[key]) if not back else worker.slots[key]
-        return Claim(*key, DESTINATIONS[key], worker.slots[key], back, worker.want[key])
+        return SlotClaim(*key, DESTINATIONS[key], worker.slots[key], back, worker.want[key])
 
     @rule(name=owners, key=destinations, count=st.integers(1, 5), lost=st.booleans())
     def wish(self, name: str, key: tuple[str, str], count: int, lost: bool) -> None:
@@ -131,7 +133,7 @@ class Limits(RuleBasedStateMachine):
                             want = worker.want[each]
                             claim = self.claim(other, each, back=1)
                             worker.want[each] = want
-                            back = Claim(claim.site, claim.destination, claim.limit, claim.keep, 1, want)
+                            back = SlotClaim(claim.site, claim.destination, claim.limit, claim.keep, 1, want)
                             self.exchange(other, back)
         raise AssertionError(f"{name} never got anything of {key}")
 
@@ -152,57 +154,59 @@ TestLimits = Limits.TestCase
 TestLimits.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
-def say(limits: ZoneLimits, name: str, *claims: Claim, now: float = 0.0, zone: int = 20) -> Answer:
-    return limits.exchange(name, Request(zone, claims), now)[0]
+def say(limits: ZoneLimits, name: str, *claims: SlotClaim, now: float = 0.0, zone: int = 20) -> LimitAnswer:
+    return limits.exchange(name, LimitRequest(zone, claims), now)[0]
 
 
 def test_two_who_want_everything_share_it_equally() -> None:
     limits = ZoneLimits()
-    assert say(limits, "one", Claim("a", "", 20, want=20)).held == (Grant("a", "", 20),)
-    _, news = limits.exchange("two", Request(20, (Claim("a", "", 20, want=20),)), 0.0)
+    assert say(limits, "one", SlotClaim("a", "", 20, want=20)).held == (SlotGrant("a", "", 20),)
+    _, news = limits.exchange("two", LimitRequest(20, (SlotClaim("a", "", 20, want=20),)), 0.0)
     assert news == {"one"}
-    has = Grant("a", "", 20)
+    has = SlotGrant("a", "", 20)
     for held in say(limits, "one").held:
         has = held
     while has.revoked:
         keep = has.slots - has.revoked
-        (has,) = say(limits, "one", Claim("a", "", 20, keep, has.revoked, want=20)).held
+        (has,) = say(limits, "one", SlotClaim("a", "", 20, keep, has.revoked, want=20)).held
     assert has.slots == 10
     assert limits.allocator.owners["two"].slots == 10
 
 
 def test_the_smaller_of_two_configurations_counts() -> None:
     limits = ZoneLimits()
-    say(limits, "old", Claim("a", "", 10, want=3))
-    assert say(limits, "new", Claim("a", "", 4, want=4)).held[0].slots == 1
-    assert say(limits, "old", Claim("a", "", 10, keep=3, want=10)).held[0].slots == 3
+    say(limits, "old", SlotClaim("a", "", 10, want=3))
+    assert say(limits, "new", SlotClaim("a", "", 4, want=4)).held[0].slots == 1
+    assert say(limits, "old", SlotClaim("a", "", 10, keep=3, want=10)).held[0].slots == 3
 
 
 def test_what_is_too_much_for_a_lowered_limit_goes_back_although_nobody_waits() -> None:
     limits = ZoneLimits()
-    say(limits, "one", Claim("a", "", 10, want=10))
-    say(limits, "two", Claim("b", "", 10, want=10))
-    (held,) = say(limits, "one", Claim("a", "", 4, keep=10, want=10)).held
+    say(limits, "one", SlotClaim("a", "", 10, want=10))
+    say(limits, "two", SlotClaim("b", "", 10, want=10))
+    (held,) = say(limits, "one", SlotClaim("a", "", 4, keep=10, want=10)).held
     assert (held.slots, held.revoked) == (10, 6)
-    (held,) = say(limits, "one", Claim("a", "", 4, keep=4, back=6, want=4)).held
+    (held,) = say(limits, "one", SlotClaim("a", "", 4, keep=4, back=6, want=4)).held
     assert (held.slots, held.revoked) == (4, 0)
-    _, news = limits.exchange("one", Request(6), 0.0)
+    _, news = limits.exchange("one", LimitRequest(6), 0.0)
     assert news == {"two"}
-    assert say(limits, "two").held == (Grant("b", "", 10, 7),)
+    assert say(limits, "two").held == (SlotGrant("b", "", 10, 7),)
 
 
 def test_who_is_not_heard_of_loses_what_it_had() -> None:
     limits = ZoneLimits()
-    limits.exchange("one", Request(20, (Claim("a", "", 4, want=4),)), 0.0, until=10.0)
-    assert say(limits, "two", Claim("a", "", 4, want=4), now=9.9).held == (Grant("a", "", 0, waiters=1),)
-    assert say(limits, "two", now=10.0).held == (Grant("a", "", 4),)
+    limits.exchange("one", LimitRequest(20, (SlotClaim("a", "", 4, want=4),)), 0.0, until=10.0)
+    assert say(limits, "two", SlotClaim("a", "", 4, want=4), now=9.9).held == (
+        SlotGrant("a", "", 0, waiters=1),
+    )
+    assert say(limits, "two", now=10.0).held == (SlotGrant("a", "", 4),)
 
 
 def test_one_whose_site_is_full_does_not_stop_the_others() -> None:
     limits = ZoneLimits()
-    say(limits, "one", Claim("a", "", 1, want=1))
-    say(limits, "two", Claim("a", "", 1, want=1))
-    assert say(limits, "two", Claim("b", "", 1, want=1)).held[0].slots == 1
+    say(limits, "one", SlotClaim("a", "", 1, want=1))
+    say(limits, "two", SlotClaim("a", "", 1, want=1))
+    assert say(limits, "two", SlotClaim("b", "", 1, want=1)).held[0].slots == 1
 
 
 # Turns
@@ -228,7 +232,7 @@ class Rates(RuleBasedStateMachine):
         self.now += after
         ask = self.ASKS[which]
         self.limits = ZoneLimits.decode(self.limits.encode())
-        answer, _ = self.limits.exchange(name, Request(ZONE, turns=(ask,)), self.now)
+        answer, _ = self.limits.exchange(name, LimitRequest(ZONE, turns=(ask,)), self.now)
         (turns,) = answer.turns
         assert len(turns) == ask.count
         assert min(turns) >= self.now
@@ -240,7 +244,7 @@ class Rates(RuleBasedStateMachine):
         at = int(part * len(self.given))
         back, self.given = self.given[at : at + count], self.given[:at] + self.given[at + count :]
         ask = self.ASKS[0]
-        request = Request(ZONE, turns=(ask,), unused=tuple((ask.site, at) for ask, at in back))
+        request = LimitRequest(ZONE, turns=(ask,), unused=tuple((ask.site, at) for ask, at in back))
         ((*turns,),) = self.limits.exchange(name, request, self.now)[0].turns
         self.given += [(ask, at) for at in turns]
 
@@ -248,7 +252,7 @@ class Rates(RuleBasedStateMachine):
     def authority_restarts(self) -> None:
         self.limits = ZoneLimits()
         known = tuple((ask, (at,)) for ask, at in self.given if at > self.now - 1.0)
-        self.limits.exchange("one", Request(ZONE, everything=True, known_turns=known), self.now)
+        self.limits.exchange("one", LimitRequest(ZONE, everything=True, known_turns=known), self.now)
 
     @invariant()
     def turns_are_far_enough_apart(self) -> None:
@@ -293,31 +297,31 @@ def test_turns_that_bind_nobody_are_forgotten() -> None:
 def test_a_turn_that_is_given_back_goes_to_whoever_asks_next() -> None:
     limits = ZoneLimits()
     ask = TurnRequest("a", "", 1.0, 0.5, 3)
-    (first,) = limits.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns
-    limits.exchange("two", Request(ZONE, turns=(ask,)), 0.0)
-    limits.exchange("one", Request(ZONE, unused=(("a", first[1]),)), 0.1)
-    (later,) = limits.exchange("three", Request(ZONE, turns=(ask,)), 0.1)[0].turns
+    (first,) = limits.exchange("one", LimitRequest(ZONE, turns=(ask,)), 0.0)[0].turns
+    limits.exchange("two", LimitRequest(ZONE, turns=(ask,)), 0.0)
+    limits.exchange("one", LimitRequest(ZONE, unused=(("a", first[1]),)), 0.1)
+    (later,) = limits.exchange("three", LimitRequest(ZONE, turns=(ask,)), 0.1)[0].turns
     assert later[0] == first[1]
 
 
 def test_no_turn_is_earlier_than_it_is_wanted() -> None:
     limits = ZoneLimits()
     ask = TurnRequest("a", "", 1.0, 0.0, 2, after=7.0)
-    assert limits.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
+    assert limits.exchange("one", LimitRequest(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
 
 
 def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back() -> None:
     limits = ZoneLimits()
-    everything = Claim("a", "", 3, want=3)
+    everything = SlotClaim("a", "", 3, want=3)
 
-    def ask(name: str, now: float, *claims: Claim, all_of_it: bool = False) -> int:
-        request = Request(20, claims, everything=all_of_it)
+    def ask(name: str, now: float, *claims: SlotClaim, all_of_it: bool = False) -> int:
+        request = LimitRequest(20, claims, everything=all_of_it)
         answer, _ = limits.exchange(name, request, now, until=now + 15.0)
         return sum(held.slots for held in answer.held)
 
-    assert ask("dead", 0.0, Claim("a", "", 3, want=1)) == 1
+    assert ask("dead", 0.0, SlotClaim("a", "", 3, want=1)) == 1
     assert ask("other", 0.0, everything) == 2
-    assert ask("dead", 0.1, Claim("a", "", 3, 1, 0, 3)) == 1
+    assert ask("dead", 0.1, SlotClaim("a", "", 3, 1, 0, 3)) == 1
     assert ask("other", 3.0, all_of_it=True) == 0
     assert ask("next", 4.0, everything) == 2, "all but what the dead one had"
-    assert ask("next", 15.5, Claim("a", "", 3, 2, 0, 3)) == 3
+    assert ask("next", 15.5, SlotClaim("a", "", 3, 2, 0, 3)) == 3

@@ -17,15 +17,15 @@ from tests.upgrades.engines import ENGINES, Records
 from zonerelay.capture.store import Capture, open_capture
 from zonerelay.cli.main import main
 from zonerelay.config.credentials import identities
-from zonerelay.config.rails import Rails
+from zonerelay.config.rails import UserLimits
 from zonerelay.config.settings import CaptureSettings, Settings, SpoolSettings
 from zonerelay.history.database import CLEAR, Event, insert, open_for_writing
 from zonerelay.inbound.limits.quotas import Quotas
 from zonerelay.inbound.limits.usage_file import UsageFile
-from zonerelay.queue.operator.journal import Act, Entry, Journal, State
+from zonerelay.queue.operator.journal import Act, DeliverySnapshot, Journal, JournalEntry
 from zonerelay.queue.orders.order import HOLD, SUSPEND, Order
-from zonerelay.routing.mta_sts import HeldPolicy, StsFiles, StsMode, StsPolicy
-from zonerelay.transfer.register import Register
+from zonerelay.routing.mta_sts import CachedPolicy, StsFiles, StsMode, StsPolicy
+from zonerelay.transfer.register import ImportRegister
 
 FILE = "backup.tar.gz"
 TOKEN = identities.Token(
@@ -75,7 +75,7 @@ EVENTS: list[Event] = [
 
 
 CAPTURED = mail.HEAD + b"captured\r\n"
-RAILS = Rails(messages_per_day=10, recipients_per_day=10, octets_per_day=1000)
+RAILS = UserLimits(messages_per_day=10, recipients_per_day=10, octets_per_day=1000)
 
 
 def configured(home: Path) -> Path:
@@ -92,8 +92,8 @@ def make(home: Path) -> Path:
     asyncio.run(engine.write(engine.spool(home)))
     (home / "redact.key").write_bytes(b"k" * 32)
     policy = StsPolicy(StsMode.ENFORCE, ("mx.example.com", "*.example.net"), 604800)
-    StsFiles(home / "mta-sts").save(HeldPolicy("example.com", "20260101", policy, mail.NOW))
-    register = Register(home)
+    StsFiles(home / "mta-sts").save(CachedPolicy("example.com", "20260101", policy, mail.NOW))
+    register = ImportRegister(home)
     register.add([("a key", "recipient@example.net")])
     register.close()
     identities.add(home / "identities.json", TOKEN)
@@ -125,11 +125,11 @@ async def _use(home: Path) -> None:
     await counted.close()
 
 
-def held() -> Entry:
+def held() -> JournalEntry:
     """What the act has noted."""
     (delivery,) = mail.queue()[2].deliveries
-    before = State.of(delivery)
-    return Entry(delivery.key, before, before._replace(held=True, act=ACT.id))
+    before = DeliverySnapshot.of(delivery)
+    return JournalEntry(delivery.key, before, before._replace(held=True, act=ACT.id))
 
 
 async def _hold(directory: Path) -> None:

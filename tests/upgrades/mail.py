@@ -16,12 +16,12 @@ from msgspec import structs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Body, Envelope, Message, Notify, Origin, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.model.reply import Reply
-from zonerelay.store.contract import BodyFacts, Finish, Kept, Postpone, Store, Submit
+from zonerelay.store.contract import BodyFacts, Finish, OwnMessage, Postpone, Store, StoredKey
 
 NOW = 1_700_000_000.0
 Expected = dict[str, dict[str, Any]]
@@ -29,7 +29,7 @@ Expected = dict[str, dict[str, Any]]
 ACT = "0a1b2c3d"
 """The id of the operator's act that has held mail."""
 KEYS = [
-    (f"{number:032x}", Kept(MessageId(f"{int(NOW * 1000):011x}{number:03x}00"), f"{number:x}" * 32, 4e9))
+    (f"{number:032x}", StoredKey(MessageId(f"{int(NOW * 1000):011x}{number:03x}00"), f"{number:x}" * 32, 4e9))
     for number in (1, 255)
 ]
 """Idempotency keys by their identities: of a message in the queue, and of one that has left. They are valid
@@ -151,10 +151,10 @@ def queue() -> list[Mail]:
     ]
 
 
-def report() -> Submit:
+def report() -> OwnMessage:
     """A report of ours, stored together with an outcome."""
     mail = _mail(14, "", "app@example.org")
-    return Submit(Message(envelope=mail.envelope, size=len(HEAD), chunks=1), HEAD, mail.deliveries)
+    return OwnMessage(Message(envelope=mail.envelope, size=len(HEAD), chunks=1), HEAD, mail.deliveries)
 
 
 def _mail(
@@ -181,7 +181,7 @@ def _mail(
         sender=Mailbox(sender),
         recipients=wished,
         created=accepted,
-        body=Body.EIGHT_BIT if (facts or {}).get("eight_bit") else Body.SEVEN_BIT,
+        body=BodyType.EIGHT_BIT if (facts or {}).get("eight_bit") else BodyType.SEVEN_BIT,
         **envelope,
     )
     deliveries = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.upgrades import mail
 from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import Claim, Request, TurnRequest
+from zonerelay.limits.values import LimitRequest, SlotClaim, TurnRequest
 
 FILE = "passing.json"
 BOOK = "limit book"
@@ -25,7 +25,7 @@ def read_again(passing: dict[str, str]) -> dict[str, str]:
 def _limits() -> ZoneLimits:
     limits = ZoneLimits()
     turns = (TurnRequest("example.net", "example.net", 1.0, 0.5, 2),)
-    claims = (Claim("example.net", "example.com", 2, 3), Claim("example.org", "example.org", 1, 1))
-    limits.exchange("one", Request(4, claims, turns, everything=True), mail.NOW, until=mail.NOW + 60)
-    limits.exchange("two", Request(4, claims, everything=True), mail.NOW + 1, until=mail.NOW + 61)
+    claims = (SlotClaim("example.net", "example.com", 2, 3), SlotClaim("example.org", "example.org", 1, 1))
+    limits.exchange("one", LimitRequest(4, claims, turns, everything=True), mail.NOW, until=mail.NOW + 60)
+    limits.exchange("two", LimitRequest(4, claims, everything=True), mail.NOW + 1, until=mail.NOW + 61)
     return limits

@@ -15,9 +15,9 @@ from tests.upgrades.test_guard import compare
 from zonerelay.cli.main import main
 from zonerelay.config.credentials import identities
 from zonerelay.history.reader import Histories
-from zonerelay.queue.operator.journal import Act, Entry, Journal
+from zonerelay.queue.operator.journal import Act, Journal, JournalEntry
 from zonerelay.queue.orders.order import Order
-from zonerelay.store.contract import Kept
+from zonerelay.store.contract import StoredKey
 
 FILES = sorted(fixtures.DIRECTORY.glob(f"*/{backup.FILE}"))
 
@@ -29,7 +29,7 @@ def test_a_backup_of_an_older_release_is_restored(path: Path, tmp_path: Path) ->
     config = backup.configured(home)
     assert main(["spool", "restore", str(tmp_path / "backup"), "--config", str(config)]) == 0
 
-    async def read() -> tuple[mail.Expected, list[tuple[str, Kept]]]:
+    async def read() -> tuple[mail.Expected, list[tuple[str, StoredKey]]]:
         async with Spool(home / "spool") as spool:
             return await mail.read_queue(spool.store), list((await spool.store.kept_keys())[0])
 
@@ -64,7 +64,7 @@ async def _used(home: Path) -> list[int]:
         await quotas.close()
 
 
-async def _noted(directory: Path) -> tuple[Act, list[Entry]]:
+async def _noted(directory: Path) -> tuple[Act, list[JournalEntry]]:
     journal = Journal(directory, mail.clock())
     noted = [entry async for piece in journal.entries(backup.ACT.id) for entry in piece]
     return await journal.find(backup.ACT.id), noted

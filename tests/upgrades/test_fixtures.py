@@ -12,7 +12,7 @@ from tests.support.s3_server import SECRET
 from tests.upgrades import fixtures, mail
 from tests.upgrades.engines import ENGINES, REFUSED
 from zonerelay.config.settings import PostgresSettings, RedisSettings, S3Settings, Settings
-from zonerelay.store.check import Examination, Findings
+from zonerelay.store.check import CheckOptions, Findings
 from zonerelay.store.contract import Finish, KeptKeys, Store
 from zonerelay.store.offline import check_spool
 
@@ -92,5 +92,5 @@ async def test_a_check_finds_nothing(fixture: tuple[str, str], spool: Spool, tmp
         s3=spool.s3 or S3Settings(),
     )
     environment = {"SECRET": SECRET}
-    await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda *_: None, environment))
+    await check_spool(settings, 0, CheckOptions(tmp_path / "scratch", findings, lambda *_: None, environment))
     assert findings.kept == []

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests.support.outbox import OutboxBed
 from zonerelay.config.load import load_text
 from zonerelay.outbox.database.passwords import unseal
-from zonerelay.outbox.database.tables import Names, script
+from zonerelay.outbox.database.tables import TableNames, script
 
 PAGE = (Path(__file__).parents[2] / "docs" / "send" / "outbox.md").read_text()
 
@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_examples_work(bed: OutboxBed) -> None:
     assert load_text(blocks("toml")[0]).outbox.schema == "public"
-    bed.server.psql(script(Names(bed.schema, "outbound_messages", "mailboxes")))
+    bed.server.psql(script(TableNames(bed.schema, "outbound_messages", "mailboxes")))
     for statements in blocks("sql"):
         bed.psql(statements)
     assert bed.psql("SELECT count(*) FROM outbound_messages WHERE status = 'queued'") == "1"
@@ -35,7 +35,7 @@ def test_the_examples_work(bed: OutboxBed) -> None:
 
 def test_the_rights_that_are_printed_are_enough_for_the_page(bed: OutboxBed) -> None:
     """`error_log` could not be read, and no row be tried again or deleted."""
-    printed = script(Names(bed.schema, "outbound_messages", "mailboxes"))
+    printed = script(TableNames(bed.schema, "outbound_messages", "mailboxes"))
     bed.server.psql(printed)
     role = f"app_{bed.schema}"
     bed.server.psql(f"CREATE ROLE {role}")
@@ -47,7 +47,7 @@ def test_the_rights_that_are_printed_are_enough_for_the_page(bed: OutboxBed) -> 
 
 
 async def test_the_sqlalchemy_example_inserts_with_the_applications_own_work(bed: OutboxBed) -> None:
-    bed.server.psql(script(Names(bed.schema, "outbound_messages", "mailboxes")))
+    bed.server.psql(script(TableNames(bed.schema, "outbound_messages", "mailboxes")))
     bed.psql("CREATE TABLE orders (id int, shipped bool); INSERT INTO orders VALUES (7, false)")
     example = next(each for each in blocks("python") if "sqlalchemy" in each)
     engine = create_async_engine(
@@ -67,7 +67,7 @@ async def test_the_sqlalchemy_example_inserts_with_the_applications_own_work(bed
 
 
 def test_an_application_with_the_rights_that_are_printed_can_insert_and_no_more(bed: OutboxBed) -> None:
-    text = script(Names(bed.schema, "outbound_messages", "mailboxes"))
+    text = script(TableNames(bed.schema, "outbound_messages", "mailboxes"))
     bed.server.psql(text)
     role = f"app_{bed.schema}"
     grants = [line[3:].replace(" TO app;", f" TO {role};") for line in text.splitlines() if "TO app;" in line]

@@ -8,24 +8,26 @@ import pytest
 
 from tests.support.outbox import OutboxBed
 from zonerelay.outbox.database import tables
-from zonerelay.outbox.database.tables import Names, check, create, has_priority
+from zonerelay.outbox.database.tables import TableNames, check, create, has_priority
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
 
 
 @pytest.fixture
-def names(bed: OutboxBed) -> Names:
-    return Names(bed.schema, "outbound_messages", "mailboxes")
+def names(bed: OutboxBed) -> TableNames:
+    return TableNames(bed.schema, "outbound_messages", "mailboxes")
 
 
 @pytest.fixture
-async def link(bed: OutboxBed) -> AsyncIterator[Link]:
-    link = await Link.open(Access(bed.server.url, str, bed.schema, "test", 60.0))
+async def link(bed: OutboxBed) -> AsyncIterator[DatabaseConnection]:
+    link = await DatabaseConnection.open(DatabaseAccess(bed.server.url, str, bed.schema, "test", 60.0))
     yield link
     await link.close()
 
 
-async def test_tables_that_fit_are_taken_as_they_are(bed: OutboxBed, names: Names, link: Link) -> None:
+async def test_tables_that_fit_are_taken_as_they_are(
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection
+) -> None:
     await create(link, names)
     bed.psql("ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
     await create(link, names)
@@ -34,7 +36,7 @@ async def test_tables_that_fit_are_taken_as_they_are(bed: OutboxBed, names: Name
 
 
 async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
-    bed: OutboxBed, names: Names, link: Link
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection
 ) -> None:
     bed.server.psql(f"CREATE SCHEMA {bed.schema}")
     bed.psql("CREATE TABLE outbound_messages (id bigint, subject text)")
@@ -44,7 +46,9 @@ async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
     assert bed.psql("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbound_messages'::regclass") == "0"
 
 
-async def test_a_priority_is_one_of_three(bed: OutboxBed, names: Names, link: Link) -> None:
+async def test_a_priority_is_one_of_three(
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection
+) -> None:
     await create(link, names)
     row = bed.insert()
     assert bed.row(row)["priority"] is None
@@ -57,7 +61,7 @@ async def test_a_priority_is_one_of_three(bed: OutboxBed, names: Names, link: Li
 
 
 async def test_tables_without_a_priority_are_used_as_they_are(
-    bed: OutboxBed, names: Names, link: Link
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection
 ) -> None:
     await create(link, names)
     bed.psql("ALTER TABLE outbound_messages DROP COLUMN priority")
@@ -67,7 +71,7 @@ async def test_tables_without_a_priority_are_used_as_they_are(
 
 
 async def test_a_priority_of_the_applications_own_is_left_as_it_is(
-    bed: OutboxBed, names: Names, link: Link
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection
 ) -> None:
     await create(link, names)
     bed.psql(
@@ -97,7 +101,7 @@ async def test_a_priority_of_the_applications_own_is_left_as_it_is(
     ],
 )
 async def test_a_right_that_is_missing_is_named(
-    bed: OutboxBed, names: Names, link: Link, statement: str, named: str
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection, statement: str, named: str
 ) -> None:
     await create(link, names)
     role = f"lacking_{bed.schema}"
@@ -106,7 +110,7 @@ async def test_a_right_that_is_missing_is_named(
     for line in printed.splitlines()[1:]:
         bed.server.psql(line.removeprefix("-- ").replace("TO relay;", f"TO {role};"))
     url = bed.server.url.replace("//mail@", f"//{role}@")
-    lacking = await Link.open(Access(url, str, bed.schema, "test", 60.0))
+    lacking = await DatabaseConnection.open(DatabaseAccess(url, str, bed.schema, "test", 60.0))
     await check(lacking, names)
     bed.psql(statement.format(role=role))
     with pytest.raises(StoreOpenError, match=named.format(schema=bed.schema)):

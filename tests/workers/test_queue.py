@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.outbox import OutboxBed, to_sink
 from tests.support.sink import Sink
-from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.database.tables import Names
+from zonerelay.outbox.database.sql import OutboxStatements
+from zonerelay.outbox.database.tables import TableNames
 from zonerelay.outbox.rows import claims
-from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
 
 LIMIT = 10
 
@@ -26,9 +26,9 @@ async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None
     rows = [bed.insert() for _ in range(25)]
     later = bed.insert(next_retry_at="tomorrow")
     past = bed.insert(next_retry_at="yesterday")
-    statement = Statements(Names(bed.schema, "outbound_messages", "mailboxes"))
-    access = Access(bed.server.url, str, bed.schema, "test", 60.0)
-    links = [await Link.open(access) for _ in range(3)]
+    statement = OutboxStatements(TableNames(bed.schema, "outbound_messages", "mailboxes"))
+    access = DatabaseAccess(bed.server.url, str, bed.schema, "test", 60.0)
+    links = [await DatabaseConnection.open(access) for _ in range(3)]
     sessions = [
         (await link.fetch(statement.register, f"worker {n}", 60.0))[0][0] for n, link in enumerate(links)
     ]
@@ -77,7 +77,7 @@ async def test_two_relays_share_the_rows_and_send_each_once(
 
 async def test_an_insert_is_heard_of_at_its_commit_and_not_before(bed: OutboxBed, sink: Sink) -> None:
     async with bed.relay(to_sink(sink.port)) as running:  # it looks by itself once a minute
-        link = await Link.open(Access(bed.server.url, str, bed.schema, "test", 60.0))
+        link = await DatabaseConnection.open(DatabaseAccess(bed.server.url, str, bed.schema, "test", 60.0))
         async with link.transaction() as fetch:
             await fetch(
                 "INSERT INTO outbound_messages (from_address, to_addresses)"
@@ -162,7 +162,7 @@ async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
 async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink: Sink) -> None:
     from zonerelay.control.client import ControlClient
     from zonerelay.control.socket import control_socket_path
-    from zonerelay.operations.answers import Changed
+    from zonerelay.operations.answers import ChangeResult
     from zonerelay.operations.requests import CHANGES
 
     async with bed.relay(to_sink(sink.port)) as running:
@@ -171,8 +171,8 @@ async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink
         await running.until_logged("deferred")
         client = ControlClient(control_socket_path(running.worker.settings))
 
-        async def change(action: Literal["hold", "release", "drop"]) -> Changed:
-            return await asyncio.to_thread(client.ask, CHANGES[action](everything=True), Changed)
+        async def change(action: Literal["hold", "release", "drop"]) -> ChangeResult:
+            return await asyncio.to_thread(client.ask, CHANGES[action](everything=True), ChangeResult)
 
         await bed.until(running, row, "queued")
         assert (await change("hold")).changed == 1

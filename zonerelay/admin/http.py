@@ -18,7 +18,7 @@ from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.settings import AdminSettings
 from zonerelay.control.runner import OnError
 from zonerelay.inbound.listen.listening_socket import bound, explained
-from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.process.threads import STATUS
 from zonerelay.routing.addresses import Networks
 
@@ -50,9 +50,9 @@ class AdminServer:
     on_error: OnError
     operators: Callable[[], Operators] | None = None
     before_metrics: Callable[[], Awaitable[None]] | None = None
-    inherited: InitVar[Inherited] = NOTHING
+    inherited: InitVar[InheritedSockets] = NOTHING
 
-    def __post_init__(self, inherited: Inherited) -> None:
+    def __post_init__(self, inherited: InheritedSockets) -> None:
         self._handed = inherited.take(self.settings.address)
         self._address = parse_listen(self.settings.address)
         self._listener: socket.socket | None = None

@@ -32,7 +32,7 @@ from aiohttp.typedefs import Handler, Middleware
 from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
-from zonerelay.admin.visit import VISIT, Visit, plain
+from zonerelay.admin.visit import VISIT, RequestIdentity, plain
 from zonerelay.control.runner import OnError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.addresses import Networks
@@ -82,9 +82,9 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_TIMEOUT,
         )
         self._server: asyncio.Server | None = None
-        self._operators: dict[Connection, Visit] = {}
+        self._operators: dict[Connection, RequestIdentity] = {}
         """The connections of operators, each with its current or last request."""
-        self._coming: set[_Coming] = set()
+        self._coming: set[_TlsHandshake] = set()
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
         """Start to serve. The server becomes the owner of `listener`."""
@@ -123,9 +123,9 @@ class HttpServer:
         strangers = [each for each in alive if each not in self._operators]
         if len(strangers) + len(self._coming) >= MAX_CONNECTIONS:
             if not strangers:
-                return _Refusal()
+                return _ImmediateClose()
             _abort(strangers[0])
-        coming = _Coming(server(), self._coming)
+        coming = _TlsHandshake(server(), self._coming)
         loop = asyncio.get_running_loop()
         loop.call_later(HANDSHAKE, self._coming.discard, coming)
         loop.call_later(LIFETIME, self._expire, coming.handler)
@@ -142,7 +142,7 @@ class HttpServer:
         self._operators = {each: self._operators[each] for each in alive if each in self._operators}
         return alive
 
-    def _becomes_operators(self, handler: Connection, visit: Visit) -> bool:
+    def _becomes_operators(self, handler: Connection, visit: RequestIdentity) -> bool:
         """Count the connection as an operator's. Return False if operators have no free connection."""
         is_known = handler in self._operators
         if not is_known:
@@ -210,7 +210,10 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Return the routes of the API, of captured mail, and of the page if it is enabled."""
-    api, mailpit = _Later(lambda: _api(operators)).serve, _Later(lambda: _mailpit(operators)).serve
+    api, mailpit = (
+        _LazyComponent(lambda: _api(operators)).serve,
+        _LazyComponent(lambda: _mailpit(operators)).serve,
+    )
     some = [
         *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
         web.route("*", "/api/v1/{path:.*}", mailpit),
@@ -223,7 +226,7 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     return [*some, *PageRoutes(operators).routes()]
 
 
-class _Later:
+class _LazyComponent:
     """A component that is loaded on first use, because a relay that is only monitored does not need it."""
 
     def __init__(self, load: Callable[[], Handler]) -> None:
@@ -273,10 +276,10 @@ def _is_below(name: str, pattern: str) -> bool:
     return pattern.startswith("*.") and name.endswith(pattern[1:])
 
 
-class _Coming(asyncio.Protocol):
+class _TlsHandshake(asyncio.Protocol):
     """A connection during its TLS handshake, which is counted although aiohttp does not know it yet."""
 
-    def __init__(self, handler: Connection, coming: set[_Coming]) -> None:
+    def __init__(self, handler: Connection, coming: set[_TlsHandshake]) -> None:
         self.handler = handler
         self._coming = coming
         coming.add(self)
@@ -287,7 +290,7 @@ class _Coming(asyncio.Protocol):
         self.handler.connection_made(transport)
 
 
-class _Refusal(asyncio.Protocol):
+class _ImmediateClose(asyncio.Protocol):
     """The protocol of a connection above `MAX_CONNECTIONS`, which is closed immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -29,15 +29,15 @@ from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
-from zonerelay.capture.faults import Chaos, FaultError, InjectedFaults
-from zonerelay.capture.parts import Part, Parts, decoded, take_apart
+from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
+from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import CaptureRow
 from zonerelay.config.credentials.identities import IdentitiesError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.outbox.drafts import BadRowError, Content, draft_of, recipients_of
+from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of, recipients_of
 from zonerelay.process.threads import OPERATORS
 
 MAX_BODY = 32 * 1024 * 1024
@@ -62,10 +62,10 @@ _WRONG = (
     SearchError, FaultError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,
 )  # fmt: skip
 
-Handler = Callable[["_Call"], Awaitable[web.StreamResponse]]
+Handler = Callable[["_MailpitCall"], Awaitable[web.StreamResponse]]
 
 
-class _Address(msgspec.Struct, rename="pascal"):
+class _JsonAddress(msgspec.Struct, rename="pascal"):
     """An email address with a name, in Mailpit's JSON."""
 
     email: str = ""
@@ -76,7 +76,7 @@ class _Address(msgspec.Struct, rename="pascal"):
         return f'"{name}" <{self.email}>' if name else self.email
 
 
-class _File(msgspec.Struct, rename="pascal"):
+class _JsonFile(msgspec.Struct, rename="pascal"):
     """An attached file, in Mailpit's JSON."""
 
     content: str
@@ -85,23 +85,23 @@ class _File(msgspec.Struct, rename="pascal"):
     content_i_d: str = msgspec.field(default="", name="ContentID")
 
 
-class _Send(msgspec.Struct, rename="pascal"):
+class _SendRequest(msgspec.Struct, rename="pascal"):
     """The body of Mailpit's send request."""
 
-    from_: _Address = msgspec.field(name="From")
-    to: list[_Address] = []
-    cc: list[_Address] = []
+    from_: _JsonAddress = msgspec.field(name="From")
+    to: list[_JsonAddress] = []
+    cc: list[_JsonAddress] = []
     bcc: list[str] = []
-    reply_to: list[_Address] = []
+    reply_to: list[_JsonAddress] = []
     subject: str = ""
     text: str | None = None
     html: str | None = msgspec.field(default=None, name="HTML")
     headers: dict[str, str] = {}
     tags: list[str] = []
-    attachments: list[_File] = []
+    attachments: list[_JsonFile] = []
 
 
-class _Which(msgspec.Struct, rename="pascal"):
+class _Selector(msgspec.Struct, rename="pascal"):
     """Selects messages by their ids or by a search."""
 
     ids: list[str] | None = msgspec.field(default=None, name="IDs")
@@ -109,7 +109,7 @@ class _Which(msgspec.Struct, rename="pascal"):
     read: bool = False
 
 
-class _Tags(msgspec.Struct, rename="pascal"):
+class _TagRequest(msgspec.Struct, rename="pascal"):
     """The tags of some messages, or the new name of a tag."""
 
     ids: list[str] = msgspec.field(default_factory=list, name="IDs")
@@ -117,13 +117,13 @@ class _Tags(msgspec.Struct, rename="pascal"):
     name: Annotated[str, msgspec.Meta(max_length=MAX_TAG)] = ""
 
 
-class _Release(msgspec.Struct, rename="pascal"):
+class _ReleaseRequest(msgspec.Struct, rename="pascal"):
     """The addresses to which a captured message is released."""
 
     to: list[str] = []
 
 
-class _RefusedError(Exception):
+class _MailpitError(Exception):
     """A Mailpit request failed; the response has this status and text."""
 
     def __init__(self, status: int, text: str, **fields: str) -> None:
@@ -131,7 +131,7 @@ class _RefusedError(Exception):
         self.status, self.fields = status, fields
 
 
-class _Call:
+class _MailpitCall:
     """A request, with the name of its token."""
 
     def __init__(self, request: web.Request, by: str, found: Mapping[str, str]) -> None:
@@ -153,7 +153,7 @@ class _Call:
         try:
             return await read_body(self.request, MAX_BODY, BODY_TIMEOUT)
         except BodyTooLargeError:
-            raise _RefusedError(413, f"the body exceeds the limit of {MAX_BODY} bytes") from None
+            raise _MailpitError(413, f"the body exceeds the limit of {MAX_BODY} bytes") from None
 
 
 class Mailpit:
@@ -198,9 +198,9 @@ class Mailpit:
         try:
             by = self._admit(request)
             if not self._mail.is_on:
-                raise _RefusedError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
+                raise _MailpitError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
-        except _RefusedError as error:
+        except _MailpitError as error:
             return _error_response(error.status, str(error), error.fields)
         except _WRONG as error:
             return _error_response(400, str(error))
@@ -215,11 +215,11 @@ class Mailpit:
         if self._mail.sandbox is not None:
             # A page of another origin could include images and frames from here.
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-                raise _RefusedError(403, "the request was sent by a page of another origin")
+                raise _MailpitError(403, "the request was sent by a page of another origin")
             visit.who = "sandbox"
             return ""
         if not visit.private:
-            raise _RefusedError(403, "tokens must be sent over TLS, or from this machine")
+            raise _MailpitError(403, "tokens must be sent over TLS, or from this machine")
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "basic":
             try:
@@ -228,18 +228,18 @@ class Mailpit:
                 text = ""
         challenge = {"WWW-Authenticate": 'Basic realm="zonerelay"'}
         if not text.strip():
-            raise _RefusedError(
+            raise _MailpitError(
                 401, "send a token as Bearer, or as the password of Basic authentication", **challenge
             )
         try:
             token = self._operators.access.admit(text.strip(), visit.client)
         except DeniedError as error:
-            raise _RefusedError(429 if error.retry_after else 401, str(error), **challenge) from error
+            raise _MailpitError(429 if error.retry_after else 401, str(error), **challenge) from error
         except IdentitiesError as error:
             self._operators.on_error("identities", error)
-            raise _RefusedError(503, "tokens cannot be read; see the relay's log") from error
+            raise _MailpitError(503, "tokens cannot be read; see the relay's log") from error
         if not token.may("operate"):
-            raise _RefusedError(
+            raise _MailpitError(
                 403, f"the token {token.name} has the scope {token.scope}; this request requires operate"
             )
         visit.who = token.name
@@ -251,17 +251,17 @@ class Mailpit:
         for wanted, pattern, handler in self._routes:
             if found := pattern.fullmatch(request.path):
                 if wanted == method:
-                    return await handler(_Call(request, by, found.groupdict()))
+                    return await handler(_MailpitCall(request, by, found.groupdict()))
                 allowed.append(wanted)
         if allowed:
-            raise _RefusedError(405, f"allowed methods: {', '.join(allowed)}", Allow=", ".join(allowed))
-        raise _RefusedError(
+            raise _MailpitError(405, f"allowed methods: {', '.join(allowed)}", Allow=", ".join(allowed))
+        raise _MailpitError(
             404, "this part of Mailpit's API is not supported; supported are messages, search, send and chaos"
         )
 
     # --- lists ------------------------------------------------------------------------------------------
 
-    async def _info(self, call: _Call) -> web.Response:
+    async def _info(self, call: _MailpitCall) -> web.Response:
         totals = await self._mail.ask(lambda capture: capture.totals())
         return _json(
             {
@@ -276,22 +276,22 @@ class Mailpit:
             }
         )
 
-    async def _web_ui(self, call: _Call) -> web.Response:
+    async def _web_ui(self, call: _MailpitCall) -> web.Response:
         relays = {"Enabled": bool(self._mail.release_to), "SMTPServer": self._mail.release_to}
         chaos = self._mail.sandbox is not None
         return _json(
             {"Label": "zonerelay", "MessageRelay": relays, "SpamAssassin": False, "ChaosEnabled": chaos}
         )
 
-    async def _list(self, call: _Call) -> web.Response:
+    async def _list(self, call: _MailpitCall) -> web.Response:
         return await self._found(call, "")
 
-    async def _search(self, call: _Call) -> web.Response:
+    async def _search(self, call: _MailpitCall) -> web.Response:
         if not call.query.strip():
-            raise _RefusedError(400, "the search query is missing")
+            raise _MailpitError(400, "the search query is missing")
         return await self._found(call, call.query)
 
-    async def _found(self, call: _Call, query: str) -> web.Response:
+    async def _found(self, call: _MailpitCall, query: str) -> web.Response:
         start, limit = call.number("start", 0, 10**9), call.number("limit", 50, MAX_LIMIT)
         (rows, matched, unread), totals, tags = await self._mail.ask(
             lambda capture: (
@@ -306,61 +306,61 @@ class Mailpit:
             }
         )  # fmt: skip
 
-    async def _tags(self, call: _Call) -> web.Response:
+    async def _tags(self, call: _MailpitCall) -> web.Response:
         return _json(await self._mail.ask(lambda capture: capture.tags()))
 
-    async def _set_tags(self, call: _Call) -> web.Response:
-        given = msgspec.json.decode(await call.body(), type=_Tags)
+    async def _set_tags(self, call: _MailpitCall) -> web.Response:
+        given = msgspec.json.decode(await call.body(), type=_TagRequest)
         await self._mail.ask(lambda capture: capture.tag(given.tags, given.ids))
         return web.Response(text="ok")
 
-    async def _rename_tag(self, call: _Call) -> web.Response:
+    async def _rename_tag(self, call: _MailpitCall) -> web.Response:
         """Rename the tag (PUT), or remove it from all messages (DELETE)."""
         name = ""
         if call.request.method == "PUT":
-            name = msgspec.json.decode(await call.body(), type=_Tags).name
+            name = msgspec.json.decode(await call.body(), type=_TagRequest).name
             if not name:
-                raise _RefusedError(400, "Name is missing: the new name of the tag")
+                raise _MailpitError(400, "Name is missing: the new name of the tag")
         await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
         return web.Response(text="ok")
 
-    async def _mark(self, call: _Call) -> web.Response:
+    async def _mark(self, call: _MailpitCall) -> web.Response:
         which = _which(call.request, await call.body())
         if which.ids and which.search:
-            raise _RefusedError(400, "specify IDs or Search, not both")
+            raise _MailpitError(400, "specify IDs or Search, not both")
         await self._mail.ask(
             lambda capture: capture.mark(which.read, ids=which.ids or None, query=which.search, tz=call.tz)
         )
         return web.Response(text="ok")
 
-    async def _delete(self, call: _Call) -> web.Response:
+    async def _delete(self, call: _MailpitCall) -> web.Response:
         """Delete these messages, or all of them if no ids are given, as Mailpit does."""
         body = await call.body()
-        which = _which(call.request, body) if body.strip() else _Which()
+        which = _which(call.request, body) if body.strip() else _Selector()
         self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all of it'}")
         await self._mail.ask(lambda capture: capture.delete(ids=which.ids or None))
         return web.Response(text="ok")
 
-    async def _delete_found(self, call: _Call) -> web.Response:
+    async def _delete_found(self, call: _MailpitCall) -> web.Response:
         if not call.query.strip():
-            raise _RefusedError(400, "the search query is missing")
+            raise _MailpitError(400, "the search query is missing")
         self._mail.note(call.by, "captured mail deleted: what a search found")
         await self._mail.ask(lambda capture: capture.delete(query=call.query, tz=call.tz))
         return web.Response(text="ok")
 
     # --- one message ------------------------------------------------------------------------------------
 
-    async def _read(self, call: _Call, *, mark: bool = False) -> tuple[CaptureRow, bytes]:
+    async def _read(self, call: _MailpitCall, *, mark: bool = False) -> tuple[CaptureRow, bytes]:
         found = await self._mail.read(call.found["id"], call.by, mark=mark, query=call.query, tz=call.tz)
         if found is None:
-            raise _RefusedError(404, "message not found")
+            raise _MailpitError(404, "message not found")
         return found
 
-    async def _taken_apart(self, call: _Call, *, mark: bool = False) -> tuple[CaptureRow, Parts]:
+    async def _taken_apart(self, call: _MailpitCall, *, mark: bool = False) -> tuple[CaptureRow, MimeParts]:
         summary, octets = await self._read(call, mark=mark)
         return summary, await OPERATORS.run(take_apart, octets)
 
-    async def _one(self, call: _Call) -> web.Response:
+    async def _one(self, call: _MailpitCall) -> web.Response:
         summary, parts = await self._taken_apart(call, mark=True)
         shown = {
             **_summary(summary),
@@ -380,11 +380,11 @@ class Mailpit:
         }
         return _json(shown)
 
-    async def _raw(self, call: _Call) -> web.Response:
+    async def _raw(self, call: _MailpitCall) -> web.Response:
         _, octets = await self._read(call)
         return web.Response(body=octets, content_type="text/plain", charset="utf-8", headers=SHOWN_FIELDS)
 
-    async def _headers(self, call: _Call) -> web.Response:
+    async def _headers(self, call: _MailpitCall) -> web.Response:
         _, octets = await self._read(call)
         message = await OPERATORS.run(BytesHeaderParser(policy=compat32).parsebytes, octets)
         found: dict[str, list[str]] = {}
@@ -393,34 +393,34 @@ class Mailpit:
             found.setdefault(canonical, []).append(decoded(value))
         return _json(found)
 
-    async def _part(self, call: _Call) -> web.Response:
+    async def _part(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
         part = parts.find(call.found["part"])
         if part is None:
-            raise _RefusedError(404, "part not found")
+            raise _MailpitError(404, "part not found")
         return file_response(part)
 
-    async def _html(self, call: _Call) -> web.Response:
+    async def _html(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
         if not parts.html:
-            raise _RefusedError(404, "this message has no HTML part")
+            raise _MailpitError(404, "this message has no HTML part")
         return html_response(await OPERATORS.run(parts.html_to_show))
 
-    async def _text(self, call: _Call) -> web.Response:
+    async def _text(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
         return web.Response(text=parts.text, content_type="text/plain", headers=SHOWN_FIELDS)
 
-    async def _release(self, call: _Call) -> web.Response:
-        to = msgspec.json.decode(await call.body(), type=_Release).to
+    async def _release(self, call: _MailpitCall) -> web.Response:
+        to = msgspec.json.decode(await call.body(), type=_ReleaseRequest).to
         if not to:
-            raise _RefusedError(400, "no valid addresses found")
+            raise _MailpitError(400, "no valid addresses found")
         await self._mail.release(call.found["id"], to, call.by)
         return web.Response(text="ok")
 
-    async def _send(self, call: _Call) -> web.Response:
+    async def _send(self, call: _MailpitCall) -> web.Response:
         """Add the message to the captured mail. It does not pass through the relay."""
         try:
-            given = msgspec.json.decode(await call.body(), type=_Send)
+            given = msgspec.json.decode(await call.body(), type=_SendRequest)
             sender, recipients, octets = await OPERATORS.run(self._composed, given)
         except (BadRowError, Base64Error, msgspec.MsgspecError) as error:
             return _json({"Error": str(error)}, 400)
@@ -429,7 +429,7 @@ class Mailpit:
         await self._mail.ask(lambda capture: capture.add(message_id, sender, recipients, octets))
         return _json({"ID": message_id})
 
-    def _composed(self, given: _Send) -> tuple[str, Sequence[str], bytes]:
+    def _composed(self, given: _SendRequest) -> tuple[str, Sequence[str], bytes]:
         """Return sender, recipients and the composed message. Raise BadRowError or Base64Error if a value is
         invalid.
         """
@@ -453,7 +453,7 @@ class Mailpit:
             }
             for each in given.attachments
         ]
-        content = Content(
+        content = RowContent(
             subject=given.subject,
             text=given.text if given.text or not given.html else None,
             html=given.html or None,
@@ -468,20 +468,20 @@ class Mailpit:
     @property
     def _faults(self) -> InjectedFaults:
         if self._mail.sandbox is None:
-            raise _RefusedError(404, "chaos and simulated replies are available in the sandbox only")
+            raise _MailpitError(404, "chaos and simulated replies are available in the sandbox only")
         return self._mail.sandbox.faults
 
-    async def _chaos(self, call: _Call) -> web.Response:
+    async def _chaos(self, call: _MailpitCall) -> web.Response:
         return _json(self._faults.chaos)
 
-    async def _set_chaos(self, call: _Call) -> web.Response:
-        self._faults.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=Chaos))
+    async def _set_chaos(self, call: _MailpitCall) -> web.Response:
+        self._faults.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=ChaosTriggers))
         return await self._chaos(call)
 
-    async def _behaviours(self, call: _Call) -> web.Response:
+    async def _behaviours(self, call: _MailpitCall) -> web.Response:
         return _json(self._faults.behaviours)
 
-    async def _set_behaviours(self, call: _Call) -> web.Response:
+    async def _set_behaviours(self, call: _MailpitCall) -> web.Response:
         self._faults.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
         return await self._behaviours(call)
 
@@ -492,7 +492,7 @@ def html_response(html: str) -> web.Response:
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SHOWN_FIELDS)
 
 
-def file_response(part: Part) -> web.Response:
+def file_response(part: MimePart) -> web.Response:
     """Return a file of a message as a download, so that no browser shows it as a page of this relay."""
     kind = part.content_type if part.content_type in _IMAGES else "application/octet-stream"
     name = re.sub(r"[^A-Za-z0-9._ -]|^[. ]+", "_", part.file_name)[:100].strip() or f"part-{part.number}"
@@ -502,13 +502,13 @@ def file_response(part: Part) -> web.Response:
     )
 
 
-def _which(request: web.Request, body: bytes) -> _Which:
+def _which(request: web.Request, body: bytes) -> _Selector:
     """Return the selected messages from JSON, or from a form, which the Python client sends."""
     if media_type(request) == "application/x-www-form-urlencoded":
         fields = parse_qs(body.decode())
         read = next((values[0] for name, values in fields.items() if name.lower() == "read"), "")
-        return _Which(ids=fields.get("ids"), read=read.lower() in ("true", "1"))
-    return msgspec.json.decode(body, type=_Which)
+        return _Selector(ids=fields.get("ids"), read=read.lower() in ("true", "1"))
+    return msgspec.json.decode(body, type=_Selector)
 
 
 def _summary(summary: CaptureRow) -> dict[str, object]:
@@ -536,7 +536,7 @@ def _people(some: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"Name": name, "Address": address} for name, address in some]
 
 
-def _attachment(part: Part) -> dict[str, object]:
+def _attachment(part: MimePart) -> dict[str, object]:
     sums = {
         "MD5": hashlib.md5(part.content, usedforsecurity=False).hexdigest(),
         "SHA1": hashlib.sha1(part.content, usedforsecurity=False).hexdigest(),

@@ -19,7 +19,7 @@ from zonerelay.control.runner import Handler, OnError, Runner
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import addresses_in
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import BusyError, ControlError
 from zonerelay.operations.requests import Request
 
@@ -52,7 +52,7 @@ class Sandbox:
     """
 
 
-class Streams:
+class StreamCounter:
     """Counts the open event streams of each token."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Operators:
     clock: Clock
     submit: Submit
     rules: Callable[[], ListenerSettings]
-    streams: Streams = field(default_factory=Streams)
+    streams: StreamCounter = field(default_factory=StreamCounter)
     sandbox: Sandbox | None = None
 
     def is_valid(self, token: Token) -> bool:
@@ -129,7 +129,7 @@ class Operators:
         found: list[str] = []
         for request in questions:
             with contextlib.suppress(ControlError):
-                call = Call(request=request, caller="")
+                call = OperationCall(request=request, caller="")
                 async with contextlib.aclosing(self.asking.frames(call)) as frames:
                     async for frame in frames:
                         found += addresses_in(frame)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from zonerelay.admin.api.problems import Problem
+from zonerelay.admin.api.problems import ApiError
 from zonerelay.admin.api.routes import Api
 from zonerelay.admin.api.verbs import VERBS
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, answered, dress
-from zonerelay.admin.visit import VISIT, Visit
+from zonerelay.admin.visit import VISIT, RequestIdentity
 
 MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0
@@ -64,18 +64,18 @@ class PeerServer:
         if request.transport is None:
             raise ConnectionResetError
         uid, gid, name = caller(request.transport.get_extra_info("socket"))
-        VISIT.set(Visit("", secure=True, private=True, peer=name))
+        VISIT.set(RequestIdentity("", secure=True, private=True, peer=name))
         self._silent.discard(request.protocol)
         self._running += 1
         response: web.StreamResponse
         try:
             if uid not in (0, os.geteuid()) and gid != os.getegid():
-                response = Problem(
+                response = ApiError(
                     403, "forbidden", f"the user {name} is not allowed to operate this relay"
                 ).response()
             elif self._running > MAX_CLIENTS:
                 text = f"the limit of {MAX_CLIENTS} connected commands is reached; try again"
-                response = Problem(503, "busy", text).response()
+                response = ApiError(503, "busy", text).response()
             else:
                 response = await answered(request, self._api.serve, self._operators.on_error)
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from zonerelay.admin.visit import Visit, plain
+from zonerelay.admin.visit import RequestIdentity, plain
 from zonerelay.control.runner import OnError
 from zonerelay.routing.addresses import Networks
 
@@ -66,12 +66,12 @@ async def read_body(request: web.BaseRequest, most: int, seconds: float) -> byte
     return bytes(octets)
 
 
-def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Visit:
+def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> RequestIdentity:
     """Return the visit of a request. `secure`: the connection has TLS."""
     peername = request.transport.get_extra_info("peername") if request.transport is not None else None
     peer = client = _unmapped(str(peername[0])) if peername else ""
     if not proxies.match(peer):
-        return Visit(client, secure, private=secure or _is_loopback(peer))
+        return RequestIdentity(client, secure, private=secure or _is_loopback(peer))
     names = _listed(request, "X-Forwarded-For")
     # The entries that trusted proxies added, from the right. A client may have forged those to their left.
     believed = 0
@@ -82,7 +82,7 @@ def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Vi
             break
     schemes = [each.lower() for each in _listed(request, "X-Forwarded-Proto")[-(believed or 1) :]]
     secure = bool(schemes) and all(each == "https" for each in schemes)
-    return Visit(client, secure, private="http" not in schemes or _is_loopback(client))
+    return RequestIdentity(client, secure, private="http" not in schemes or _is_loopback(client))
 
 
 def _listed(request: web.BaseRequest, name: str) -> list[str]:

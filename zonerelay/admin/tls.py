@@ -25,7 +25,7 @@ def server_context(
     certificate: Path, key: Path | None, on_error: Callable[[str, BaseException], None]
 ) -> ssl.SSLContext:
     """Return a context that uses the current certificate. Raise TlsError if it is not usable."""
-    files = _Files(certificate, key or certificate)
+    files = _CertificateFiles(certificate, key or certificate)
     try:
         context = files.read()
     except CertificateError as error:
@@ -45,7 +45,7 @@ def server_context(
     return context
 
 
-class _Files:
+class _CertificateFiles:
     """The certificate and key files and their modification times."""
 
     def __init__(self, certificate: Path, key: Path) -> None:

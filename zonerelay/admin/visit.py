@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-VISIT: ContextVar[Visit] = ContextVar("visit")
+VISIT: ContextVar[RequestIdentity] = ContextVar("visit")
 """The visit of the request that the current task answers."""
 
 
 @dataclass(slots=True)
-class Visit:
+class RequestIdentity:
     """The client and the identity of one HTTP request.
 
     `client` is the client's address, behind a proxy the one that the proxy names.

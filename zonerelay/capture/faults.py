@@ -16,19 +16,19 @@ import msgspec
 MAX_BEHAVIOURS = 1000
 
 
-class Trigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+class ChaosTrigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """A trigger that rejects a command at random. `probability` is a percentage."""
 
     error_code: Annotated[int, msgspec.Meta(ge=400, le=599)] = 451
     probability: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
 
 
-class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+class ChaosTriggers(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """The triggers of Mailpit's chaos; omitted triggers are off."""
 
-    sender: Trigger = Trigger()
-    recipient: Trigger = Trigger()
-    authentication: Trigger = Trigger(error_code=535)
+    sender: ChaosTrigger = ChaosTrigger()
+    recipient: ChaosTrigger = ChaosTrigger()
+    authentication: ChaosTrigger = ChaosTrigger(error_code=535)
 
 
 class FaultError(Exception):
@@ -43,11 +43,11 @@ class InjectedFaults:
     def __init__(self, is_known: Callable[[str], bool]) -> None:
         self._is_known = is_known
         self._random = random.Random()
-        self.chaos = Chaos()
+        self.chaos = ChaosTriggers()
         self.behaviours: dict[str, str] = {}
         """Names of behaviours by address in lower case; the sink looks at this very mapping."""
 
-    def set_chaos(self, chaos: Chaos) -> None:
+    def set_chaos(self, chaos: ChaosTriggers) -> None:
         self.chaos = chaos
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
@@ -62,5 +62,5 @@ class InjectedFaults:
         self.behaviours.clear()
         self.behaviours.update((address.lower(), name) for address, name in wanted.items())
 
-    def strikes(self, trigger: Trigger) -> bool:
+    def strikes(self, trigger: ChaosTrigger) -> bool:
         return self._random.random() * 100 < trigger.probability

@@ -51,7 +51,7 @@ Person = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MimePart:
     """One MIME part of a captured message."""
 
     number: str
@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
+class MimeParts:
     """The MIME parts of a captured message. `raw` are the header fields in order, unchanged; `headers` are
     the same, decoded.
     """
@@ -71,8 +71,8 @@ class Parts:
     headers: list[tuple[str, str]] = field(init=False)
     text: str = ""
     html: str = ""
-    attachments: list[Part] = field(default_factory=list)
-    inline: list[Part] = field(default_factory=list)
+    attachments: list[MimePart] = field(default_factory=list)
+    inline: list[MimePart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.headers = [(name, decoded(value)) for name, value in self.raw]
@@ -113,7 +113,7 @@ class Parts:
         found += _URL.findall(self.text)
         return list(dict.fromkeys(each.strip() for each in found if ":" in each))[:MAX_LINKS]
 
-    def find(self, number: str) -> Part | None:
+    def find(self, number: str) -> MimePart | None:
         return next((each for each in (*self.attachments, *self.inline) if each.number == number), None)
 
     def html_to_show(self) -> str:
@@ -138,7 +138,7 @@ class Parts:
 _SEARCHED = ("subject", "from", "to", "cc", "bcc", "reply-to", "message-id")
 
 
-def take_apart(octets: bytes) -> Parts:
+def take_apart(octets: bytes) -> MimeParts:
     containers = len(_CONTAINERS.findall(octets))
     if (
         containers > _MAX_CONTAINERS
@@ -149,7 +149,7 @@ def take_apart(octets: bytes) -> Parts:
         return _as_text(octets)
     try:
         message = BytesParser(policy=compat32).parsebytes(octets)
-        parts = Parts(raw=_headers(message))
+        parts = MimeParts(raw=_headers(message))
         for number, part in _leaves(message):
             _put(parts, number, part)
     except Exception:  # noqa: BLE001 - the standard library fails at some messages in ways of its own
@@ -157,13 +157,13 @@ def take_apart(octets: bytes) -> Parts:
     return parts
 
 
-def _as_text(octets: bytes) -> Parts:
+def _as_text(octets: bytes) -> MimeParts:
     head, _, rest = octets.partition(b"\r\n\r\n")
     try:
         headers = _headers(BytesHeaderParser(policy=compat32).parsebytes(head[: 64 * 1024]))
     except Exception:  # noqa: BLE001 - as above
         headers = []
-    return Parts(raw=headers, text=rest[:MAX_WORDS].decode("utf-8", "replace"))
+    return MimeParts(raw=headers, text=rest[:MAX_WORDS].decode("utf-8", "replace"))
 
 
 def _headers(message: Message) -> list[tuple[str, str]]:
@@ -195,7 +195,7 @@ def _leaves(message: Message, prefix: str = "") -> Iterator[tuple[str, Message]]
         yield prefix.rstrip(".") or "0", message
 
 
-def _put(parts: Parts, number: str, part: Message) -> None:
+def _put(parts: MimeParts, number: str, part: Message) -> None:
     kind = part.get_content_type()
     name = decoded(_parameter(part, "filename", "Content-Disposition") or _parameter(part, "name"))
     place = part.get_content_disposition()
@@ -212,7 +212,7 @@ def _put(parts: Parts, number: str, part: Message) -> None:
             parts.text += text
         return
     content_id = decoded(part.get("Content-ID", "")).strip().strip("<>")
-    found = Part(number, name, kind, content_id, content)
+    found = MimePart(number, name, kind, content_id, content)
     (parts.inline if place == "inline" or (content_id and place is None) else parts.attachments).append(found)
 
 

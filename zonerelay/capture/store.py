@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.capture.parts import SNIPPET, Parts, take_apart
+from zonerelay.capture.parts import SNIPPET, MimeParts, take_apart
 from zonerelay.capture.search import condition
 from zonerelay.config.settings import Settings, space_guard
 from zonerelay.process.files import SideDatabase, in_words
@@ -163,7 +163,7 @@ class Capture:
             database.execute("INSERT INTO content VALUES (?, ?)", (added.lastrowid, octets))
 
     def _row(
-        self, message_id: str, sender: str, recipients: Sequence[str], size: int, parts: Parts
+        self, message_id: str, sender: str, recipients: Sequence[str], size: int, parts: MimeParts
     ) -> tuple[object, ...]:
         bcc = _unnamed(parts, recipients)
         words = " ".join([parts.words(), sender, *(address for _, address in bcc)]).lower()
@@ -400,7 +400,7 @@ def _summary(row: Sequence[object]) -> CaptureRow:
     return msgspec.convert(known, CaptureRow, strict=False)
 
 
-def _unnamed(parts: Parts, recipients: Sequence[str]) -> list[tuple[str, str]]:
+def _unnamed(parts: MimeParts, recipients: Sequence[str]) -> list[tuple[str, str]]:
     named = {address.lower() for name in ("to", "cc") for _, address in parts.people(name)}
     bcc = [each for each in parts.people("bcc") if each[1].lower() not in named]
     named |= {address.lower() for _, address in bcc}

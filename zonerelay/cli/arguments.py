@@ -29,7 +29,7 @@ from zonerelay.model.queue_name import Priority
 if TYPE_CHECKING:
     import msgspec
 
-    from zonerelay.operations.operation import Described, Operation
+    from zonerelay.operations.operation import FieldDescription, Operation
 
 Parse = Callable[[str], Any]
 R = TypeVar("R", bound="msgspec.Struct")
@@ -133,7 +133,7 @@ _BY_UNIT: dict[str, Callable[[str], Any]] = {
     "FINGERPRINT": _fingerprint,
     "HEADER": _header,
 }
-"""By the name of an `operations.operation.Unit`, which commands without an operation do not load."""
+"""By the name of an `operations.operation.OptionUnit`, which commands without an operation do not load."""
 
 
 def _number(least: int = 0, most: int = 2**31) -> Callable[[str], int]:
@@ -542,11 +542,11 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, option
             groups[within].add_argument(flag, dest=_dest(each), **options)
 
 
-def _dest(described: Described) -> str:
+def _dest(described: FieldDescription) -> str:
     return f"{described.within}.{described.name}" if described.within else described.name
 
 
-def _options(described: Described) -> dict[str, Any]:
+def _options(described: FieldDescription) -> dict[str, Any]:
     """Return the keyword arguments of `add_argument` for a field."""
     unit, default = described.option.unit, described.default
     if described.type is bool:

@@ -26,7 +26,7 @@ WIDTH = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class OptionDescription:
     """The description of an option for the reference pages. `table` is "" for the keys at the top of the
     file; `default` is written as TOML.
     """
@@ -42,14 +42,14 @@ class Described:
         return f"[[{self.table}]]" if self.table in REPEATED else f"[{self.table}]" if self.table else ""
 
 
-def options() -> Iterator[Described]:
+def options() -> Iterator[OptionDescription]:
     """Yield every option, in the order of the file."""
     tables: dict[str, type[DataclassInstance]] = {"": Settings, **TABLES}
     for name, table in tables.items():
         described, docs = options_of(table), _docstrings(table)
         for field in dataclasses.fields(table):
             if option := described.get(field.name):
-                yield Described(name, field.name, toml_value(field.default, option), docs[field.name])
+                yield OptionDescription(name, field.name, toml_value(field.default, option), docs[field.name])
 
 
 def about(table: str) -> str:

@@ -76,7 +76,7 @@ _HEAD_OF_TABLE = re.compile(
 _MOST = 1_000_000_000
 
 
-class Mode(enum.StrEnum):
+class UserMode(enum.StrEnum):
     """The mode of a user's mail, such as sending or capturing it (`docs/send/users.md`)."""
 
     DELIVER = "deliver"
@@ -119,7 +119,7 @@ def _secret() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rails:
+class UserLimits:
     """The limits of a user: allowed recipients, sizes, quotas and mode. 0 and an empty list mean no limit.
     `second_hash` is the hash of a second password (`user rotate`). `given` are the keys in the table; a key
     with the value for no limit overrides the default table.
@@ -131,7 +131,7 @@ class Rails:
     recipients: tuple[str, ...] = texts((), form=forms.address_pattern)
     zones: tuple[str, ...] = texts((), form=forms.name)
     max_message_size: int = _octets()
-    mode: Mode = choice(Mode.DELIVER)
+    mode: UserMode = choice(UserMode.DELIVER)
     mailbox: str = text("", form=_mailbox)
     idempotency: UserIdempotency = choice(UserIdempotency.LISTENER)
     messages_per_minute: int = _number()
@@ -154,23 +154,23 @@ class Rails:
         }
         return {name: most for name, most in every.items() if most}
 
-    def check(self) -> Rails:
+    def check(self) -> UserLimits:
         """Return this object. Raise ValueError if its options contradict each other."""
-        if self.mode in (Mode.REDIRECT, Mode.COPY) and not self.mailbox:
+        if self.mode in (UserMode.REDIRECT, UserMode.COPY) and not self.mailbox:
             raise ValueError(f'mode = "{self.mode}" requires a mailbox that receives the mail or its copy')
-        if self.mode is Mode.LISTED and not self.recipients:
+        if self.mode is UserMode.LISTED and not self.recipients:
             raise ValueError('mode = "listed" requires recipients, to whom mail is delivered')
         return self
 
 
-NONE = Rails()
-OPTIONS = options_of(Rails)
+NONE = UserLimits()
+OPTIONS = options_of(UserLimits)
 KEYS = tuple(key for key in OPTIONS if key != "second_hash")
 """The keys that an operator writes."""
 
 
 @dataclass(slots=True)
-class RailsFile:
+class UserLimitsFile:
     """The tables of one file of user limits. `places` has the position of each user's table in the text, or
     its content if the file was read as a whole. `_DEFAULT` is the key of the table [default].
     """
@@ -179,13 +179,13 @@ class RailsFile:
     text: str = ""
     places: Mapping[str, tuple[int, int] | dict[str, object]] = dataclasses.field(default_factory=dict)
     lines: Mapping[KeyPath, int] = dataclasses.field(default_factory=dict)
-    default: Rails = NONE
-    _known: dict[str, Rails | CredentialsError] = dataclasses.field(default_factory=dict)
+    default: UserLimits = NONE
+    _known: dict[str, UserLimits | CredentialsError] = dataclasses.field(default_factory=dict)
 
     def users(self) -> list[str]:
         return [each for each in self.places if each != _DEFAULT]
 
-    def own(self, user: str) -> Rails:
+    def own(self, user: str) -> UserLimits:
         """Return the table of a user, without the values of [default]. Raise CredentialsError if it is
         invalid.
         """
@@ -204,11 +204,11 @@ class RailsFile:
             raise known
         return known
 
-    def of(self, user: str) -> Rails:
+    def of(self, user: str) -> UserLimits:
         """Return the limits that apply to a user. Raise CredentialsError if they are invalid."""
         return _over(self.default, self.own(user)) if user in self.places else self.default
 
-    def changed(self, user: str, table: Rails) -> str:
+    def changed(self, user: str, table: UserLimits) -> str:
         """Return the text of the file with a changed table of a user. Raise CredentialsError if a table is
         invalid.
         """
@@ -222,7 +222,7 @@ class RailsFile:
         before, behind = text[:start].rstrip("\n"), text[end:].lstrip("\n")
         return f"{before}\n{_written(user, table)}" + (f"\n{behind}" if behind else "")
 
-    def _table(self, user: str) -> Rails:
+    def _table(self, user: str) -> UserLimits:
         path: KeyPath = ("user", user) if user != _DEFAULT else ("default",)
         if user != _DEFAULT:
             check_name(user)
@@ -236,13 +236,13 @@ class RailsFile:
         return _table(table, path, lines)
 
 
-def _written(user: str, table: Rails) -> str:
+def _written(user: str, table: UserLimits) -> str:
     head = f"[user.{quote(user)}]" if user != _DEFAULT else "[default]"
     lines = lines_of(table)
     return "".join(f"{line}\n" for line in ("", head, *lines)) if lines else ""
 
 
-def _over(default: Rails, own: Rails) -> Rails:
+def _over(default: UserLimits, own: UserLimits) -> UserLimits:
     if default is NONE:
         return own
     return dataclasses.replace(default, **{key: getattr(own, key) for key in own.given}, given=own.given)
@@ -252,7 +252,7 @@ def file_beside(credentials: Path) -> Path:
     return credentials.with_name(f"{credentials.name}{_SUFFIX}")
 
 
-def read(path: Path, *, whole: bool = False) -> RailsFile:
+def read(path: Path, *, whole: bool = False) -> UserLimitsFile:
     """Return the file's tables. Raise CredentialsError if the whole file is unusable (see
     `credentials.file.read`).
     """
@@ -260,15 +260,15 @@ def read(path: Path, *, whole: bool = False) -> RailsFile:
         return parse(read_text(path, whole=whole), str(path))
     except CredentialsError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return RailsFile(str(path))
+            return UserLimitsFile(str(path))
         raise
 
 
-def parse(content: str, file_name: str) -> RailsFile:
+def parse(content: str, file_name: str) -> UserLimitsFile:
     """Return the tables in a text. Raise CredentialsError if the whole text is unusable."""
     places = _places(content)
     if places is not None:
-        found = RailsFile(file_name, content, places)
+        found = UserLimitsFile(file_name, content, places)
     else:
         try:
             document = tomllib.loads(content)
@@ -281,7 +281,7 @@ def parse(content: str, file_name: str) -> RailsFile:
                 f'{file_name}: expected only tables such as [user."name"], and the table [default]'
             )
         shared = {_DEFAULT: document["default"]} if document else {}
-        found = RailsFile(file_name, content, tables | shared, lines)
+        found = UserLimitsFile(file_name, content, tables | shared, lines)
     if _DEFAULT in found.places:
         found.default = found.own(_DEFAULT)
     return found
@@ -304,19 +304,19 @@ def _places(content: str) -> dict[str, tuple[int, int] | dict[str, object]] | No
     return places
 
 
-def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]) -> Rails:
+def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]) -> UserLimits:
     """Return the limits in a table. Raise TypeError, ValueError or ConfigError if it is invalid."""
     report = Report(lines)
     options = OPTIONS if path[0] == "user" else {key: OPTIONS[key] for key in KEYS}
     for key in dict(table).keys() - options.keys():
         report.refuse((*path, key), f"unknown key{did_you_mean(key, options)}")
-    found = read_options(Rails, table, path, report)
+    found = read_options(UserLimits, table, path, report)
     report.raise_problems()
     checked = dataclasses.replace(found, given=frozenset(table))
     return checked if path[0] == "user" else checked.check()
 
 
-def lines_of(rails: Rails) -> list[str]:
+def lines_of(rails: UserLimits) -> list[str]:
     """Return a line `key = value` for each limit that is set or written in the table."""
     return [
         f"{key} = {toml_value(getattr(rails, key), option)}"
@@ -325,7 +325,7 @@ def lines_of(rails: Rails) -> list[str]:
     ]
 
 
-def document_of(rails: Rails) -> dict[str, object]:
+def document_of(rails: UserLimits) -> dict[str, object]:
     """Return the same keys as `lines_of`, as values, without the hash."""
     lines = lines_of(dataclasses.replace(rails, second_hash=""))
     return {
@@ -334,7 +334,7 @@ def document_of(rails: Rails) -> dict[str, object]:
     }
 
 
-def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) -> Rails:
+def changed(rails: UserLimits, assignments: list[str], others: tuple[str, ...] = ()) -> UserLimits:
     """Apply `key=value` assignments; an empty value removes the key. Raise ValueError with a message, which
     also lists `others`.
     """
@@ -371,7 +371,7 @@ def _read(value: str, option: Option) -> object:
 
 # Receives the current user and limits, and returns the new limits. It may raise an exception to change
 # nothing.
-ChangeRails = Callable[[User, Rails], Rails]
+ChangeRails = Callable[[User, UserLimits], UserLimits]
 
 
 def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> ChangeBeside:

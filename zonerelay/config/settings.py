@@ -33,8 +33,8 @@ from zonerelay.config.options.options import (
 )
 from zonerelay.config.tables.credential import (
     CredentialSettings,
-    Mechanism,
     OauthGrant,
+    SaslMechanismName,
     passwords_that_end,
 )
 from zonerelay.config.tables.delivery import (
@@ -58,8 +58,8 @@ from zonerelay.config.tables.listener import (
 )
 from zonerelay.config.tables.rewrite import (
     DkimSettings,
+    RewriteScope,
     RewriteSettings,
-    RewriteWhere,
     SrsSettings,
     read_key_file,
     srs_secrets,
@@ -91,13 +91,13 @@ from zonerelay.config.tables.webhook import (
     webhook_keys,
 )
 from zonerelay.config.tables.zone import (
-    Convert,
+    BodyConversion,
     DestinationSettings,
     DestinationTls,
     DkimMode,
-    InDoubt,
-    SourceBy,
+    InDoubtAction,
     SourceSettings,
+    SourceUnit,
     TlsMode,
     ZoneSettings,
 )

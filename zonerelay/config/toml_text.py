@@ -42,7 +42,7 @@ def changed(settings: Settings, report: Report) -> str:
 def _document(
     settings: Settings, report: Report, *, commented: frozenset[KeyPath], only_changed: bool = False
 ) -> str:
-    writing = _Writing(report, commented, only_changed)
+    writing = _TomlWriter(report, commented, only_changed)
     lines = list(writing.keys(settings, ()))
     tables: list[str] = []
     for name in TABLES:
@@ -59,7 +59,7 @@ def _document(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Writing:
+class _TomlWriter:
     """Collects the lines of a TOML document that is being written."""
 
     report: Report

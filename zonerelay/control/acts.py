@@ -15,16 +15,16 @@ import msgspec
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.operations import requests
-from zonerelay.operations.answers import ActRow, Changed
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.answers import ActRow, ChangeResult
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, UnavailableError
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import (
+    ChangeCounts,
     Operations,
     QueueFilter,
     RerouteError,
-    Rerouting,
-    Result,
+    RerouteRun,
     VerbProgress,
     described,
 )
@@ -46,7 +46,9 @@ class OperatorActs:
         self._zones = zones
         self._clock = clock
 
-    async def change(self, request: requests.QueueChange, call: Call, progress: VerbProgress) -> Changed:
+    async def change(
+        self, request: requests.QueueChange, call: OperationCall, progress: VerbProgress
+    ) -> ChangeResult:
         """Run a change. Raise ControlError if it is not possible or ends half-way."""
         if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("the time of the retry must be within the next year", pointer="/at")
@@ -71,7 +73,7 @@ class OperatorActs:
                 ) from error
             raise
         act = await self._finish(act, result)
-        return Changed(
+        return ChangeResult(
             action=request.action,
             matched=result.matched,
             changed=result.changed,
@@ -85,10 +87,10 @@ class OperatorActs:
         self,
         request: requests.QueueChange,
         wanted: QueueFilter,
-        rerouting: Rerouting | None,
+        rerouting: RerouteRun | None,
         progress: VerbProgress,
         act: Act,
-    ) -> Result:
+    ) -> ChangeCounts:
         verbs = self._operations
         match request:
             case requests.Retry():
@@ -105,7 +107,7 @@ class OperatorActs:
         assert rerouting is not None
         return await verbs.reroute(wanted, rerouting, progress, act=act)
 
-    async def undo(self, request: requests.Undo, call: Call, progress: VerbProgress) -> Changed:
+    async def undo(self, request: requests.Undo, call: OperationCall, progress: VerbProgress) -> ChangeResult:
         """Undo a change. Raise NotFoundError if the journal does not have it, ControlError if it cannot be
         undone, and StoreError if the store fails.
         """
@@ -117,7 +119,7 @@ class OperatorActs:
             raise ControlError(f"change {undone.id} ({undone.verb}) cannot be undone: {undone.problem}")
         if undone.undone_by:
             note = f"change {undone.id} was already undone by change {undone.undone_by}"
-            return Changed(action="undo", matched=0, changed=0, busy=0, undoes=undone.id, note=note)
+            return ChangeResult(action="undo", matched=0, changed=0, busy=0, undoes=undone.id, note=note)
         if self._journal.is_running(undone.id):
             raise ControlError(
                 f"change {undone.id} ({undone.verb}) is still running; undo it when it has ended"
@@ -135,7 +137,7 @@ class OperatorActs:
                 raise ControlError(text) from error
             raise
         act = await self._finish(act, result)
-        return Changed(
+        return ChangeResult(
             action="undo",
             matched=result.matched,
             changed=result.changed,
@@ -157,7 +159,9 @@ class OperatorActs:
             raise NotFoundError(f"no change {act_id} in the last 24 hours")
         return _row(found[0])
 
-    async def _begin(self, request: requests.QueueChange | requests.Undo, call: Call, act: Act) -> Act:
+    async def _begin(
+        self, request: requests.QueueChange | requests.Undo, call: OperationCall, act: Act
+    ) -> Act:
         act = msgspec.structs.replace(
             act,
             id=call.id or secrets.token_hex(4),
@@ -171,16 +175,16 @@ class OperatorActs:
             raise ControlError(str(error)) from error
         return act
 
-    async def _finish(self, act: Act, result: Result) -> Act:
+    async def _finish(self, act: Act, result: ChangeCounts) -> Act:
         return await self._journal.finish(
             msgspec.structs.replace(act, matched=result.matched, changed=result.changed, busy=result.busy)
         )
 
-    def _rerouting(self, request: requests.QueueChange) -> Rerouting | None:
+    def _rerouting(self, request: requests.QueueChange) -> RerouteRun | None:
         if not isinstance(request, requests.Reroute):
             return None
         try:
-            return Rerouting(
+            return RerouteRun(
                 self._zones,
                 to_zone=request.to_zone,
                 next_hop=request.next_hop,
@@ -200,7 +204,7 @@ def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> Qu
     return replace(found, message_ids=frozenset(map(MessageId, meant)))
 
 
-def _aim(request: requests.QueueChange, rerouting: Rerouting | None) -> str:
+def _aim(request: requests.QueueChange, rerouting: RerouteRun | None) -> str:
     if rerouting is not None:
         return f" to {rerouting.aim}"
     at = request.at if isinstance(request, requests.Retry) else None

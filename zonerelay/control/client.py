@@ -17,9 +17,9 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from zonerelay.operations.answers import MAX_FRAME, End, Frame, Problem, decode_frame
+from zonerelay.operations.answers import MAX_FRAME, EndFrame, ErrorFrame, Frame, decode_frame
 from zonerelay.operations.catalogue import operation_of
-from zonerelay.operations.errors import ControlError, Kind, NotRunningError, error_of
+from zonerelay.operations.errors import ControlError, ErrorKind, NotRunningError, error_of
 
 TIMEOUT = 60.0
 LINES = "application/x-ndjson"
@@ -29,14 +29,14 @@ _FIELD = re.compile(r"{(\w+)}")
 F = TypeVar("F")
 
 
-class _Failed(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     """The body of a failed response (RFC 9457)."""
 
-    code: str = Kind.UNEXPECTED
+    code: str = ErrorKind.UNEXPECTED
     detail: str = ""
 
 
-class _Connection(HTTPConnection):
+class _ControlConnection(HTTPConnection):
     """A connection to the control socket."""
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -57,14 +57,14 @@ class ControlClient:
         self._timeout = timeout
 
     def stream(self, request: msgspec.Struct) -> Iterator[Frame]:
-        """Yield every frame of the answer as it arrives, `End` last. Raise ControlError if the
+        """Yield every frame of the answer as it arrives, `EndFrame` last. Raise ControlError if the
         request fails.
         """
         try:
             method, target, body = written(request)
         except UnicodeEncodeError as error:  # an argument from the shell is not valid text
             raise ControlError("the request is not valid UTF-8") from error
-        connection = _Connection(self._path, self._timeout)
+        connection = _ControlConnection(self._path, self._timeout)
         try:
             self._connect(connection)
             fields = {"Accept": LINES, "Connection": "close"}
@@ -93,17 +93,17 @@ class ControlClient:
 
     def all(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
-    ) -> tuple[list[F], End]:
+    ) -> tuple[list[F], EndFrame]:
         """Return the frames of one kind, few enough to be in memory, and the end. `saw` is called with every
         frame.
         """
         found: list[F] = []
-        end = End()
+        end = EndFrame()
         for frame in self.stream(request):
             saw(frame)
             if isinstance(frame, answer):
                 found.append(frame)
-            elif isinstance(frame, End):
+            elif isinstance(frame, EndFrame):
                 end = frame
         return found, end
 
@@ -113,7 +113,7 @@ class ControlClient:
 
     def answered(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
-    ) -> tuple[F, End]:
+    ) -> tuple[F, EndFrame]:
         """Return the response to a request, and the final frame, which names the workers that did not
         answer.
         """
@@ -124,7 +124,7 @@ class ControlClient:
             )
         return found[-1], end
 
-    def _connect(self, connection: _Connection) -> None:
+    def _connect(self, connection: _ControlConnection) -> None:
         try:
             connection.connect()
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -158,10 +158,10 @@ class ControlClient:
             del unread[:end]
             for line in lines:
                 frame = decode_frame(line)
-                if isinstance(frame, Problem):
+                if isinstance(frame, ErrorFrame):
                     raise error_of(frame.code, frame.detail, frame.pointer)
                 yield frame
-                if isinstance(frame, End):
+                if isinstance(frame, EndFrame):
                     return
         raise ConnectionResetError
 
@@ -188,7 +188,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
 def failure(status: int, body: bytes) -> ControlError:
     """Convert a response with a status other than 200 to an error."""
     try:
-        found = msgspec.json.decode(body, type=_Failed)
+        found = msgspec.json.decode(body, type=_ErrorBody)
     except msgspec.DecodeError:
-        found = _Failed()
+        found = _ErrorBody()
     return error_of(found.code, found.detail or f"the relay responded with HTTP status {status}")

@@ -20,7 +20,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
 from zonerelay.operations.answers import DestinationStatus, order_of
 from zonerelay.queue.aio import closing
-from zonerelay.queue.destination.destinations import DestinationStatus as Known
+from zonerelay.queue.destination.destinations import DestinationFigures as Known
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
@@ -37,7 +37,7 @@ ROWS = 100
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingDomain:
     """Queued deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest attempt."""
 
     counts: QueueCounts = field(default_factory=QueueCounts)
@@ -62,7 +62,7 @@ class Waiting:
         self.oldest = min(self.oldest, delivery.created)
         self._attempted(delivery.last)
 
-    def add(self, other: Waiting, *, kept: bool) -> None:
+    def add(self, other: WaitingDomain, *, kept: bool) -> None:
         """Add other deliveries. `kept` means that an operator has suspended them."""
         counts = other.counts
         self.held_by_order += other.held_by_order
@@ -92,7 +92,7 @@ class Waiting:
         return "" if self.last is None else class_of(self.last.reply, local=self.last.local)
 
 
-class Destinations:
+class DestinationRows:
     """Collects the rows of destinations for `status`. They belong to its event loop; call `close` before the
     store is closed.
     """
@@ -104,7 +104,7 @@ class Destinations:
         self._store = store
         self._scheduler = scheduler
         self._clock = clock
-        self._domains: dict[tuple[str, str], Waiting] = {}
+        self._domains: dict[tuple[str, str], WaitingDomain] = {}
         self._fresh_until = 0.0
         self._task: asyncio.Task[None] | None = None
         self._turns: dict[tuple[str, str], DestinationStatus] = {}
@@ -122,8 +122,8 @@ class Destinations:
         """
         await self._counted()
         now, count = self._clock.now(), 0
-        best: list[tuple[tuple[object, ...], int, _Found]] = []
-        large: list[tuple[tuple[object, ...], int, _Found]] = []
+        best: list[tuple[tuple[object, ...], int, _DestinationData]] = []
+        large: list[tuple[tuple[object, ...], int, _DestinationData]] = []
         found = self._found()
         while some := list(islice(found, SLICE)):
             best = sorted([*best, *((each.order(now), count + at, each) for at, each in enumerate(some))])
@@ -167,7 +167,7 @@ class Destinations:
     async def _count(self) -> None:
         began, now = self._clock.monotonic(), self._clock.now()
         every = max(1, sum(counts.total for counts in self._store.counts().values()) // SAMPLE)
-        found: dict[tuple[str, str], Waiting] = {}
+        found: dict[tuple[str, str], WaitingDomain] = {}
         seen = 0
         try:
             scan = self._store.scan(wanted=everybody if every == 1 else EveryNth(every))
@@ -177,7 +177,7 @@ class Destinations:
                     if key not in found and len(found) >= MAX_KEYS:
                         key = (delivery.zone, OTHERS)
                     by_order = self._orders is not None and self._orders.holds(delivery)
-                    found.setdefault(key, Waiting()).count(delivery, every, now, by_order=by_order)
+                    found.setdefault(key, WaitingDomain()).count(delivery, every, now, by_order=by_order)
                     seen += 1
                     if seen % SLICE == 0:
                         await asyncio.sleep(0)
@@ -189,8 +189,8 @@ class Destinations:
             self._fresh_until = ended + max(FRESH, 20 * (ended - began))
             self._task = None
 
-    def _found(self) -> Iterator[_Found]:
-        waiting: dict[tuple[str, str], Waiting] = {}
+    def _found(self) -> Iterator[_DestinationData]:
+        waiting: dict[tuple[str, str], WaitingDomain] = {}
         names = dict[tuple[str, str], str]()
         for (zone, domain), mail in self._domains.items():
             key = self._scheduler.destination_of(zone, domain)
@@ -199,23 +199,25 @@ class Destinations:
             names.setdefault(where, next_hop or domain)
             hosts = (key or "").partition(" ")[2]
             kept = self._orders is not None and self._orders.keeping(zone, domain, hosts) is not None
-            waiting.setdefault(where, Waiting()).add(mail, kept=kept)
+            waiting.setdefault(where, WaitingDomain()).add(mail, kept=kept)
         self.suspended, self.held_by_order, self.unreachable = Counter(), Counter(), Counter()
         for (zone, _), mail in waiting.items():
             self.suspended[zone] += mail.suspended
             self.held_by_order[zone] += mail.held_by_order
         for zone, each in self._scheduler.destinations():
             rate = self._scheduler.zone(zone).settings.max_rate
-            mail = waiting.pop((zone, each.key), Waiting())
+            mail = waiting.pop((zone, each.key), WaitingDomain())
             if each.suspended_until is not None:
                 self.unreachable[zone] += mail.counts.ready - mail.due
-            yield _Found(zone, each.key, each.name, mail, each, 0.0 if rate is None else rate.interval)
+            yield _DestinationData(
+                zone, each.key, each.name, mail, each, 0.0 if rate is None else rate.interval
+            )
         for (zone, place), mail in waiting.items():
-            yield _Found(zone, place, names[zone, place], mail)
+            yield _DestinationData(zone, place, names[zone, place], mail)
 
 
 @dataclass(slots=True)
-class _Found:
+class _DestinationData:
     """A destination and the data for its row. `known` is the scheduler's state of it. `interval` is the time
     in seconds between two turns of the zone's rate.
     """
@@ -223,7 +225,7 @@ class _Found:
     zone: str
     key: str
     name: str
-    mail: Waiting
+    mail: WaitingDomain
     known: Known | None = None
     interval: float = 0.0
 
@@ -267,7 +269,7 @@ class _Found:
         )
 
 
-class _Counts(TypedDict):
+class _StateCounts(TypedDict):
     """Counts of deliveries by state."""
 
     ready: int
@@ -277,7 +279,7 @@ class _Counts(TypedDict):
     oldest_seconds: float
 
 
-def _counts(mail: Waiting, now: float, known: Known | None) -> _Counts:
+def _counts(mail: WaitingDomain, now: float, known: Known | None) -> _StateCounts:
     """Return the numbers of a destination. The counts may be some seconds old, but at least the deliveries in
     the window are waiting. Mail for an unreachable host is counted as deferred, because it does not leave.
     """
@@ -285,7 +287,7 @@ def _counts(mail: Waiting, now: float, known: Known | None) -> _Counts:
     ready, deferred = max(mail.counts.ready - active, window - mail.counts.deferred, 0), mail.counts.deferred
     if known is not None and known.suspended_until is not None:
         ready, deferred = 0, deferred + ready
-    return _Counts(
+    return _StateCounts(
         ready=ready,
         deferred=deferred,
         held=mail.counts.held,

@@ -3,8 +3,8 @@
 Nothing is sent. DNS is queried as for real mail, and the source address is the zone's or follows from the
 system's routing table. The same code runs inside the relay and, if none runs, in the command line.
 
-`SourcePlans` describes the sources of a zone, for `explain` and `status`. `GuardPlans` describes whether a
-user's limits (`config/rails`) accept a message, and the effect of their mode; used-up quotas are in the
+`SourcePlans` describes the sources of a zone, for `explain` and `status`. `UserLimitsPlans` describes whether
+a user's limits (`config/rails`) accept a message, and the effect of their mode; used-up quotas are in the
 status. `RewritePlans` covers [[rewrite]] and the reversal of SRS. `ChangePlans` covers the header rules of a
 zone, SRS and DKIM; its author is that of `--header 'From: …'`, or else the envelope sender.
 """
@@ -21,7 +21,7 @@ import msgspec
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.problems import did_you_mean, in_words
-from zonerelay.config.rails import Mode, Rails
+from zonerelay.config.rails import UserLimits, UserMode
 from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
 from zonerelay.delivery.peer import HostFailure, Terms, display_address
@@ -30,7 +30,7 @@ from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.cleanup.own_headers import without
 from zonerelay.inbound.state.context import dropped_headers
-from zonerelay.inbound.state.rewriting import Place, Rewriting, ZoneHeader
+from zonerelay.inbound.state.rewriting import AddressKind, RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError
@@ -39,7 +39,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.model.queue_name import Kind, Priority, queue_of
+from zonerelay.model.queue_name import Priority, QueueKind, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
@@ -61,7 +61,7 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import PolicyLookup
 from zonerelay.routing.zones.route_rules import RoutedMail
 from zonerelay.routing.zones.zones import BY_HEADER, DEFAULT_ZONE, NO_ROUTE, Zones
-from zonerelay.routing.zones.zones import Explanation as Choice
+from zonerelay.routing.zones.zones import ZoneExplanation as Choice
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
@@ -142,7 +142,7 @@ def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]
 SRS = "srs"
 
 
-class Rewritten(NamedTuple):
+class RewriteResult(NamedTuple):
     """The recipient and the sender after rewriting, and the rules that were applied."""
 
     recipient: str
@@ -154,18 +154,18 @@ class Rewritten(NamedTuple):
 class RewritePlans:
     """Determines how addresses are rewritten. `rewriting` and `srs` return the current rules."""
 
-    rewriting: Callable[[], Rewriting | None]
+    rewriting: Callable[[], RewriteRules | None]
     srs: Callable[[], Srs | None]
     clock: Clock
 
-    def of(self, recipient: str, sender: str, *, listener: str, user: str) -> Rewritten:
+    def of(self, recipient: str, sender: str, *, listener: str, user: str) -> RewriteResult:
         plans: list[answers.RewritePlan] = []
         recipient = self._reversed(recipient, plans)
         rewriting = self.rewriting()
         if rewriting is not None:
             rewrites = rewriting.of(listener, user)
             found = []
-            for place, address in ((Place.SENDER, sender), (Place.RECIPIENT, recipient)):
+            for place, address in ((AddressKind.SENDER, sender), (AddressKind.RECIPIENT, recipient)):
                 other, rule = rewrites.find(place, Mailbox(address))
                 if rule:
                     plans.append(
@@ -173,7 +173,7 @@ class RewritePlans:
                     )
                 found.append(other)
             sender, recipient = found
-        return Rewritten(recipient, sender, tuple(plans))
+        return RewriteResult(recipient, sender, tuple(plans))
 
     def _reversed(self, recipient: str, plans: list[answers.RewritePlan]) -> str:
         srs = self.srs()
@@ -192,7 +192,7 @@ class RewritePlans:
         return first
 
 
-class Guarded(NamedTuple):
+class UserLimitsResult(NamedTuple):
     """The limits of the user, or `None` if they cannot be read, and the `mailbox` to which mail is
     redirected.
     """
@@ -202,21 +202,23 @@ class Guarded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GuardPlans:
+class UserLimitsPlans:
     """Determines the effect of user limits. `rails` returns those of a user, or `None` if they cannot be
     read.
     """
 
-    rails: Callable[[str], Awaitable[Rails | None]]
+    rails: Callable[[str], Awaitable[UserLimits | None]]
     clock: Clock
 
-    async def of(self, user: str) -> Guarded:
+    async def of(self, user: str) -> UserLimitsResult:
         rails = await self.rails(user)
         if rails is None:
-            return Guarded(None)
-        return Guarded(Allowance(user, rails), rails.mailbox if rails.mode is Mode.REDIRECT else "")
+            return UserLimitsResult(None)
+        return UserLimitsResult(
+            Allowance(user, rails), rails.mailbox if rails.mode is UserMode.REDIRECT else ""
+        )
 
-    def words(self, guarded: Guarded, request: Explain, address: str, zone: str) -> str:
+    def words(self, guarded: UserLimitsResult, request: Explain, address: str, zone: str) -> str:
         """Describe the effect of the user's limits on mail for an address, or return "" if there is none."""
         allowance, recipient = guarded.allowance, Mailbox(address)
         if allowance is None:
@@ -236,7 +238,7 @@ class GuardPlans:
         mode = f'mode = "{allowance.rails.mode}"'
         if allowance.is_captured(recipient):
             return f"not sent: captured, or held if no zone captures mail ({mode})"
-        if allowance.rails.mode is Mode.COPY:
+        if allowance.rails.mode is UserMode.COPY:
             return f"a copy is sent to {allowance.rails.mailbox} ({mode})"
         return ""
 
@@ -244,7 +246,7 @@ class GuardPlans:
 MAX_PENALTIES = 1000
 
 
-class Unreported:
+class SilentReports:
     """Implements `source_ways.Reports` without logging, for use outside a relay."""
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
@@ -318,7 +320,7 @@ def own_addresses(plans: Sequence[answers.SourcePlan], *, ipv6: bool) -> str:
 MAX_ADDRESS = 512
 
 
-class Suspended(NamedTuple):
+class ActiveSuspension(NamedTuple):
     """A suspension that applies to the explained mail."""
 
     until: float
@@ -340,14 +342,14 @@ class Explainer:
     _: KW_ONLY
     hostname: str
     listeners: Callable[[], Sequence[ListenerSettings]] = tuple
-    suspended: Callable[[DestinationKey], Suspended | None] = lambda destination: None
+    suspended: Callable[[DestinationKey], ActiveSuspension | None] = lambda destination: None
     learned: Callable[[str], tuple[str, ...]] = lambda address: ()
     orders: Callable[[Subject], tuple[answers.OrderRow, ...]] = lambda mail: ()
     sources: SourcePlans | None = None
     rewrites: RewritePlans | None = None
     credential: Callable[[ZoneSettings, str], str] | None = None
     changes: ChangePlans | None = None
-    guard: GuardPlans | None = None
+    guard: UserLimitsPlans | None = None
     relay_running: bool = True
 
     async def explain(self, request: Explain) -> answers.Explanation:
@@ -384,7 +386,7 @@ class Explainer:
         )
         choice = Choice(row.zone, 0, row.routed or "chosen when the message was accepted")
         found = await self._explained(request, choice, row.recipient, row.sender or "")
-        if row.zone not in (*self.zones.names, DEFAULT_ZONE) and row.queue.kind is Kind.MAIL:
+        if row.zone not in (*self.zones.names, DEFAULT_ZONE) and row.queue.kind is QueueKind.MAIL:
             gone = f"the zone {row.zone} is no longer configured; its mail stays in the queue"
             found = msgspec.structs.replace(
                 found, zone=row.zone, unroutable=gone, verdict="deferred", hosts=()
@@ -400,7 +402,7 @@ class Explainer:
             # the rule without its recipients (`zones.zone_notes`)
             routed = routed.rpartition(": ")[0] or routed
         row = msgspec.structs.replace(row, routed=routed)
-        if routed == BY_HEADER or row.queue.kind is Kind.MAILBOX:
+        if routed == BY_HEADER or row.queue.kind is QueueKind.MAILBOX:
             return row  # the zone header is not stored, and the outbox chooses zones differently
         chosen = self.zones.choose(message.envelope, headers=message.headers, size=message.size)
         now = chosen(Mailbox(row.recipient))
@@ -457,10 +459,10 @@ class Explainer:
             changes=None if self.changes is None else self.changes.of(zone, sender, request.headers),
         )
 
-    def _rewritten(self, request: Explain, listener: ListenerSettings | None) -> Rewritten:
+    def _rewritten(self, request: Explain, listener: ListenerSettings | None) -> RewriteResult:
         address, sender = _mailbox(request.address), _sender(request.sender)
         if self.rewrites is None:
-            return Rewritten(address, sender, ())
+            return RewriteResult(address, sender, ())
         came_in_at = "" if listener is None else listener.address
         return self.rewrites.of(address, sender, listener=came_in_at, user=request.user)
 

@@ -23,8 +23,8 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.explain import Explainer
 from zonerelay.control.orders import OrderAnswers
-from zonerelay.control.runner import Answer
-from zonerelay.control.streams import Streams
+from zonerelay.control.runner import ResponseStream
+from zonerelay.control.streams import LiveStreams
 from zonerelay.delivery.rewrite.rendering import ReadBody, Renderer, RenderError
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
@@ -34,7 +34,7 @@ from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.suspension import suspended
-from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
+from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, SummaryCount
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
@@ -104,7 +104,7 @@ MAX_EXPLAINED = 20
 
 TurnOf = Callable[[str, str], Awaitable[answers.DestinationStatus | None]]
 """`Destinations.waiting_for_rate`."""
-Method = Callable[[Any, Answer], Awaitable[answers.Frame | Iterable[answers.Frame] | None]]
+Method = Callable[[Any, ResponseStream], Awaitable[answers.Frame | Iterable[answers.Frame] | None]]
 """Answers one type of request. Frames that it has not sent itself are sent when it returns them."""
 
 
@@ -128,7 +128,7 @@ class ControlHandler:
     redactor: Redactor
     bodies: Bodies
     acts: OperatorActs
-    streams: InitVar[Streams]
+    streams: InitVar[LiveStreams]
     phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None
     turn_of: TurnOf = _no_rate
     acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost
@@ -136,7 +136,7 @@ class ControlHandler:
     webhooks: Callable[[], Webhooks | None] = lambda: None
     history: History | None = None
 
-    def __post_init__(self, streams: Streams, part: PartAnswers) -> None:
+    def __post_init__(self, streams: LiveStreams, part: PartAnswers) -> None:
         self._methods: dict[type[requests.Request], Method] = {
             requests.Status: lambda _, answer: self.status(),
             requests.QueueList: self._list,
@@ -172,14 +172,14 @@ class ControlHandler:
         if missing:
             raise AssertionError(f"the handler and the catalogue differ: {missing}")
 
-    async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> answers.EndFrame:
         try:
             found = await self._methods[type(request)](request, answer) or ()
-            if isinstance(found, answers.End):
+            if isinstance(found, answers.EndFrame):
                 return found
             for frame in (found,) if isinstance(found, msgspec.Struct) else found:
                 await answer.send(frame)
-            return answers.End()
+            return answers.EndFrame()
         except MessageNotFoundError as error:
             await self._history_written()
             raise NotFoundError(str(error)) from error
@@ -193,40 +193,44 @@ class ControlHandler:
         if self.history is not None:
             await self.history.written()
 
-    async def _ping(self, _: requests.Ping, answer: Answer) -> answers.Pong:
+    async def _ping(self, _: requests.Ping, answer: ResponseStream) -> answers.Pong:
         return answers.Pong(software=__version__, pid=os.getpid())
 
-    async def _undo(self, request: requests.Undo, answer: Answer) -> answers.Changed:
+    async def _undo(self, request: requests.Undo, answer: ResponseStream) -> answers.ChangeResult:
         ended = await self.orders.undo(request.undoes, request.reason, answer.caller)
         return ended or await self.acts.undo(request, answer.call, answer)
 
-    async def _cat(self, request: requests.QueueCat, answer: Answer) -> None:
+    async def _cat(self, request: requests.QueueCat, answer: ResponseStream) -> None:
         async with aclosing(self.bodies.frames(request, answer.caller)) as frames:
             async for frame in frames:
                 await answer.send(frame)
 
     async def _acknowledge_loss(
-        self, request: requests.SpoolAcknowledge, answer: Answer
-    ) -> answers.Acknowledged:
+        self, request: requests.SpoolAcknowledge, answer: ResponseStream
+    ) -> answers.LossDismissal:
         if not await self.acknowledge(request.loss):
             raise NotFoundError(f"the spool has no reported loss {request.loss}")
-        return answers.Acknowledged(loss=request.loss)
+        return answers.LossDismissal(loss=request.loss)
 
-    async def _list_webhooks(self, _: requests.WebhookList, answer: Answer) -> Iterable[answers.Frame]:
+    async def _list_webhooks(
+        self, _: requests.WebhookList, answer: ResponseStream
+    ) -> Iterable[answers.Frame]:
         webhooks = self.webhooks()
         rows = () if webhooks is None else webhooks.couriers()
         return [msgspec.convert(row, answers.WebhookRow, from_attributes=True) for row in rows]
 
-    async def _test_webhook(self, request: requests.WebhookTest, answer: Answer) -> answers.WebhookTested:
+    async def _test_webhook(
+        self, request: requests.WebhookTest, answer: ResponseStream
+    ) -> answers.WebhookTestResult:
         webhooks, courier = self._webhook(request.name)
         ok, text = await webhooks.test(courier)
-        return answers.WebhookTested(ok=ok, text=text)
+        return answers.WebhookTestResult(ok=ok, text=text)
 
     async def _replay_webhook(
-        self, request: requests.WebhookReplay, answer: Answer
-    ) -> answers.WebhookReplayed:
+        self, request: requests.WebhookReplay, answer: ResponseStream
+    ) -> answers.WebhookReplayResult:
         webhooks, courier = self._webhook(request.name)
-        return answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since))
+        return answers.WebhookReplayResult(queued=await webhooks.replay(courier, request.since))
 
     def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
         """Return a webhook by its name. Raise NotFoundError if it does not exist."""
@@ -236,7 +240,7 @@ class ControlHandler:
             raise NotFoundError(f"no [[webhook]] has the name {name}")
         return webhooks, courier
 
-    async def _list(self, request: requests.QueueList, answer: Answer) -> answers.End:
+    async def _list(self, request: requests.QueueList, answer: ResponseStream) -> answers.EndFrame:
         # One row more than requested shows whether there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
@@ -246,13 +250,13 @@ class ControlHandler:
         async with aclosing(self.operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
                 if row is not None and rows == request.limit:
-                    return answers.End(count=rows, more=True, next=answers.cursor_of(row))
+                    return answers.EndFrame(count=rows, more=True, next=answers.cursor_of(row))
                 row = await self._row(delivery, message, state)
                 await answer.send(row)
                 rows += 1
-        return answers.End(count=rows, missing=self.operations.left_out())
+        return answers.EndFrame(count=rows, missing=self.operations.left_out())
 
-    async def _count(self, request: requests.QueueCount, answer: Answer) -> answers.End:
+    async def _count(self, request: requests.QueueCount, answer: ResponseStream) -> answers.EndFrame:
         wanted = replace(queue_filter(request.filter, request.message_ids), in_bin=request.in_bin)
         sample: list[answers.DeliveryRow] = []
         if request.sample:
@@ -262,16 +266,16 @@ class ControlHandler:
                 ]
         matched = await self.operations.count(wanted, answer)
         await answer.send(answers.Count(matched=matched, sample=tuple(sample)))
-        return answers.End(missing=self.operations.left_out())
+        return answers.EndFrame(missing=self.operations.left_out())
 
-    async def _summary(self, request: requests.QueueSummary, answer: Answer) -> answers.End:
+    async def _summary(self, request: requests.QueueSummary, answer: ResponseStream) -> answers.EndFrame:
         tally = await self.operations.summary(
             queue_filter(request.filter), request.by, exact=request.exact, progress=answer
         )
         await answer.send(summary(request.by, tally))
-        return answers.End(missing=self.operations.left_out())
+        return answers.EndFrame(missing=self.operations.left_out())
 
-    async def _show(self, request: requests.QueueShow, answer: Answer) -> answers.MessageDetail:
+    async def _show(self, request: requests.QueueShow, answer: ResponseStream) -> answers.MessageDetail:
         message, rows = await self._rows_of(request.message_id)
         detail = message_detail(message, rows)
         if len(rows) < detail.recipients_accepted:
@@ -306,7 +310,7 @@ class ControlHandler:
         rows = [await self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
         return shown.message, [self.explainer.compared(shown.message, row) for row in rows]
 
-    async def _explain_queued(self, request: requests.QueueExplain, answer: Answer) -> None:
+    async def _explain_queued(self, request: requests.QueueExplain, answer: ResponseStream) -> None:
         message, rows = await self._rows_of(request.message_id)
         wanted = request.address.strip("<> ").lower()
         by_domain: dict[tuple[str, str], answers.DeliveryRow] = {}
@@ -319,11 +323,11 @@ class ControlHandler:
         for row in list(by_domain.values())[:MAX_EXPLAINED]:
             await answer.send(await self.explainer.explain_queued(message, row))
 
-    async def _trace(self, request: requests.QueueTrace, answer: Answer) -> Iterable[answers.Frame]:
+    async def _trace(self, request: requests.QueueTrace, answer: ResponseStream) -> Iterable[answers.Frame]:
         steps = await self.operations.trace(MessageId(request.message_id))
         return [msgspec.convert(step, answers.TraceStep, from_attributes=True) for step in steps]
 
-    async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
+    async def _resolve(self, request: requests.Resolve, answer: ResponseStream) -> answers.EndFrame:
         """Send each matching address once, with one of its messages."""
         matches, seen = self.redactor.matches, set[str]()
         wanted = set(re.split(r"[\s<>]+", request.pseudonym.lower()))
@@ -331,8 +335,8 @@ class ControlHandler:
             redactors = (self.redactor, *([self.history.redactor] if self.history else []))
             known = list(dict.fromkeys(address for each in redactors for address in each.known(wanted)))
             for address in known[: request.limit]:
-                await answer.send(answers.Address(address=address, role="", message_id=""))
-            return answers.End(count=min(len(known), request.limit), more=len(known) > request.limit)
+                await answer.send(answers.ResolvedAddress(address=address, role="", message_id=""))
+            return answers.EndFrame(count=min(len(known), request.limit), more=len(known) > request.limit)
         async with aclosing(self.operations.select(QueueFilter(), None, answer)) as found:
             async for delivery, message, _ in found:
                 mailboxes = [(delivery.recipient, "recipient")]
@@ -342,12 +346,12 @@ class ControlHandler:
                     if mailbox in seen or not matches(wanted, mailbox):
                         continue
                     if len(seen) == request.limit:
-                        return answers.End(count=len(seen), more=True)
+                        return answers.EndFrame(count=len(seen), more=True)
                     seen.add(mailbox)
                     await answer.send(
-                        answers.Address(address=mailbox, role=role, message_id=delivery.message_id)
+                        answers.ResolvedAddress(address=mailbox, role=role, message_id=delivery.message_id)
                     )
-        return answers.End(count=len(seen), missing=self.operations.left_out())
+        return answers.EndFrame(count=len(seen), missing=self.operations.left_out())
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
@@ -375,7 +379,7 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
     )
 
 
-def summary(by: str, tally: Tally) -> answers.Summary:
+def summary(by: str, tally: SummaryCount) -> answers.Summary:
     rows = [
         answers.SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in tally.counts.items()
     ]
@@ -426,9 +430,9 @@ class PartAnswers:
     families: Callable[[], tuple[Family, ...]]
     reasons: Callable[[], Awaitable[Sequence[str]]]
 
-    async def metrics(self) -> answers.Families:
+    async def metrics(self) -> answers.MetricFamilies:
         await self.refresh()
-        return answers.Families(families=self.families())
+        return answers.MetricFamilies(families=self.families())
 
-    async def ready(self) -> answers.Reasons:
-        return answers.Reasons(reasons=tuple(await self.reasons()))
+    async def ready(self) -> answers.UnreadyReasons:
+        return answers.UnreadyReasons(reasons=tuple(await self.reasons()))

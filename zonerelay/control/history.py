@@ -17,7 +17,16 @@ import msgspec
 
 from zonerelay.config.credentials.file import CredentialsError, read
 from zonerelay.config.settings import HistoryAddresses, Settings
-from zonerelay.history.reader import Entry, Gap, Histories, Query, Sent, TooLongError, entries_of, steps
+from zonerelay.history.reader import (
+    Histories,
+    HistoryEntry,
+    HistoryGap,
+    Query,
+    SentMessage,
+    TooLongError,
+    entries_of,
+    steps,
+)
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.operations.answers import TraceStep
@@ -26,7 +35,7 @@ from zonerelay.operations.requests import HistoryFind, QueueShow, Resolve
 from zonerelay.process.setup import redact_key_of
 from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
-from zonerelay.telemetry.logs.redact import Form, Redactor, SearchError, form_of, load_key
+from zonerelay.telemetry.logs.redact import Redactor, SearchForms, UnsearchableError, form_of, load_key
 
 LONGEST = 15.0
 """Seconds for one question to a running relay."""
@@ -43,27 +52,27 @@ MAX_QUEUED = 50
 _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a search, in chronological order. `more` means that there are older entries. `gaps` are
     the times that the history does not cover. `refused_more` is the number of refusals that were counted but
     not stored. `other_machines` means that other relays share the queue and were not searched.
     """
 
-    found: tuple[Entry, ...]
+    found: tuple[HistoryEntry, ...]
     more: bool
-    gaps: tuple[Gap, ...]
+    gaps: tuple[HistoryGap, ...]
     refused_more: int
     workers: tuple[int, ...]
     other_machines: bool
 
 
-class TimeLine(msgspec.Struct, frozen=True, kw_only=True):
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """The timeline of one message: its known events in chronological order. They are empty if the history,
     with its `gaps`, does not have it.
     """
 
     steps: tuple[TraceStep, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[HistoryGap, ...]
     workers: tuple[int, ...]
 
 
@@ -72,7 +81,7 @@ T = TypeVar("T")
 
 async def ask(function: Callable[..., T], /, *given: object) -> T:
     """Run a function of this module in a thread, for at most `LONGEST` seconds. Raise BusyError if too many
-    searches run or the time is over; a search then raises SearchError.
+    searches run or the time is over; a search then raises UnsearchableError.
     """
     pool = HISTORY if function is search else LOOKUPS
     try:
@@ -89,8 +98,8 @@ def redactor_of(settings: Settings) -> Redactor | None:
     return None if key is None else Redactor(key, enabled=True)
 
 
-def form(value: str, settings: Settings, redactor: Redactor | None) -> Form:
-    """Return the form in which a value is searched for. Raise SearchError if it cannot be searched for."""
+def form(value: str, settings: Settings, redactor: Redactor | None) -> SearchForms:
+    """Return the form in which a value is searched for. Raise UnsearchableError if there is none."""
     return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
 
 
@@ -98,23 +107,25 @@ def _histories(settings: Settings, now: float, longest: float | None) -> Histori
     return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now, longest=longest)
 
 
-def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: float = LONGEST_COMMAND) -> Found:
-    """Search the history. Raise SearchError if that is not possible or takes longer than `longest`
+def search(
+    settings: Settings, wanted: HistoryFind, now: float, *, longest: float = LONGEST_COMMAND
+) -> SearchResult:
+    """Search the history. Raise UnsearchableError if that is not possible or takes longer than `longest`
     seconds.
     """
     try:
         return _search(settings, wanted, now, longest)
     except TooLongError:
-        raise SearchError(
+        raise UnsearchableError(
             f"the search was aborted after {longest:g} s; search for an address or a message id, which are "
             "indexed, or for a shorter period (since)"
         ) from None
 
 
-def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float) -> Found:
+def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float) -> SearchResult:
     with _histories(settings, now, longest) as histories:
 
-        def given(value: str | None) -> Form | None:
+        def given(value: str | None) -> SearchForms | None:
             return None if value is None else form(value, settings, histories.redactor)
 
         query = Query(
@@ -132,7 +143,7 @@ def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float)
         )
         found, more = histories.find(query, wanted.limit)
         users = _users(settings, histories.redactor, (each.user for each in found))
-        return Found(
+        return SearchResult(
             found=tuple(
                 msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
                 for each in found
@@ -152,7 +163,7 @@ def time_line(
     known: Sequence[str] = (),
     *,
     longest: float | None = None,
-) -> TimeLine:
+) -> Timeline:
     """Return the time line of a message, with the `known` addresses in place of pseudonyms. Raise
     TooLongError after `longest` seconds.
     """
@@ -166,14 +177,14 @@ def time_line(
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         names = pseudonyms(settings, known[:MAX_KNOWN])
-        return TimeLine(steps=tuple(_clear_steps(lines, names)), gaps=gaps, workers=workers)
+        return Timeline(steps=tuple(_clear_steps(lines, names)), gaps=gaps, workers=workers)
 
 
 def entries(
     settings: Settings, message_id: str, user: str | None, now: float, *, longest: float | None = None
-) -> list[Entry]:
+) -> list[HistoryEntry]:
     """Return the outcomes of one message by recipient, in the order of its envelope; for a `user`, only if it
-    is that user's message. Raise SearchError, or TooLongError after `longest` seconds.
+    is that user's message. Raise UnsearchableError, or TooLongError after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
         found = entries_of(message_id, histories.records(message_id))
@@ -192,13 +203,13 @@ def sent(
     recipient: str,
     limit: int,
     longest: float | None = None,
-) -> list[Sent]:
-    """Return messages, the newest first; for a `user`, only that user's. Raise SearchError, or TooLongError
-    after `longest` seconds.
+) -> list[SentMessage]:
+    """Return messages, the newest first; for a `user`, only that user's. Raise UnsearchableError, or
+    TooLongError after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
 
-        def given(value: str | None) -> Form | None:
+        def given(value: str | None) -> SearchForms | None:
             return None if value is None else form(value, settings, histories.redactor)
 
         query = replace(query, user=given(user), recipient=given(recipient or None))
@@ -207,7 +218,7 @@ def sent(
 
 def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:
     """Describe the outcome of a message that has left the queue, or return "" if it is not known. Raise
-    SearchError, or TooLongError after `longest` seconds.
+    UnsearchableError, or TooLongError after `longest` seconds.
     """
     outcomes = Counter(each.outcome for each in entries(settings, message_id, None, now, longest=longest))
     if not outcomes:
@@ -224,7 +235,7 @@ def whole_line(
     now: float,
     *,
     longest: float | None = None,
-) -> tuple[list[TraceStep], Sequence[Gap]]:
+) -> tuple[list[TraceStep], Sequence[HistoryGap]]:
     """Return all known events of one message, and the gaps. Future events, which the queue knows, come last.
     The `known` addresses, which the queue has, replace their pseudonyms in the history's events.
     """
@@ -235,13 +246,13 @@ def whole_line(
     return [*lines.steps, *later], lines.gaps
 
 
-def queued(found: Iterable[Entry]) -> list[str]:
+def queued(found: Iterable[HistoryEntry]) -> list[str]:
     """Return the ids of the latest messages that may be in the queue, which has their addresses."""
     ids = [each.message_id for each in found if each.outcome in ("waiting", "deferred")]
     return list(dict.fromkeys(ids))[-MAX_QUEUED:]
 
 
-def questions(found: Iterable[Entry]) -> list[QueueShow | Resolve]:
+def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
     """Return the requests for the addresses in these entries that a relay knows: the last ones, which are in
     its memory, and those of mail in its queue.
     """
@@ -253,7 +264,7 @@ def questions(found: Iterable[Entry]) -> list[QueueShow | Resolve]:
     return [*asked, *(QueueShow(message_id=each) for each in queued(entries))]
 
 
-def named(found: Iterable[Entry], names: Mapping[str, str]) -> tuple[Entry, ...]:
+def named(found: Iterable[HistoryEntry], names: Mapping[str, str]) -> tuple[HistoryEntry, ...]:
     """Return the entries with pseudonyms replaced by addresses (`pseudonyms`)."""
 
     def clear(text: str) -> str:
@@ -297,7 +308,7 @@ def _users(settings: Settings, redactor: Redactor | None, stored: Iterable[str])
     return {redactor.user(name): name for name in names if "@" in name}
 
 
-def of_interest(answer: Found, *, asked: bool) -> list[Gap]:
+def of_interest(answer: SearchResult, *, asked: bool) -> list[HistoryGap]:
     """Return the gaps worth reporting. That the history does not reach further back matters only if nothing
     was found, or if that time was `asked` for.
     """
@@ -306,7 +317,7 @@ def of_interest(answer: Found, *, asked: bool) -> list[Gap]:
     ]
 
 
-def in_words(gaps: Sequence[Gap], when: Callable[[float], str], *, several: bool) -> list[str]:
+def in_words(gaps: Sequence[HistoryGap], when: Callable[[float], str], *, several: bool) -> list[str]:
     """Return a text for each gap, which names the worker if there are `several`."""
     lines = []
     for gap in gaps[:MAX_GAPS]:

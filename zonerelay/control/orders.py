@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.operations import answers
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, InvalidError
 from zonerelay.operations.requests import Resume, Selectors, Suspend
 from zonerelay.queue.operator.operations import Operations, QueueFilter
@@ -55,7 +55,7 @@ class OrderAnswers:
             await self.orders.look()
             return self.rows()
 
-    async def suspend(self, request: Suspend, call: Call) -> answers.OrderGiven:
+    async def suspend(self, request: Suspend, call: OperationCall) -> answers.OrderResult:
         """Suspend or hold mail. Raise ControlError if that is not possible, and StoreError if the store
         fails.
         """
@@ -75,11 +75,11 @@ class OrderAnswers:
         )
         with _in_words():
             order, new = await self.orders.give(order)
-            return answers.OrderGiven(
+            return answers.OrderResult(
                 order=self._row(order), new=new, first_expiry=await self._expiry(request.about)
             )
 
-    async def resume(self, request: Resume, who: str) -> answers.OrdersEnded:
+    async def resume(self, request: Resume, who: str) -> answers.OrdersResult:
         """End suspensions. Raise ControlError if that is not possible, and StoreError if the store fails."""
         about = request.about
         selectors = tuple(getattr(about, name) for name in SELECTORS)
@@ -94,9 +94,9 @@ class OrderAnswers:
 
         with _in_words():
             ended, released = await self.orders.end(is_meant, who, " ".join(request.reason.split()))
-        return answers.OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
+        return answers.OrdersResult(orders=tuple(map(self._row, ended)), released=released)
 
-    async def undo(self, order_id: str, reason: str, who: str) -> answers.Changed | None:
+    async def undo(self, order_id: str, reason: str, who: str) -> answers.ChangeResult | None:
         """End the suspension or hold rule with this id, or return `None` if there is none. Raise ControlError
         if that is not possible, and StoreError if the store fails.
         """
@@ -104,7 +104,7 @@ class OrderAnswers:
             return None
         ended = await self.resume(Resume(id=order_id, reason=reason), who)
         held = ended.released
-        return answers.Changed(
+        return answers.ChangeResult(
             action="undo",
             matched=held,
             changed=held,

@@ -9,8 +9,8 @@ import asyncio
 from pathlib import Path
 
 from zonerelay.control.client import LINES, TIMEOUT, failure, written
-from zonerelay.control.runner import Answer
-from zonerelay.operations.answers import MAX_FRAME, End, Problem, decode_frame
+from zonerelay.control.runner import ResponseStream
+from zonerelay.operations.answers import MAX_FRAME, EndFrame, ErrorFrame, decode_frame
 from zonerelay.operations.errors import UnavailableError, error_of
 from zonerelay.operations.requests import Request
 
@@ -21,8 +21,8 @@ class RelayHandler:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def handle(self, request: Request, answer: Answer) -> End:
-        """Forward a request. Raise ControlError if it fails, and ClientGone if the client has left."""
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+        """Forward a request. Raise ControlError if it fails, ClientDisconnected if the client has gone."""
         try:
             reader, writer = await asyncio.open_unix_connection(str(self._path), limit=MAX_FRAME)
         except OSError as error:
@@ -37,7 +37,7 @@ class RelayHandler:
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, answer: Answer) -> End:
+    async def _answer(self, reader: asyncio.StreamReader, answer: ResponseStream) -> EndFrame:
         status = int((await _line(reader)).partition(b" ")[2][:3])
         while (await _line(reader)).strip():
             pass  # a header field
@@ -45,9 +45,9 @@ class RelayHandler:
             raise failure(status, await reader.read(MAX_FRAME))
         while True:
             frame = decode_frame(await _line(reader))
-            if isinstance(frame, Problem):
+            if isinstance(frame, ErrorFrame):
                 raise error_of(frame.code, frame.detail, frame.pointer)
-            if isinstance(frame, End):
+            if isinstance(frame, EndFrame):
                 return frame
             await answer.send(frame)
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
 from zonerelay.control.history import in_words
-from zonerelay.history.reader import Gap, Histories, Record
+from zonerelay.history.reader import Histories, HistoryGap, HistoryRecord
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.reply import same_reply
 from zonerelay.operations.answers import RelayStatus
@@ -43,7 +43,7 @@ class Figures:
     lists: dict[str, Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[float, str, str]] = field(default_factory=list)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: HistoryRecord) -> None:
         text, totals = record.text, self.totals
         match record.name:
             case "accepted":
@@ -186,7 +186,7 @@ def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
         yield ""
 
 
-def _gaps(gaps: Sequence[Gap]) -> Iterable[str]:
+def _gaps(gaps: Sequence[HistoryGap]) -> Iterable[str]:
     if gaps:
         yield "The history is incomplete, so these figures are too low:"
         yield from (f"  {line}" for line in in_words(gaps, _when, several=True))

@@ -16,8 +16,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.operations.answers import End, Frame, Progress
-from zonerelay.operations.catalogue import Call, operation_of
+from zonerelay.operations.answers import EndFrame, Frame, Progress
+from zonerelay.operations.catalogue import OperationCall, operation_of
 from zonerelay.operations.errors import BusyError, ControlError, InvalidError, UnexpectedError
 from zonerelay.operations.requests import Drop, QueueChange, QueueCount, Request
 
@@ -30,16 +30,16 @@ OnError = Callable[[str, BaseException], None]
 F = TypeVar("F")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has disconnected, so the response is not needed."""
 
 
-class Answer:
+class ResponseStream:
     """Sends the frames of one response to the client; an error is the last frame. Progress frames report
     `done` and `total`.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: OperationCall) -> None:
         self.call = call
         self.done = 0
         self.total = 0
@@ -51,9 +51,11 @@ class Answer:
         return self.call.caller
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame, after waiting while the client is behind. Raise ClientGone if it has disconnected."""
+        """Send a frame, after waiting while the client is behind. Raise ClientDisconnected if it has
+        disconnected.
+        """
         if self.unheard:
-            raise ClientGone
+            raise ClientDisconnected
         await self.queue.put(frame)
 
     def leave(self) -> None:
@@ -66,7 +68,7 @@ class Answer:
 class Handler(Protocol):
     """Handles requests. ControlError is sent to the client; any other exception is reported as a bug."""
 
-    async def handle(self, request: Request, answer: Answer) -> End: ...
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame: ...
 
 
 class Runner:
@@ -80,15 +82,17 @@ class Runner:
         self._most = most
         self._running: set[asyncio.Task[None]] = set()
 
-    async def batches(self, call: Call, *, beat: float | None = None) -> AsyncGenerator[list[Frame], None]:
-        """Yield the frames of the response as they are produced, `End` last; close the generator with
+    async def batches(
+        self, call: OperationCall, *, beat: float | None = None
+    ) -> AsyncGenerator[list[Frame], None]:
+        """Yield the frames of the response as they are produced, `EndFrame` last; close the generator with
         `aclosing`. With `beat`, a Progress frame is sent after so many seconds without another frame. Raise
         ControlError if the request fails.
         """
         if len(self._running) >= self._most:
             raise BusyError(f"the limit of {self._most} concurrent requests is reached; try again")
         call = _previewed(call)
-        answer = Answer(call)
+        answer = ResponseStream(call)
         work = asyncio.create_task(self._run(call.request, answer))
         self._running.add(work)
         work.add_done_callback(self._running.discard)
@@ -106,7 +110,7 @@ class Runner:
                     yield frames
                 if isinstance(found[-1], Exception):
                     raise found[-1]
-                if isinstance(found[-1], End):
+                if isinstance(found[-1], EndFrame):
                     return
         finally:
             answer.leave()
@@ -114,24 +118,24 @@ class Runner:
                 work.cancel()
                 await asyncio.wait({work})
 
-    async def frames(self, call: Call, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
+    async def frames(self, call: OperationCall, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
         """Yield the frames of `batches` one by one."""
         async with aclosing(self.batches(call, beat=beat)) as batches:
             async for batch in batches:
                 for frame in batch:
                     yield frame
 
-    async def all(self, request: Request, answer: type[F], caller: str) -> tuple[tuple[F, ...], End]:
+    async def all(self, request: Request, answer: type[F], caller: str) -> tuple[tuple[F, ...], EndFrame]:
         """Return the frames of one kind, few enough to be in memory, and the end. Raise ControlError if the
         request fails.
         """
         found: list[F] = []
-        end = End()
-        async with aclosing(self.frames(Call(request=request, caller=caller))) as frames:
+        end = EndFrame()
+        async with aclosing(self.frames(OperationCall(request=request, caller=caller))) as frames:
             async for frame in frames:
                 if isinstance(frame, answer):
                     found.append(frame)
-                elif isinstance(frame, End):
+                elif isinstance(frame, EndFrame):
                     end = frame
         return tuple(found), end
 
@@ -147,11 +151,11 @@ class Runner:
             work.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _run(self, request: Request, answer: Answer) -> None:
+    async def _run(self, request: Request, answer: ResponseStream) -> None:
         last: Frame | Exception
         try:
             last = await self._handler.handle(request, answer)
-        except ClientGone:
+        except ClientDisconnected:
             return
         except ControlError as error:
             last = error
@@ -164,7 +168,7 @@ class Runner:
             await answer.queue.put(last)
 
 
-def _previewed(call: Call) -> Call:
+def _previewed(call: OperationCall) -> OperationCall:
     """Return the call, changed to one that only counts matches if it is a preview of a change."""
     request = call.request
     if not isinstance(request, QueueChange):

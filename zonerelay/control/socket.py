@@ -18,9 +18,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.control.runner import ClientGone, Handler, OnError, Runner
+from zonerelay.control.runner import ClientDisconnected, Handler, OnError, Runner
 from zonerelay.operations.answers import Progress, encode, problem_of
-from zonerelay.operations.catalogue import MAX_CALL, Call, decode_call
+from zonerelay.operations.catalogue import MAX_CALL, OperationCall, decode_call
 from zonerelay.operations.errors import AnotherRelayError, ControlError, InvalidError
 from zonerelay.process.files import identity
 from zonerelay.process.sockets import answers, bound_path
@@ -152,9 +152,9 @@ class WorkerSocket:
                     if not (is_beat and writer.transport.get_write_buffer_size()):
                         await _send(writer, b"".join(map(encode, frames)))
         except ControlError as error:
-            with contextlib.suppress(ClientGone):
+            with contextlib.suppress(ClientDisconnected):
                 await _send(writer, encode(problem_of(error)))
-        except ClientGone:
+        except ClientDisconnected:
             pass
         except asyncio.CancelledError:
             if self._server is not None:
@@ -167,26 +167,26 @@ class WorkerSocket:
                 await writer.wait_closed()
 
 
-async def _received(reader: asyncio.StreamReader) -> Call:
-    """Return the call. Raise InvalidError if it is not valid, and ClientGone if the client has
+async def _received(reader: asyncio.StreamReader) -> OperationCall:
+    """Return the call. Raise InvalidError if it is not valid, and ClientDisconnected if the client has
     disconnected.
     """
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return decode_call(await reader.readline())
     except (TimeoutError, ConnectionError) as error:
-        raise ClientGone from error
+        raise ClientDisconnected from error
     except ValueError as error:
         raise InvalidError(f"a request may have at most {MAX_CALL} bytes") from error
 
 
 async def _send(writer: asyncio.StreamWriter, octets: bytes) -> None:
-    """Send bytes. Raise ClientGone if the client has disconnected."""
+    """Send bytes. Raise ClientDisconnected if the client has disconnected."""
     if writer.is_closing():  # transports of uvloop do not accept data after they are closed
-        raise ClientGone
+        raise ClientDisconnected
     writer.write(octets)
     try:
         async with asyncio.timeout(STALL_TIMEOUT):
             await writer.drain()
     except (ConnectionError, TimeoutError) as error:
-        raise ClientGone from error
+        raise ClientDisconnected from error

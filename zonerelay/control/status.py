@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, SpoolSettings, raised_guard, space_guard
 from zonerelay.config.units import rough_size
-from zonerelay.control.destinations import Destinations
-from zonerelay.control.explain import SourcePlans, Suspended
+from zonerelay.control.destinations import DestinationRows
+from zonerelay.control.explain import ActiveSuspension, SourcePlans
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName, queue_of
@@ -44,7 +44,7 @@ CAPTURED = "captured/captured.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Surface:
+class WorkerFacts:
     """The facts that only the worker knows: its listeners, its connections, its state and its problems."""
 
     listeners: Sequence[str]
@@ -81,14 +81,14 @@ class StatusBoard:
     sources: SourcePlans
     name_servers: Callable[[], str]
     limits: Callable[[], str] = str
-    surface: Callable[[], Surface]
+    surface: Callable[[], WorkerFacts]
     orders: Callable[[], tuple[OrderRow, ...]]
     in_force: InitVar[Orders]
     clock: Clock
 
     def __post_init__(self, worker: int, in_force: Orders) -> None:
         self._spool = spool_of(self.settings.spool, worker)
-        self.destinations = Destinations(self.store, self.scheduler, self.clock, in_force)
+        self.destinations = DestinationRows(self.store, self.scheduler, self.clock, in_force)
         self._started = self.clock.now()
         self._oldest: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -241,12 +241,12 @@ class StatusBoard:
             f"rejected below {rough_size(least)}; free {rough_size(least - self.free_space)} more"
         )
 
-    def suspended(self, destination: DestinationKey) -> Suspended | None:
+    def suspended(self, destination: DestinationKey) -> ActiveSuspension | None:
         """Return the suspension of a destination, or `None` if it is not suspended."""
         for zone in self.scheduler.snapshot():
             for status in zone.destinations:
                 if status.key == destination and status.suspended_until is not None:
-                    return Suspended(status.suspended_until, status.reply)
+                    return ActiveSuspension(status.suspended_until, status.reply)
         return None
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:

@@ -14,15 +14,21 @@ from ipaddress import ip_address, ip_network
 
 import msgspec
 
-from zonerelay.control.runner import Answer
+from zonerelay.control.runner import ResponseStream
 from zonerelay.model.message_id import is_message_id
-from zonerelay.operations.answers import End, MailEvent, Missed, TranscriptLine
+from zonerelay.operations.answers import EndFrame, MailEvent, StreamGap, TranscriptLine
 from zonerelay.operations.errors import BusyError, InvalidError
 from zonerelay.operations.requests import Tail
 from zonerelay.operations.requests import Transcript as TranscriptRequest
 from zonerelay.telemetry.events.events import EventRecord, Events, Field
-from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, Line, Stream, Transcript
-from zonerelay.telemetry.logs.redact import Form, Redactor, SearchError, form_of
+from zonerelay.telemetry.events.transcript import (
+    MAX_TRANSCRIPTS,
+    ROOM,
+    BoundedStream,
+    ProtocolLine,
+    RunningTranscript,
+)
+from zonerelay.telemetry.logs.redact import Redactor, SearchForms, UnsearchableError, form_of
 
 MAX_FOLLOWERS = 16
 EVENTS_ROOM = 2000
@@ -31,7 +37,7 @@ MAX_MESSAGES = 10_000
 """Messages of a sender, a user or a client whose later events are told, too."""
 
 
-class Streams:
+class LiveStreams:
     """The live streams of one worker."""
 
     def __init__(self, events: Events, redactor: Redactor, join: Callable[[], None] = lambda: None) -> None:
@@ -43,17 +49,17 @@ class Streams:
         self._redactor = redactor
         self._followers = 0
 
-    async def tail(self, request: Tail, answer: Answer) -> End:
+    async def tail(self, request: Tail, answer: ResponseStream) -> EndFrame:
         """Stream events until the client disconnects. Raise BusyError if there are too many streams,
         InvalidError if the filter is not valid.
         """
         if self._followers >= MAX_FOLLOWERS:
             raise BusyError(f"the limit of {MAX_FOLLOWERS} readers is reached; stop one of them")
         try:
-            wanted = _Wanted(request, self._redactor)
-        except SearchError as error:
+            wanted = _TailFilter(request, self._redactor)
+        except UnsearchableError as error:
             raise InvalidError(str(error)) from error
-        stream: Stream[EventRecord] = Stream(EVENTS_ROOM)
+        stream: BoundedStream[EventRecord] = BoundedStream(EVENTS_ROOM)
         self._followers += 1
         self._events.follow(stream)
         try:
@@ -67,7 +73,7 @@ class Streams:
                 for each in self._with_addresses(record) if answer.call.clear else record:
                     await answer.send(each)
                 if missed:
-                    await answer.send(Missed(count=missed))
+                    await answer.send(StreamGap(count=missed))
         finally:
             self._followers -= 1
             self._events.leave(stream)
@@ -82,11 +88,11 @@ class Streams:
             }
             yield msgspec.structs.replace(each, fields=fields)
 
-    async def transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
+    async def transcribe(self, request: TranscriptRequest, answer: ResponseStream) -> EndFrame:
         """Stream protocol lines until the requested time, bytes or sessions are reached, or the client
         disconnects. Raise BusyError if there are too many streams, InvalidError if the filter is not valid.
         """
-        stream: Stream[Line] = Stream(ROOM)
+        stream: BoundedStream[ProtocolLine] = BoundedStream(ROOM)
         transcript = _checked(request, stream)
         if not self._events.transcripts.start(transcript):
             raise BusyError(
@@ -106,23 +112,23 @@ class Streams:
                     await answer.send(msgspec.convert(line, TranscriptLine, from_attributes=True))
                 count += len(lines)
                 if missed:
-                    await answer.send(Missed(count=missed))
+                    await answer.send(StreamGap(count=missed))
                 if not lines:
-                    await answer.send(Missed(why=stream.why))
-                    return End(count=count)
+                    await answer.send(StreamGap(why=stream.why))
+                    return EndFrame(count=count)
         finally:
             timer.cancel()
             self._events.transcripts.stop(transcript)
 
 
-def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
+def _checked(request: TranscriptRequest, stream: BoundedStream[ProtocolLine]) -> RunningTranscript:
     if sum(map(bool, (request.client, request.domain, request.message_id))) != 1:
         raise InvalidError("a transcript must select one client, one destination or one message")
     try:
         networks = (ip_network(request.client, strict=False),) if request.client else ()
     except ValueError as error:
         raise InvalidError(f"{request.client} is not an address or a network", pointer="/client") from error
-    return Transcript(
+    return RunningTranscript(
         stream,
         networks=networks,
         domain=request.domain,
@@ -132,18 +138,18 @@ def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
     )
 
 
-class _Wanted:
+class _TailFilter:
     """The filter of one tail stream. Later events of a message do not name its sender, user or client: they
-    match if the acceptance of the message did. The constructor raises SearchError if a value cannot be
+    match if the acceptance of the message did. The constructor raises UnsearchableError if a value cannot be
     searched for.
     """
 
     def __init__(self, request: Tail, redactor: Redactor) -> None:
-        def form(text: str) -> Form | None:
+        def form(text: str) -> SearchForms | None:
             if not text:
                 return None
             if is_message_id(text):
-                return Form(frozenset({text}))
+                return SearchForms(frozenset({text}))
             with contextlib.suppress(ValueError):
                 text = str(ip_address(text))
             way_out = "[log] redact = false shows addresses"
@@ -170,7 +176,7 @@ class _Wanted:
         def text(name: str) -> str:
             return str(fields.get(name) or "")
 
-        def has(form: Form, *names: str) -> bool:
+        def has(form: SearchForms, *names: str) -> bool:
             return any(form.matches(word) for name in names for word in text(name).split(" ") if word)
 
         if not self._is_of_message(event, text, has):

@@ -22,7 +22,7 @@ from ipaddress import ip_address
 from operator import itemgetter
 from typing import Protocol
 
-from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms, own_address
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
@@ -61,7 +61,7 @@ class Penalty:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _SourceRejection:
     """A rejection of a source by a destination."""
 
     at: float
@@ -70,7 +70,7 @@ class _Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Absence:
+class _MissingAddress:
     """A source address that this machine does not have."""
 
     until: float
@@ -87,8 +87,8 @@ class SourceMemory:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._refusals: OrderedDict[_Key, _Refusal] = OrderedDict()
-        self._absences: dict[tuple[str, str], _Absence] = {}
+        self._refusals: OrderedDict[_Key, _SourceRejection] = OrderedDict()
+        self._absences: dict[tuple[str, str], _MissingAddress] = {}
 
     def keep(self, sources: Iterable[SourceSettings]) -> None:
         """Forget every other source."""
@@ -106,7 +106,7 @@ class SourceMemory:
         key = (source, hosts, ipv6)
         is_new = self._in_force(key) is None
         now = self._clock.monotonic()
-        self._refusals[key] = _Refusal(now, now + seconds, reply)
+        self._refusals[key] = _SourceRejection(now, now + seconds, reply)
         self._refusals.move_to_end(key)
         if len(self._refusals) > MAX_REMEMBERED:
             self._refusals.popitem(last=False)
@@ -128,7 +128,7 @@ class SourceMemory:
             if refusal.until > now
         ]
 
-    def _in_force(self, key: _Key) -> _Refusal | None:
+    def _in_force(self, key: _Key) -> _SourceRejection | None:
         refusal = self._refusals.get(key)
         if refusal is None or refusal.until > self._clock.monotonic():
             return refusal
@@ -141,7 +141,7 @@ class SourceMemory:
         """Note that an address cannot be bound. Return true if that is new."""
         now = self._clock.monotonic()
         is_new = (source, ip) not in self._absences
-        self._absences[source, ip] = _Absence(now + ABSENT_FOR, reason)
+        self._absences[source, ip] = _MissingAddress(now + ABSENT_FOR, reason)
         return is_new
 
     def present(self, source: str, ip: str) -> bool:
@@ -169,9 +169,9 @@ class SourceMemory:
 _SPAN = 2.0**64
 
 
-def key_of(by: SourceBy, message_id: MessageId, sender: Mailbox) -> str:
+def key_of(by: SourceUnit, message_id: MessageId, sender: Mailbox) -> str:
     """Return the key that binds mail to a source. A report has no sender, so its key is the message id."""
-    return sender.lower() if by is SourceBy.SENDER and sender != NULL_SENDER else message_id
+    return sender.lower() if by is SourceUnit.SENDER and sender != NULL_SENDER else message_id
 
 
 def in_order(sources: Iterable[SourceSettings], key: str) -> list[SourceSettings]:
@@ -378,7 +378,7 @@ class SourceSelection:
         hosts = "" if site is None else _hosts(site)
         sources = [self._sources[name] for name in zone.sources if name in self._sources]
         usable = self._usable(zone, ())
-        settled = len(usable) < 2 or (zone.source_by is SourceBy.SENDER and sender != "")
+        settled = len(usable) < 2 or (zone.source_by is SourceUnit.SENDER and sender != "")
         drawn_by = key_of(zone.source_by, MessageId(""), Mailbox(sender))
         first = self._choose(usable, drawn_by, hosts)
         penalties = {each.source: each for each in self.penalties() if each.hosts == hosts}

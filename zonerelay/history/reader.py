@@ -24,7 +24,7 @@ import msgspec
 from zonerelay.history.database import CLEAR, MORE, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
 from zonerelay.model.message_id import is_message_id
-from zonerelay.telemetry.logs.redact import Form, Redactor
+from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 
 Field = str | int | float | bool | None
 
@@ -48,7 +48,7 @@ class TooLongError(Exception):
     """The search exceeded its time limit."""
 
 
-class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
+class HistoryGap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
     """A time that the history of a worker does not cover, in Unix seconds; `None` means an open end."""
 
     worker: int
@@ -59,7 +59,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"
     """The events are there, but are not found by address."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="found"):
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="found"):
     """The outcome of a message for one recipient, or one refusal. Addresses are as in the history.
 
     `at` is the time of the last event, in Unix seconds; `outcome` is one of `OUTCOMES`. `header_id` is the
@@ -84,7 +84,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fo
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class HistoryRecord:
     """An event as stored in the history."""
 
     at: float
@@ -97,11 +97,11 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """An accepted message and its outcomes."""
 
-    accepted: Record
-    entries: list[Entry]
+    accepted: HistoryRecord
+    entries: list[HistoryEntry]
 
     @property
     def place(self) -> tuple[float, str]:
@@ -109,14 +109,14 @@ class Sent:
         return self.accepted.at, self.accepted.text("id")
 
 
-def _records(events: str) -> list[Record]:
+def _records(events: str) -> list[HistoryRecord]:
     """Return the events of a block; a result that several recipients share becomes one event for each."""
     found = []
     for at, name, fields in decode(events):
         if name in ATTEMPTS and (to := fields.pop("to", None)):
-            found += [Record(at, name, {**fields, "recipient": each}) for each in str(to).split(" ")]
+            found += [HistoryRecord(at, name, {**fields, "recipient": each}) for each in str(to).split(" ")]
         else:
-            found.append(Record(at, name, fields))
+            found.append(HistoryRecord(at, name, fields))
     return found
 
 
@@ -126,11 +126,11 @@ class Query:
     id, a user or a client. Texts match parts of a field, ignoring case; times are Unix seconds.
     """
 
-    any: Form | None = None
-    sender: Form | None = None
-    recipient: Form | None = None
-    client: Form | None = None
-    user: Form | None = None
+    any: SearchForms | None = None
+    sender: SearchForms | None = None
+    recipient: SearchForms | None = None
+    client: SearchForms | None = None
+    user: SearchForms | None = None
     zone: str = ""
     destination: str = ""
     reply: str = ""
@@ -149,7 +149,7 @@ class Query:
             frozenset(),
         )
 
-    def may_match(self, record: Record) -> bool:
+    def may_match(self, record: HistoryRecord) -> bool:
         """Return whether the message, or the refusal, of this record may match."""
         text = record.text
         if form := self.any or self.recipient or self.sender:
@@ -164,7 +164,7 @@ class Query:
             and (bool(driving) or self.user is None or self.user.matches(text("user")))
         )
 
-    def matches(self, entry: Entry) -> bool:
+    def matches(self, entry: HistoryEntry) -> bool:
         about = (entry.sender, entry.recipient, entry.header_id, entry.message_id, entry.client, entry.user)
         replies = (entry.reply, *entry.replies)
         return (
@@ -186,19 +186,19 @@ def _names(wanted: str, *names: str) -> bool:
 
 
 @dataclass(slots=True)
-class _File:
+class _HistoryFile:
     """One history file that is open for reading."""
 
     worker: int
     database: sqlite3.Connection
-    blocks: OrderedDict[int, Mapping[str, list[Record]]] = field(default_factory=OrderedDict)
+    blocks: OrderedDict[int, Mapping[str, list[HistoryRecord]]] = field(default_factory=OrderedDict)
     """What was read last, by the ids of messages."""
 
-    def read(self, row: int) -> list[Record]:
+    def read(self, row: int) -> list[HistoryRecord]:
         found = self.database.execute("SELECT events FROM block WHERE row = ?", (row,)).fetchone()
         return [] if found is None else _records(found[0])
 
-    def records(self, message_id: str, row: int) -> list[Record]:
+    def records(self, message_id: str, row: int) -> list[HistoryRecord]:
         if (block := self.blocks.get(row)) is None:
             block = self.blocks[row] = _by_message(self.read(row))
             if len(self.blocks) > _BLOCKS:
@@ -206,8 +206,8 @@ class _File:
         return block.get(message_id, [])
 
 
-def _by_message(records: Iterable[Record]) -> Mapping[str, list[Record]]:
-    found: defaultdict[str, list[Record]] = defaultdict(list)
+def _by_message(records: Iterable[HistoryRecord]) -> Mapping[str, list[HistoryRecord]]:
+    found: defaultdict[str, list[HistoryRecord]] = defaultdict(list)
     for record in records:
         for message_id in {record.text("id"), record.text("about")}:
             found[message_id].append(record)
@@ -227,8 +227,8 @@ class Histories:
     """Seconds of reading; whatever reads longer raises TooLongError."""
     until: float = field(default=float("inf"), init=False)
     """On the clock of `time.monotonic`."""
-    files: list[_File] = field(default_factory=list)
-    broken: list[Gap] = field(default_factory=list)
+    files: list[_HistoryFile] = field(default_factory=list)
+    broken: list[HistoryGap] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         if self.longest is not None:
@@ -241,7 +241,7 @@ class Histories:
                 database = open_for_reading(path)
                 if self.longest is not None:  # a value other than zero interrupts the statement
                     database.set_progress_handler(self._is_late, _LOOKS)
-                self.files.append(_File(worker, database))
+                self.files.append(_HistoryFile(worker, database))
             except sqlite3.Error as error:
                 self._is_broken(worker, error)
         return self
@@ -255,10 +255,10 @@ class Histories:
         """Of which there is a file that can be read."""
         return [file.worker for file in self.files]
 
-    def find(self, query: Query, limit: int) -> tuple[list[Entry], bool]:
+    def find(self, query: Query, limit: int) -> tuple[list[HistoryEntry], bool]:
         """Return the newest `limit` matches in chronological order, and whether there are more."""
         seen: set[str] = set()
-        found: list[Entry] = []
+        found: list[HistoryEntry] = []
         for file in list(self.files):
             mine = 0
             try:
@@ -272,12 +272,12 @@ class Histories:
         found.sort(key=lambda entry: entry.at)
         return found[-limit:], len(found) > limit
 
-    def records(self, message_id: str, *, until_final: bool = False) -> list[Record]:
+    def records(self, message_id: str, *, until_final: bool = False) -> list[HistoryRecord]:
         """Return the events of a message in chronological order, or, with `until_final`, those that determine
         its outcomes.
         """
         began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
-        found: list[Record] = []
+        found: list[HistoryRecord] = []
         for file in list(self.files):
             try:
                 for row in rows_with(file.database, (message_id,), began, oldest_first=True):
@@ -289,9 +289,9 @@ class Histories:
                 self._is_broken(file.worker, error)
         return sorted(found, key=lambda record: record.at)
 
-    def sent(self, query: Query, limit: int) -> list[Sent]:
+    def sent(self, query: Query, limit: int) -> list[SentMessage]:
         """Return the newest messages that match, at most `limit`, the newest first."""
-        found: list[Sent] = []
+        found: list[SentMessage] = []
         for file in list(self.files):
             try:
                 found += islice(self._sent(file, query), limit)
@@ -300,9 +300,9 @@ class Histories:
         found.sort(key=lambda each: each.place, reverse=True)
         return found[:limit]
 
-    def _sent(self, file: _File, query: Query) -> Iterator[Sent]:
+    def _sent(self, file: _HistoryFile, query: Query) -> Iterator[SentMessage]:
         tag, last = query.tag, min(query.before[0], query.until)
-        forms = (Form(frozenset({tag})) if tag else None, query.recipient, query.user)
+        forms = (SearchForms(frozenset({tag})) if tag else None, query.recipient, query.user)
         terms = next((each.exact for each in forms if each and each.exact), frozenset[str]())
         for record in _before(file, terms, last, query.since):
             self._in_time()
@@ -323,9 +323,9 @@ class Histories:
                     if each.outcome != "refused"
                 ]
                 if not query.outcome or any(each.outcome == query.outcome for each in entries):
-                    yield Sent(record, entries)
+                    yield SentMessage(record, entries)
 
-    def since(self, since: float, until: float = float("inf")) -> Iterator[Record]:
+    def since(self, since: float, until: float = float("inf")) -> Iterator[HistoryRecord]:
         """Return all events of a period, in chronological order per worker."""
         for file in list(self.files):
             try:
@@ -337,7 +337,7 @@ class Histories:
             except sqlite3.Error as error:
                 self._is_broken(file.worker, error)
 
-    def gaps(self, since: float, until: float) -> list[Gap]:
+    def gaps(self, since: float, until: float) -> list[HistoryGap]:
         """Return the times in between that are not covered, with the reasons."""
         found = list(self.broken)
         for file in list(self.files):
@@ -375,7 +375,7 @@ class Histories:
                 count += int(str(fields.get("count", 0)))
         return count
 
-    def _entries(self, file: _File, query: Query, seen: set[str]) -> Iterator[Entry]:
+    def _entries(self, file: _HistoryFile, query: Query, seen: set[str]) -> Iterator[HistoryEntry]:
         for record in _candidates(file, query, self._in_time):
             self._in_time()
             if record.name in _ALONE:
@@ -388,17 +388,17 @@ class Histories:
                 entries = entries_of(message_id, self.records(message_id, until_final=True))
             yield from sorted((each for each in entries if query.matches(each)), key=lambda each: -each.at)
 
-    def _gaps_of(self, file: _File, since: float, until: float) -> Iterator[Gap]:
+    def _gaps_of(self, file: _HistoryFile, since: float, until: float) -> Iterator[HistoryGap]:
         database, worker = file.database, file.worker
         oldest = database.execute("SELECT first FROM block ORDER BY row LIMIT 1").fetchone()
         run = database.execute("SELECT min(began) FROM run").fetchone()[0]
         first = min((each for each in (run, oldest and oldest[0]) if each is not None), default=None)
         if first is not None and since < first:
-            yield Gap(worker=worker, ended=first, why="no events of that time are stored")
+            yield HistoryGap(worker=worker, ended=first, why="no events of that time are stored")
         for start, end, why in database.execute(
             "SELECT began, ended, why FROM gap WHERE ended >= ? AND began <= ? ORDER BY began", (since, until)
         ):
-            yield Gap(worker=worker, began=start or None, ended=end, why=why)
+            yield HistoryGap(worker=worker, began=start or None, ended=end, why=why)
         mine = "" if self.redactor is None else self.redactor.fingerprint
         for start, end, key in database.execute(
             "SELECT min(began), max(ended), key FROM run WHERE ended >= ? AND began <= ? GROUP BY key",
@@ -406,10 +406,10 @@ class Histories:
         ):
             if key not in (CLEAR, mine):
                 why = "addresses were hashed with another key and cannot be found by address"
-                yield Gap(worker=worker, began=start, ended=end, why=why, unsearchable=True)
+                yield HistoryGap(worker=worker, began=start, ended=end, why=why, unsearchable=True)
         off = off_mark(self.directory / f"{worker:02d}.db")
         if off.exists() and off.stat().st_mtime <= until:
-            yield Gap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
+            yield HistoryGap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.until
@@ -424,10 +424,10 @@ class Histories:
         for file in [each for each in self.files if each.worker == worker]:
             file.database.close()
             self.files.remove(file)
-        self.broken.append(Gap(worker=worker, why=f"{worker:02d}.db cannot be read: {error}"))
+        self.broken.append(HistoryGap(worker=worker, why=f"{worker:02d}.db cannot be read: {error}"))
 
 
-def _before(file: _File, terms: frozenset[str], last: float, since: float) -> Iterator[Record]:
+def _before(file: _HistoryFile, terms: frozenset[str], last: float, since: float) -> Iterator[HistoryRecord]:
     """Yield events, the newest first, of the blocks that may have one of these values."""
     found = file.database.execute(
         "SELECT row FROM block WHERE first <= ? ORDER BY row DESC LIMIT 1", (last,)
@@ -440,17 +440,17 @@ def _before(file: _File, terms: frozenset[str], last: float, since: float) -> It
             yield from reversed(file.read(row))
 
 
-def _is_final(records: Sequence[Record]) -> bool:
+def _is_final(records: Sequence[HistoryRecord]) -> bool:
     """Return whether every recipient of a message has a final outcome."""
     named = {each for record in records if record.name == "accepted" for each in record.text("to").split(" ")}
     done = {record.text("recipient") for record in records if record.name in _FINAL}
     return bool(named) and named <= done
 
 
-def _candidates(file: _File, query: Query, in_time: Callable[[], None]) -> Iterator[Record]:
+def _candidates(file: _HistoryFile, query: Query, in_time: Callable[[], None]) -> Iterator[HistoryRecord]:
     """Yield records whose messages may match, the newest first."""
     rare = query.outcome in _RARE
-    blocks: Iterable[list[Record]]
+    blocks: Iterable[list[HistoryRecord]]
     if query.indexed:
         rows = rows_with(file.database, query.indexed, query.since)
         some = list(islice(rows, _MANY if rare else 0))
@@ -466,7 +466,7 @@ def _candidates(file: _File, query: Query, in_time: Callable[[], None]) -> Itera
                 yield record
 
 
-def _all(database: sqlite3.Connection, query: Query) -> Iterator[list[Record]]:
+def _all(database: sqlite3.Connection, query: Query) -> Iterator[list[HistoryRecord]]:
     """Read all blocks, the newest first. SQLite leaves out those that cannot match."""
     if query.outcome in _RARE:
         where, parts = " AND instr(events, ?)", [f'"{query.outcome}"']
@@ -481,10 +481,10 @@ def _all(database: sqlite3.Connection, query: Query) -> Iterator[list[Record]]:
     return (_records(text) for (text,) in rows)
 
 
-def _refusal(record: Record) -> Entry:
+def _refusal(record: HistoryRecord) -> HistoryEntry:
     text = record.text
     is_recipient = text("command") == "RCPT"
-    return Entry(
+    return HistoryEntry(
         at=record.at,
         message_id=text("id"),
         outcome="refused",
@@ -496,10 +496,10 @@ def _refusal(record: Record) -> Entry:
     )
 
 
-def entries_of(message_id: str, records: Sequence[Record]) -> list[Entry]:
+def entries_of(message_id: str, records: Sequence[HistoryRecord]) -> list[HistoryEntry]:
     """Return one entry for each known recipient."""
-    by_recipient: dict[str, Entry] = {}
-    base = Entry(at=0.0, message_id=message_id, outcome="waiting")
+    by_recipient: dict[str, HistoryEntry] = {}
+    base = HistoryEntry(at=0.0, message_id=message_id, outcome="waiting")
     refusals = [_refusal(each) for each in records if each.name in _ALONE]
     for record in records:
         text = record.text
@@ -524,7 +524,7 @@ def entries_of(message_id: str, records: Sequence[Record]) -> list[Entry]:
     return [*by_recipient.values(), *refusals]
 
 
-def _after(entry: Entry, record: Record) -> Entry:
+def _after(entry: HistoryEntry, record: HistoryRecord) -> HistoryEntry:
     text = record.text
     if record.name == "dropped":
         return msgspec.structs.replace(entry, at=record.at, outcome="dropped")
@@ -542,7 +542,7 @@ def _after(entry: Entry, record: Record) -> Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimelineStep:
     """One event in the timeline of a message. A `recipient` of "" means the whole message."""
 
     at: float
@@ -551,21 +551,21 @@ class Step:
     text: str
 
 
-def steps(records: Iterable[Record], message_id: str, users: Mapping[str, str]) -> list[Step]:
+def steps(records: Iterable[HistoryRecord], message_id: str, users: Mapping[str, str]) -> list[TimelineStep]:
     """Return the timeline of one message, with the names of `users` in place of their pseudonyms."""
     return [
-        Step(each.at, _named(each, message_id), each.text("recipient"), _description(each, users))
+        TimelineStep(each.at, _named(each, message_id), each.text("recipient"), _description(each, users))
         for each in records
     ]
 
 
-def _named(record: Record, message_id: str) -> str:
+def _named(record: HistoryRecord, message_id: str) -> str:
     if record.name == "dsn":
         return "is-report" if record.text("id") == message_id else "report"
     return record.name.replace("-", " ")
 
 
-def _description(record: Record, users: Mapping[str, str]) -> str:
+def _description(record: HistoryRecord, users: Mapping[str, str]) -> str:
     text = record.text
     match record.name:
         case "accepted":

@@ -55,7 +55,7 @@ CRASHED = "the relay ended without a shutdown; events of the last second may be 
 WAS_OFF = "the history was disabled"
 
 
-class Dropped(Protocol):
+class DropCounter(Protocol):
     """Counts events that could not be recorded."""
 
     value: int
@@ -74,7 +74,7 @@ class History:
     max_size: int
     guard: int
     clock: InitVar[Clock]
-    dropped: Dropped
+    dropped: DropCounter
 
     def __post_init__(self, clock: Clock) -> None:
         self.problem = ""

@@ -32,9 +32,9 @@ from time import monotonic, thread_time
 from zonerelay import durable
 from zonerelay.inbound.cleanup.submit import (
     DEFAULT_OPTIONS,
-    Accepted,
+    Acceptance,
     Principal,
-    Refused,
+    Rejection,
     Submit,
     SubmittedEnvelope,
 )
@@ -77,7 +77,7 @@ class NoListenerError(Exception):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingFile:
     """A dropped file that could not be submitted, or could not be removed after submission (`is_done`)."""
 
     again: float
@@ -87,7 +87,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Pass:
+class _ScanResult:
     """The results of one scan of the drop directory. `refused` and `delayed` hold name, owner and reason,
     each file once.
     """
@@ -101,7 +101,7 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalSubmission:
     """How local programs submit mail: their client data, and the function to call."""
 
     principal: Principal
@@ -131,7 +131,7 @@ class DropDirectory:
         self._new = directory / "new"
         self._refused = 0
         self._problem = ""
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _WaitingFile] = {}
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -170,13 +170,13 @@ class DropDirectory:
                 self.events.error("drop-directory", error)
             await asyncio.sleep(pause)
 
-    def _timed_pass(self) -> tuple[_Pass, float]:
+    def _timed_pass(self) -> tuple[_ScanResult, float]:
         began = thread_time()
         return self._pass(), thread_time() - began
 
-    def _pass(self) -> _Pass:
+    def _pass(self) -> _ScanResult:
         """Try the files in the directory, new ones first. This function blocks."""
-        found = _Pass()
+        found = _ScanResult()
         self._problem = self._not_ours()
         if self._problem:
             found.is_whole = False
@@ -203,7 +203,7 @@ class DropDirectory:
         self._refused = found.set_aside + len(found.refused)
         return found
 
-    def _try(self, name: str, before: _Waiting | None, found: _Pass) -> None:
+    def _try(self, name: str, before: _WaitingFile | None, found: _ScanResult) -> None:
         """Submit one file, unless its owner has exceeded its share. Raise NoListenerError if no listener
         accepts mail.
         """
@@ -219,7 +219,7 @@ class DropDirectory:
                 self._waiting[name] = before
             return
         found.taken[owner] += 1
-        waiting = before or _Waiting(0.0, FIRST_PAUSE / 2, "")
+        waiting = before or _WaitingFile(0.0, FIRST_PAUSE / 2, "")
         try:
             if not waiting.is_done and (refusal := self._take(path, facts, waiting)):
                 found.refused.append((_shown(name), owner, refusal))
@@ -263,7 +263,7 @@ class DropDirectory:
             "submitted files"
         )
 
-    def _take(self, path: Path, facts: os.stat_result, waiting: _Waiting) -> str:
+    def _take(self, path: Path, facts: os.stat_result, waiting: _WaitingFile) -> str:
         """Submit the file, or rename it and return the reason of the refusal. Raise an exception if it is
         temporary.
         """
@@ -305,13 +305,13 @@ class DropDirectory:
         return f"{text} {email.utils.formatdate()}\n".encode("ascii", "replace")
 
 
-def take_by(local: Callable[[], Local | None]) -> Take:
+def take_by(local: Callable[[], LocalSubmission | None]) -> Take:
     """Return the function that submits a file by the rules of the listener that sendmail(1) would have used.
     Call this on the event loop.
     """
     loop = asyncio.get_running_loop()
 
-    async def submit(envelope: SubmittedEnvelope, message: bytes) -> Accepted | Refused:
+    async def submit(envelope: SubmittedEnvelope, message: bytes) -> Acceptance | Rejection:
         if (found := local()) is None:
             raise NoListenerError("no [[listener]] accepts mail without TLS and a login")
         return await found.submit(found.principal, envelope, [message], DEFAULT_OPTIONS)
@@ -319,7 +319,7 @@ def take_by(local: Callable[[], Local | None]) -> Take:
     def take(envelope: SubmittedEnvelope, message: bytes) -> str:
         submitted = submit(envelope, message.replace(b"\n", b"\r\n"))
         result = asyncio.run_coroutine_threadsafe(submitted, loop).result(HAND_OVER_TIMEOUT)
-        if isinstance(result, Accepted):
+        if isinstance(result, Acceptance):
             return ""
         if result.reason in (Reason.SHUTDOWN, Reason.MEMORY):
             raise NoListenerError(str(result.reply))

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
-from zonerelay.limits.values import Answer, Claim, Grant, Request, TurnRequest
+from zonerelay.limits.values import LimitAnswer, LimitRequest, SlotClaim, SlotGrant, TurnRequest
 from zonerelay.model.clock import Clock
 
 
@@ -211,7 +211,7 @@ class SlotAllocator:
         owner.until = until
         return owner
 
-    def claim(self, name: str, claim: Claim, now: float) -> None:
+    def claim(self, name: str, claim: SlotClaim, now: float) -> None:
         """Apply the claim of an owner that has entered."""
         lease = self.lease(name, claim.site, claim.destination)
         slots = max(lease.slots - claim.back, claim.keep)
@@ -237,7 +237,7 @@ class SlotAllocator:
             self._to_check[site] = None
         return lease
 
-    def keep_only(self, name: str, claims: Iterable[Claim]) -> None:
+    def keep_only(self, name: str, claims: Iterable[SlotClaim]) -> None:
         """Remove all leases of an owner except the claimed ones. It never received what was assigned to it
         in between.
         """
@@ -293,7 +293,7 @@ class SlotAllocator:
             self._reclaim(now, active_after)
         return {name for name, owner in self.owners.items() if self._needs_request(owner)}
 
-    def report(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Grant]:
+    def report(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[SlotGrant]:
         """Return the leases that the owner does not know yet, and those of `keys` in any case (all if
         None). Empty leases are removed.
         """
@@ -306,7 +306,7 @@ class SlotAllocator:
             now = (lease.slots, lease.revoked, lease.waiters)
             if now != lease.reported or (lease.site, lease.destination) in asked:
                 lease.reported = now
-                found.append(Grant(lease.site, lease.destination, *now))
+                found.append(SlotGrant(lease.site, lease.destination, *now))
             if not lease.slots and not lease.want:
                 self._drop(lease)
         owner.unreported.clear()
@@ -442,7 +442,7 @@ _ROUNDING = 1e-6
 """Sums of clock readings are not more exact than this."""
 
 
-class Turn(Struct, frozen=True, array_like=True, order=True):
+class SendTime(Struct, frozen=True, array_like=True, order=True):
     """An assigned send time of a rate. `at` is a reading of the authority's clock."""
 
     at: float
@@ -453,7 +453,7 @@ class Turn(Struct, frozen=True, array_like=True, order=True):
 class Calendar:
     """The assigned send times in order, without those that are too old to delay a later one."""
 
-    def __init__(self, turns: list[Turn] | None = None) -> None:
+    def __init__(self, turns: list[SendTime] | None = None) -> None:
         self.turns = turns or []
         self._longest = max((turn.interval for turn in self.turns), default=0.0)
 
@@ -479,7 +479,7 @@ class Calendar:
         # This includes turns assigned before this calendar was created, which delay later ones like any
         # other.
         self._longest = max(self._longest, interval)
-        insort(self.turns, Turn(at, interval, destination))
+        insort(self.turns, SendTime(at, interval, destination))
 
     def has(self, at: float, destination: str) -> bool:
         return any(turn.at == at and turn.destination == destination for turn in self.turns)
@@ -496,7 +496,7 @@ class Calendar:
             self._longest = 0.0
 
 
-def _moment(turn: Turn) -> float:
+def _moment(turn: SendTime) -> float:
     return turn.at
 
 
@@ -520,8 +520,14 @@ class ZoneLimits:
         self.calendars: dict[str, Calendar] = {}
 
     def exchange(
-        self, name: str, request: Request, now: float, *, until: float = float("inf"), allocate: bool = True
-    ) -> tuple[Answer, set[str]]:
+        self,
+        name: str,
+        request: LimitRequest,
+        now: float,
+        *,
+        until: float = float("inf"),
+        allocate: bool = True,
+    ) -> tuple[LimitAnswer, set[str]]:
         """Return the response for the owner `name`, and the other owners that should send a request. If
         `allocate` is false, nothing is assigned to any owner.
         """
@@ -541,7 +547,7 @@ class ZoneLimits:
         declared = None if request.everything else ((each.site, each.destination) for each in request.claims)
         owners = len(allocator.owners)
         held = tuple(allocator.report(name, declared))
-        return Answer(now, held, turns, allocator.waiters, owners), news - {name}
+        return LimitAnswer(now, held, turns, allocator.waiters, owners), news - {name}
 
     def end(self, name: str, now: float, *, allocate: bool = True) -> set[str]:
         """Remove an owner. Return the owners that should send a request."""
@@ -609,7 +615,7 @@ class ZoneLimits:
     def encode(self) -> bytes:
         allocator = self.allocator
         return msgspec.msgpack.encode(
-            _Written(
+            _StoredLimits(
                 owners=[
                     (name, owner.zone_limit, owner.until, owner.waiters_reported)
                     for name, owner in allocator.owners.items()
@@ -630,7 +636,7 @@ class ZoneLimits:
         limits = cls()
         if not data:
             return limits
-        written = msgspec.msgpack.decode(data, type=_Written)
+        written = msgspec.msgpack.decode(data, type=_StoredLimits)
         allocator = limits.allocator
         for name, zone_limit, until, waiters in written.owners:
             allocator.register(name, zone_limit, until).waiters_reported = waiters
@@ -646,7 +652,7 @@ class ZoneLimits:
         return limits
 
 
-class _Written(msgspec.Struct, frozen=True, array_like=True):
+class _StoredLimits(msgspec.Struct, frozen=True, array_like=True):
     """The stored form of a zone's limits. New fields may only be appended, with defaults, because nodes of
     several versions read it.
     """
@@ -654,7 +660,7 @@ class _Written(msgspec.Struct, frozen=True, array_like=True):
     owners: list[tuple[str, int, float, int]]
     leases: list[tuple[str, str, str, int, int, int, float, tuple[int, int, int]]]
     waiting: list[tuple[str, str, str]]
-    turns: dict[str, list[Turn]]
+    turns: dict[str, list[SendTime]]
 
 
 # The authority in memory: the limits of all zones, and the connected owners. No I/O.
@@ -686,7 +692,7 @@ class LimitTable:
             self._notify(zone, limits.end(owner, now, allocate=self._may_allocate(now)))
             self._drop_empty(zone)
 
-    def exchange(self, owner: str, zone: str, request: Request) -> Answer:
+    def exchange(self, owner: str, zone: str, request: LimitRequest) -> LimitAnswer:
         now = self._clock.monotonic()
         limits = self._zones.setdefault(zone, ZoneLimits())
         answer, news = limits.exchange(owner, request, now, allocate=self._may_allocate(now))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import Answer, AuthorityError, Request
+from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest
 from zonerelay.process.tasks import cancel_all
 
 LEASE = 15.0
@@ -94,7 +94,7 @@ class SharedAuthority:
             await self._connect()
         self._task = asyncio.get_running_loop().create_task(self._stay_connected(back, gone))
 
-    async def exchange(self, zone: str, request: Request) -> Answer:
+    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         if not self._open:
             raise AuthorityError(f"{self.name} is unreachable")
         self._zones[zone] = request.zone_limit
@@ -115,7 +115,7 @@ class SharedAuthority:
         with contextlib.suppress(AuthorityError, TimeoutError):
             async with asyncio.timeout(GOODBYE):
                 for zone, limit in list(self._zones.items()):
-                    await self.exchange(zone, Request(limit, everything=True))
+                    await self.exchange(zone, LimitRequest(limit, everything=True))
         await cancel_all(self._task)
         self._open = False
         await self._store.close()

@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.values import Answer, AuthorityError, Request
+from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest
 from zonerelay.process.sockets import bound_path
 from zonerelay.process.tasks import cancel_all
 
@@ -44,13 +44,13 @@ class RequestFrame(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A request frame."""
 
     zone: str
-    request: Request
+    request: LimitRequest
 
 
 class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """A response frame. Answers come in the order of the requests."""
 
-    answer: Answer
+    answer: LimitAnswer
 
 
 class ChangeFrame(msgspec.Struct, frozen=True, array_like=True, tag="news"):
@@ -167,7 +167,7 @@ class SocketAuthority:
         self._path = path
         self._owner = owner
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: deque[asyncio.Future[Answer]] = deque()
+        self._waiting: deque[asyncio.Future[LimitAnswer]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def start(
@@ -175,11 +175,11 @@ class SocketAuthority:
     ) -> None:
         self._task = asyncio.get_running_loop().create_task(self._stay_connected(news, back, gone))
 
-    async def exchange(self, zone: str, request: Request) -> Answer:
+    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         writer = self._writer
         if writer is None:
             raise AuthorityError(f"{self.name} does not respond")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[LimitAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         writer.write(_encode(RequestFrame(zone, request)))
         try:

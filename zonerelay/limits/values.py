@@ -51,7 +51,7 @@ def leased_grace(rate: Rate) -> float:
     return LEASED_GRACE_PART * margin(rate)
 
 
-class Claim(Struct, frozen=True, array_like=True):
+class SlotClaim(Struct, frozen=True, array_like=True):
     """A worker's claim for connection slots to one destination. `keep` is the number of slots that the owner
     goes on using, `back` those that it gives back with this request, and `want` how many it would like to
     have in all. `limit` comes from its configuration.
@@ -79,7 +79,7 @@ class TurnRequest(Struct, frozen=True, array_like=True):
     after: float = 0.0
 
 
-class Request(Struct, frozen=True, array_like=True):
+class LimitRequest(Struct, frozen=True, array_like=True):
     """A worker's request to the limit authority about one zone. `everything` says that these are all claims
     of the owner, and that the answer is to contain everything it has.
 
@@ -89,14 +89,14 @@ class Request(Struct, frozen=True, array_like=True):
     """
 
     zone_limit: int
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[SlotClaim, ...] = ()
     turns: tuple[TurnRequest, ...] = ()
     unused: tuple[tuple[str, float], ...] = ()
     everything: bool = False
     known_turns: tuple[tuple[TurnRequest, tuple[float, ...]], ...] = ()
 
 
-class Grant(Struct, frozen=True, array_like=True):
+class SlotGrant(Struct, frozen=True, array_like=True):
     """The slots that a worker has for one destination, and how many of them it must return even if they are
     in use. `waiters` is the number of destinations that wait because of these slots; idle ones should be
     given back.
@@ -109,7 +109,7 @@ class Grant(Struct, frozen=True, array_like=True):
     waiters: int = 0
 
 
-class Answer(Struct, frozen=True, array_like=True):
+class LimitAnswer(Struct, frozen=True, array_like=True):
     """The authority's response to a request. `now` is the authority's clock, by which `turns` are given, as
     one list for each request for turns.
 
@@ -118,7 +118,7 @@ class Answer(Struct, frozen=True, array_like=True):
     """
 
     now: float
-    held: tuple[Grant, ...] = ()
+    held: tuple[SlotGrant, ...] = ()
     turns: tuple[tuple[float, ...], ...] = ()
     waiters: int = 0
     owners: int = 1
@@ -150,7 +150,7 @@ class LimitAuthority(Protocol):
         can never be used.
         """
 
-    async def exchange(self, zone: str, request: Request) -> Answer:
+    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         """Send a request and return the answer, one at a time for each zone. Raise AuthorityError."""
 
     async def close(self) -> None:

@@ -2,8 +2,8 @@
 too long, and in seven bits if required.
 
 The message is read once to find the parts that have lines which are too long or, for seven bits, bytes beyond
-ASCII. The resulting `Plan` tells an `Encoder` what to encode. Both passes follow the boundaries of the parts
-(RFC 2046 5.1), into messages within messages.
+ASCII. The resulting `ConversionPlan` tells an `Encoder` what to encode. Both passes follow the boundaries of
+the parts (RFC 2046 5.1), into messages within messages.
 
 - Texts become quoted-printable, other parts base64. A part that needs nothing keeps every byte.
 - A part that is base64 or quoted-printable already keeps its encoding and gets shorter lines
@@ -234,7 +234,7 @@ class PartNeeds:
 
 
 @dataclass(slots=True)
-class Plan:
+class ConversionPlan:
     """The needs of each leaf part, in order."""
 
     seven_bit: bool
@@ -259,7 +259,7 @@ class _Entity:
     is_covered: bool = False
 
 
-class _Walk(ABC):
+class _PartWalker(ABC):
     """Visits each part of a message and joins the results of `_header`, `_begin`, `_content` and `_end`."""
 
     def __init__(self) -> None:
@@ -383,12 +383,12 @@ class _Walk(ABC):
     def _ended(self, *, by_delimiter: bool) -> bytes: ...
 
 
-class Survey(_Walk):
+class ConversionSurvey(_PartWalker):
     """Reads a message and plans its conversion."""
 
     def __init__(self, *, seven_bit: bool) -> None:
         super().__init__()
-        self.plan = Plan(seven_bit)
+        self.plan = ConversionPlan(seven_bit)
         self.signed = False
         """True when the message has a DKIM signature of its author or of another relay."""
         self._line_length = 0
@@ -440,10 +440,10 @@ class Survey(_Walk):
         return b""
 
 
-class Encoder(_Walk):
+class Encoder(_PartWalker):
     """Writes a message according to its plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversionPlan) -> None:
         super().__init__()
         self._plan = plan
         self._encoding = ""

@@ -81,19 +81,19 @@ class Notice:
             addresses += [report.delivery.recipient, Mailbox(report.delivery.orcpt)]
         return not all(address.isascii() for address in addresses)
 
-    def last_words(self, report: RecipientReport) -> Said:
+    def last_words(self, report: RecipientReport) -> LastReply:
         """Return this outcome's reply, or, when the relay gave up, the peer's reply to the attempt
         before.
         """
         outcome, last = report.outcome, report.delivery.last
         if outcome.local and outcome.verdict is Verdict.EXPIRED and last is not None and not last.local:
-            return Said(last.reply, last.host, last.at)
+            return LastReply(last.reply, last.host, last.at)
         at = self.now if outcome.counts else (last.at if last is not None else None)
-        return Said(outcome.reply, "" if outcome.local else outcome.host, at)
+        return LastReply(outcome.reply, "" if outcome.local else outcome.host, at)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LastReply:
     """The last reply about a recipient and the host that sent it; `host` is `""` for the relay."""
 
     reply: Reply

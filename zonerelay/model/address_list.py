@@ -26,7 +26,7 @@ MAX_ADDRESS = 320
 """Characters (RFC 5321 4.5.3.1: 64, "@" and 255). No address is longer."""
 
 
-class Entry(NamedTuple):
+class AddressEntry(NamedTuple):
     """An element of an address list: an address, or text that is not an address. `address` is `local@domain`,
     `local`, or "" when it cannot be read; `name` is the display name, undecoded; `text` is the element as it
     is written; `end` is where the address ends.
@@ -43,7 +43,7 @@ class AddressList(NamedTuple):
     quote, comment and bracket has its end, and no encoded word contains what separates addresses.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[AddressEntry, ...]
     clear: bool
 
 
@@ -88,7 +88,7 @@ _BARE = re.compile(rf"{SPEC}|{LOCAL}")
 def read_addresses(text: str) -> AddressList:
     """Return the addresses of a header field's value, or of an argument that has the same form."""
     letters, spans = tokenize(text)
-    found: list[Entry] = []
+    found: list[AddressEntry] = []
     for element in _ELEMENT.finditer(letters):
         kind = element.lastindex
         if kind in (_SEPARATOR, _GROUP):
@@ -100,16 +100,16 @@ def read_addresses(text: str) -> AddressList:
         if kind == _IN_ANGLE:
             at = letters.index("<", first)
             name = _name(text, begin, letters[first:at], spans[first : at + 1])
-            found.append(Entry(name, *_joined(text, spans, element.span(_IN_ANGLE), written)))
+            found.append(AddressEntry(name, *_joined(text, spans, element.span(_IN_ANGLE), written)))
         elif kind in (_SPECS, _LOCAL):
             each = [match.span() for match in _BARE.finditer(letters, first, behind)]
             if len(each) == 1:
                 name = _comment(text, begin, spans[first:behind], end)
-                found.append(Entry(name, *_joined(text, spans, (first, behind), written)))
+                found.append(AddressEntry(name, *_joined(text, spans, (first, behind), written)))
             else:
-                found += [Entry("", *_joined(text, spans, one, written)) for one in each]
+                found += [AddressEntry("", *_joined(text, spans, one, written)) for one in each]
         else:
-            found.append(Entry("", "", written, end))
+            found.append(AddressEntry("", "", written, end))
     odd = any(text.startswith("=?", begin) and _SEPARATES.search(text, begin, end) for begin, end in spans)
     return AddressList(tuple(found), JUNK not in letters and not odd)
 

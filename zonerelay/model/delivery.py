@@ -18,7 +18,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
-from zonerelay.model.queue_name import Kind, Priority, QueueName
+from zonerelay.model.queue_name import Priority, QueueKind, QueueName
 
 
 class DeliveryState(enum.StrEnum):
@@ -94,7 +94,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return dropped, held, deferred or ready. The scheduler knows which deliveries are active, and the
         orders which are suspended.
         """
-        if self.queue.kind is Kind.BIN:
+        if self.queue.kind is QueueKind.BIN:
             return DeliveryState.DROPPED
         if self.held:
             return DeliveryState.HELD

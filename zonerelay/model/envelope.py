@@ -36,7 +36,7 @@ class Ret(enum.StrEnum):
     HDRS = "HDRS"
 
 
-class Body(enum.StrEnum):
+class BodyType(enum.StrEnum):
     """The BODY parameter of MAIL (RFC 6152)."""
 
     SEVEN_BIT = "7BIT"
@@ -88,7 +88,7 @@ class Envelope:
     sender: Mailbox
     recipients: tuple[Recipient, ...]
     created: float
-    body: Body = Body.SEVEN_BIT
+    body: BodyType = BodyType.SEVEN_BIT
     smtputf8: bool = False
     ret: Ret = Ret.UNSET
     envid: str = ""

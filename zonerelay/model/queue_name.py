@@ -20,7 +20,7 @@ class Priority(enum.StrEnum):
     BULK = "bulk"
 
 
-class Kind(enum.StrEnum):
+class QueueKind(enum.StrEnum):
     """The kind of a queue."""
 
     MAIL = "mail"
@@ -35,18 +35,18 @@ class QueueName(NamedTuple):
     """
 
     text: str
-    kind: Kind
+    kind: QueueKind
     zone: str
     priority: Priority
 
     @property
     def is_mail(self) -> bool:
-        return self.kind in (Kind.MAIL, Kind.MAILBOX)
+        return self.kind in (QueueKind.MAIL, QueueKind.MAILBOX)
 
     @property
     def label(self) -> str:
         """The zone for metrics, which have one for all mailboxes: those are as many as applications make."""
-        return Kind.MAILBOX.value if self.kind is Kind.MAILBOX else self.zone
+        return QueueKind.MAILBOX.value if self.kind is QueueKind.MAILBOX else self.zone
 
     def __str__(self) -> str:
         return self.text
@@ -58,8 +58,8 @@ def parse_queue(text: str) -> QueueName:
     zone, _, named = text.partition(";")
     priority = _PRIORITIES.get(named, Priority.NORMAL)
     word, slash, name = zone.partition("/")
-    kind = _KINDS.get(word, Kind.MAIL) if slash else Kind.MAIL
-    return QueueName(text, kind, zone if kind in (Kind.MAIL, Kind.MAILBOX) else name, priority)
+    kind = _KINDS.get(word, QueueKind.MAIL) if slash else QueueKind.MAIL
+    return QueueName(text, kind, zone if kind in (QueueKind.MAIL, QueueKind.MAILBOX) else name, priority)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -74,21 +74,21 @@ def queues_of(zone: str) -> tuple[QueueName, ...]:
 
 
 def webhook_queue(webhook: str) -> QueueName:
-    return parse_queue(f"{Kind.WEBHOOK}/{webhook}")
+    return parse_queue(f"{QueueKind.WEBHOOK}/{webhook}")
 
 
 def bin_of(queue: QueueName) -> QueueName:
     """Return the name of the queue that holds deliveries dropped from this queue."""
-    return parse_queue(f"{Kind.BIN}/{queue.text}")
+    return parse_queue(f"{QueueKind.BIN}/{queue.text}")
 
 
 def mailbox_zone(mailbox: int) -> str:
     """Return the name of the zone that serves a mailbox, by the number of its row."""
-    return f"{Kind.MAILBOX}/{mailbox}"
+    return f"{QueueKind.MAILBOX}/{mailbox}"
 
 
-MAILBOXES = QueueName(Kind.MAILBOX.value, Kind.MAILBOX, Kind.MAILBOX.value, Priority.NORMAL)
+MAILBOXES = QueueName(QueueKind.MAILBOX.value, QueueKind.MAILBOX, QueueKind.MAILBOX.value, Priority.NORMAL)
 """All mailboxes together, in counts."""
 
 _PRIORITIES = {each.value: each for each in Priority}
-_KINDS = {each.value: each for each in (Kind.MAILBOX, Kind.WEBHOOK, Kind.BIN)}
+_KINDS = {each.value: each for each in (QueueKind.MAILBOX, QueueKind.WEBHOOK, QueueKind.BIN)}

@@ -1,8 +1,8 @@
 """Defines the responses to operators' requests: streams of frames, one JSON object per line.
 
-A client reads frames until `End` or `Problem`, and reports a stream that stops without either as truncated. A
-list is sent as one frame per delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages
-are seconds.
+A client reads frames until `EndFrame` or `ErrorFrame`, and reports a stream that stops without either as
+truncated. A list is sent as one frame per delivery, so neither side ever holds a whole queue. Times are Unix
+seconds, ages are seconds.
 
 Requests are in `requests.py`; this module has the frames of answers, their encoder and their decoder.
 `--json` and `/v1/` return the same frames, so their field names are a public contract: fields may be added,
@@ -21,7 +21,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import Priority, QueueName, bin_of, parse_queue, queue_of
-from zonerelay.operations.errors import ControlError, InvalidError, Kind
+from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.metrics.families import Family
 
@@ -354,7 +354,7 @@ class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
     refused: int = 0
 
 
-class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
+class OrderResult(_Frame, frozen=True, kw_only=True, tag="order-given"):
     """The suspension or hold rule is active. `new` is false if one with these selectors already existed. None
     of the mail that it applies to expires before `first_expiry`; `None` means that no mail matches yet.
     """
@@ -364,7 +364,7 @@ class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
     first_expiry: float | None = None
 
 
-class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
+class OrdersResult(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
     """The suspensions and hold rules that were ended, and the number of deliveries released."""
 
     orders: tuple[OrderRow, ...] = ()
@@ -448,7 +448,7 @@ class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
 
 class Count(_Frame, frozen=True, kw_only=True, tag="count"):
     """The number of matching deliveries, and the first of them, up to the requested number. `missing` has the
-    value of `End.missing` when the answer is a single document.
+    value of `EndFrame.missing` when the answer is a single document.
     """
 
     matched: int
@@ -456,7 +456,7 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
     missing: tuple[str, ...] = ()
 
 
-class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
+class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
     """The result of a change. `busy` deliveries are being attempted at this moment and were not changed.
 
     `act` is the id of this change. `no_undo` is the reason why it cannot be undone, or "" if it can. `undoes`
@@ -497,13 +497,13 @@ class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
     undone_by: str = ""
 
 
-class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
+class LossDismissal(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
     """The spool loss was dismissed and is no longer reported."""
 
     loss: str
 
 
-class Address(_Frame, frozen=True, kw_only=True, tag="address"):
+class ResolvedAddress(_Frame, frozen=True, kw_only=True, tag="address"):
     """The address of a pseudonym. `role` is `sender` or `recipient`."""
 
     address: str
@@ -622,7 +622,7 @@ class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
     worker: int | None = None
 
 
-class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
+class StreamGap(_Frame, frozen=True, kw_only=True, tag="missed"):
     """A gap in a stream, where events were skipped. So many events (counted before they are filtered) or
     lines are missing here because the reader is slow; or `why` explains the gap or the end.
     """
@@ -670,20 +670,20 @@ class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
     url: str
 
 
-class WebhookTested(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
+class WebhookTestResult(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
     """The reply of the endpoint to a test event."""
 
     ok: bool
     text: str
 
 
-class WebhookReplayed(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
+class WebhookReplayResult(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
     """The number of events queued for the endpoint."""
 
     queued: int
 
 
-class Families(_Frame, frozen=True, kw_only=True, tag="families"):
+class MetricFamilies(_Frame, frozen=True, kw_only=True, tag="families"):
     """The metrics of a worker, for its supervisor. They are never printed, so they are not a public
     contract.
     """
@@ -691,7 +691,7 @@ class Families(_Frame, frozen=True, kw_only=True, tag="families"):
     families: tuple[Family, ...]
 
 
-class Reasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
+class UnreadyReasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
     """The reasons why a worker is not ready, for its supervisor; none if it is ready. Not a public
     contract.
     """
@@ -699,7 +699,7 @@ class Reasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
     reasons: tuple[str, ...]
 
 
-class End(_Frame, frozen=True, kw_only=True, tag="end"):
+class EndFrame(_Frame, frozen=True, kw_only=True, tag="end"):
     """The last frame of a complete response. `more` is true if a limit cut a list short; `next` is then the
     cursor of the next page, if there are pages. `missing` describes the workers that did not answer and the
     spools that are damaged; the answer does not include their mail.
@@ -711,19 +711,19 @@ class End(_Frame, frozen=True, kw_only=True, tag="end"):
     next: str = ""
 
 
-class Problem(_Frame, frozen=True, kw_only=True, tag="problem", omit_defaults=True):
+class ErrorFrame(_Frame, frozen=True, kw_only=True, tag="problem", omit_defaults=True):
     """The last frame of a failed response; `detail` is a text for people."""
 
-    code: Kind
+    code: ErrorKind
     detail: str
     pointer: str = ""
 
 
 Frame = (
-    Pong | DeliveryRow | OrderRow | OrderGiven | OrdersEnded | MessageDetail | TraceStep |
-    MessageBody | BodyPiece | Summary | Progress | Count | Changed | ActRow | Acknowledged | Address |
-    RelayStatus | Explanation | WebhookRow | WebhookTested | WebhookReplayed | MailEvent | Missed |
-    TranscriptLine | Families | Reasons | End | Problem
+    Pong | DeliveryRow | OrderRow | OrderResult | OrdersResult | MessageDetail | TraceStep |
+    MessageBody | BodyPiece | Summary | Progress | Count | ChangeResult | ActRow | LossDismissal |
+    ResolvedAddress | RelayStatus | Explanation | WebhookRow | WebhookTestResult | WebhookReplayResult |
+    MailEvent | StreamGap | TranscriptLine | MetricFamilies | UnreadyReasons | EndFrame | ErrorFrame
 )  # fmt: skip
 
 
@@ -749,15 +749,15 @@ def decode_frame(line: bytes) -> Frame:
 def addresses_in(frame: object) -> list[str]:
     """Return the addresses in an answer to a question for them."""
     match frame:
-        case Address():
+        case ResolvedAddress():
             return [frame.address]
         case MessageDetail():
             return [each for each in (frame.sender, frame.user, *frame.recipients) if each]
     return []
 
 
-def problem_of(error: ControlError) -> Problem:
-    return Problem(code=error.kind, detail=str(error), pointer=error.pointer)
+def problem_of(error: ControlError) -> ErrorFrame:
+    return ErrorFrame(code=error.kind, detail=str(error), pointer=error.pointer)
 
 
 def cursor_of(row: DeliveryRow) -> str:

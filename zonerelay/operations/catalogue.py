@@ -19,10 +19,10 @@ from zonerelay.operations.operation import (
     FIRST_FOUND,
     LIVE,
     WORKER,
-    How,
     Merge,
+    MergeRule,
     Operation,
-    Shape,
+    ResponseKind,
 )
 
 _MESSAGE = "/v1/queue/messages/{message_id}"
@@ -41,7 +41,7 @@ def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tu
 def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Operation:
     return Operation(
         request=request,
-        reply=answers.Changed,
+        reply=answers.ChangeResult,
         help=text,
         scope="operate",
         method="POST",
@@ -66,9 +66,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.QueueList,
         reply=answers.DeliveryRow,
-        shape=Shape.ROWS,
+        shape=ResponseKind.ROWS,
         help="List deliveries, oldest message first",
-        merge=Merge(how=How.IN_ORDER, order=_delivery_order, of_queue=True),
+        merge=Merge(how=MergeRule.IN_ORDER, order=_delivery_order, of_queue=True),
         path="/v1/queue",
         command="queue list",
         wrapped="deliveries",
@@ -99,7 +99,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.QueueTrace,
         reply=answers.TraceStep,
-        shape=Shape.ROWS,
+        shape=ResponseKind.ROWS,
         help="Show a message's history and its next steps",
         merge=FIRST_FOUND,
         path=f"{_MESSAGE}/trace",
@@ -109,7 +109,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.QueueCat,
         reply=answers.MessageBody,
-        shape=Shape.BODY,
+        shape=ResponseKind.BODY,
         help="Print a message; the log records who has read it",
         merge=FIRST_FOUND,
         scope="operate",
@@ -119,7 +119,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.QueueExplain,
         reply=answers.Explanation,
-        shape=Shape.ROWS,
+        shape=ResponseKind.ROWS,
         help="Show the route of a queued message",
         merge=FIRST_FOUND,
         path=f"{_MESSAGE}/explain",
@@ -140,10 +140,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.Acts,
         reply=answers.ActRow,
-        shape=Shape.ROWS,
+        shape=ResponseKind.ROWS,
         help="List the changes of the last 24 hours, newest first",
         merge=Merge(
-            how=How.SUM,
+            how=MergeRule.SUM,
             key="act",
             add="changed",
             least="at until finished no_undo undone_by",
@@ -157,12 +157,12 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.ActShow,
         reply=answers.ActRow,
         help="Show one change",
-        merge=Merge(how=How.SUM, key="act", add="changed", least="at until finished no_undo undone_by"),
+        merge=Merge(how=MergeRule.SUM, key="act", add="changed", least="at until finished no_undo undone_by"),
         path="/v1/acts/{act}",
     ),
     Operation(
         request=requests.Undo,
-        reply=answers.Changed,
+        reply=answers.ChangeResult,
         help="Revert one change of the last 24 hours",
         scope="operate",
         method="POST",
@@ -174,16 +174,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.Orders,
         reply=answers.OrderRow,
-        shape=Shape.ROWS,
+        shape=ResponseKind.ROWS,
         help="List the active suspensions and hold rules",
-        merge=Merge(how=How.SUM, key="id", add="held refused", order=lambda _, row: -row.since),
+        merge=Merge(how=MergeRule.SUM, key="id", add="held refused", order=lambda _, row: -row.since),
         path="/v1/orders",
         command="suspend",
         wrapped="orders",
     ),
     Operation(
         request=requests.Suspend,
-        reply=answers.OrderGiven,
+        reply=answers.OrderResult,
         help="Suspend queued and new mail",
         scope="operate",
         method="POST",
@@ -194,7 +194,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.Resume,
-        reply=answers.OrdersEnded,
+        reply=answers.OrdersResult,
         help="End suspensions and release the mail that they held",
         scope="operate",
         method="POST",
@@ -212,10 +212,10 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.Resolve,
-        reply=answers.Address,
-        shape=Shape.ROWS,
+        reply=answers.ResolvedAddress,
+        shape=ResponseKind.ROWS,
         help="Find the addresses behind a pseudonym in the queue",
-        merge=Merge(how=How.SUM, key="address"),
+        merge=Merge(how=MergeRule.SUM, key="address"),
         scope="operate",
         path="/v1/resolve",
         command="resolve",
@@ -245,7 +245,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.Tail,
         reply=answers.MailEvent,
-        shape=Shape.STREAM,
+        shape=ResponseKind.STREAM,
         help="Show mail events as they happen",
         merge=LIVE,
         path="/v1/tail",
@@ -254,7 +254,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.Transcript,
         reply=answers.TranscriptLine,
-        shape=Shape.STREAM,
+        shape=ResponseKind.STREAM,
         help="Show the protocol lines of sessions as they are sent",
         merge=LIVE,
         scope="operate",
@@ -264,7 +264,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.SpoolAcknowledge,
-        reply=answers.Acknowledged,
+        reply=answers.LossDismissal,
         help="Dismiss a reported spool loss",
         merge=FIRST_FOUND,
         scope="operate",
@@ -277,16 +277,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         request=requests.WebhookList,
         reply=answers.WebhookRow,
-        shape=Shape.ROWS,
+        shape=ResponseKind.ROWS,
         help="List the webhooks and their queued events",
-        merge=Merge(how=How.SUM, key="name", add="queued delivered", least="oldest", worst="state"),
+        merge=Merge(how=MergeRule.SUM, key="name", add="queued delivered", least="oldest", worst="state"),
         path="/v1/webhooks",
         command="webhook list",
         wrapped="webhooks",
     ),
     Operation(
         request=requests.WebhookTest,
-        reply=answers.WebhookTested,
+        reply=answers.WebhookTestResult,
         help="Post a webhook.test event now and print the response",
         merge=FIRST_FOUND,
         scope="operate",
@@ -297,9 +297,9 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.WebhookReplay,
-        reply=answers.WebhookReplayed,
+        reply=answers.WebhookReplayResult,
         help="Retry queued events now, even if the endpoint is disabled",
-        merge=Merge(how=How.SUM, add="queued"),
+        merge=Merge(how=MergeRule.SUM, add="queued"),
         scope="operate",
         method="POST",
         path="/v1/webhooks/{name}/replay",
@@ -316,13 +316,13 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.PartMetrics,
-        reply=answers.Families,
+        reply=answers.MetricFamilies,
         help="Return the metrics of a worker",
         merge=WORKER,
     ),
     Operation(
         request=requests.PartReadiness,
-        reply=answers.Reasons,
+        reply=answers.UnreadyReasons,
         help="Return the reasons why a worker does not accept mail",
         merge=WORKER,
     ),
@@ -342,7 +342,9 @@ else:
     AnyRequest = Union[tuple(BY_REQUEST)]  # noqa: UP007 - made of the table
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class OperationCall(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A request with the handler that processes it. A supervisor sends it to its workers as one line of JSON.
 
     `caller` is the person who makes the request, for the log. A supervisor gives the same `id` and the same
@@ -361,9 +363,9 @@ MAX_CALL = 2 * 1024 * 1024
 """Bytes of a call as a line."""
 
 
-def decode_call(line: bytes) -> Call:
+def decode_call(line: bytes) -> OperationCall:
     """Decode a call. Raise InvalidError if it is not valid."""
     try:
-        return msgspec.json.decode(line, type=Call)
+        return msgspec.json.decode(line, type=OperationCall)
     except msgspec.DecodeError as error:
         raise InvalidError(f"not a request: {error}") from error

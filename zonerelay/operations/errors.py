@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 
 
-class Kind(enum.StrEnum):
+class ErrorKind(enum.StrEnum):
     """The reason why an operation failed."""
 
     NOT_FOUND = "not_found"
@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
 class ControlError(Exception):
     """An operation failed; the text says what to do. `pointer` is a JSON pointer into the request."""
 
-    kind = Kind.NOT_POSSIBLE
+    kind = ErrorKind.NOT_POSSIBLE
 
     def __init__(self, text: str, *, pointer: str = "") -> None:
         super().__init__(text)
@@ -47,37 +47,37 @@ class AnotherRelayError(ControlError):
 class NotFoundError(ControlError):
     """The object that the request names does not exist, or no longer exists."""
 
-    kind = Kind.NOT_FOUND
+    kind = ErrorKind.NOT_FOUND
 
 
 class InvalidError(ControlError):
     """The request is not valid."""
 
-    kind = Kind.INVALID
+    kind = ErrorKind.INVALID
 
 
 class BusyError(ControlError):
     """Too many requests are being processed."""
 
-    kind = Kind.BUSY
+    kind = ErrorKind.BUSY
 
 
 class UnavailableError(ControlError):
     """The spool or the workers cannot process requests now."""
 
-    kind = Kind.UNAVAILABLE
+    kind = ErrorKind.UNAVAILABLE
 
 
 class ForbiddenError(ControlError):
     """The client is not allowed to make this request."""
 
-    kind = Kind.FORBIDDEN
+    kind = ErrorKind.FORBIDDEN
 
 
 class UnexpectedError(ControlError):
     """An unexpected error occurred; the details are in the relay's log."""
 
-    kind = Kind.UNEXPECTED
+    kind = ErrorKind.UNEXPECTED
 
 
 _BY_KIND: dict[str, type[ControlError]] = {

@@ -18,7 +18,7 @@ import msgspec
 Scope = Literal["read", "operate", "submit"]
 
 
-class Unit(enum.Enum):
+class OptionUnit(enum.Enum):
     """The notation in which people write an option's value, if it differs from that of the request's
     field.
     """
@@ -42,7 +42,7 @@ class Unit(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class OperationOption:
     """An option of an operation: a field of its request that users can set.
 
     `flag` is its option on the command line, or "" if it has none; a `positional` field is an argument
@@ -51,7 +51,7 @@ class Option:
 
     flag: str = ""
     metavar: str = ""
-    unit: Unit | None = None
+    unit: OptionUnit | None = None
     word: str = ""
     positional: bool = False
 
@@ -61,7 +61,7 @@ def option(
     flag: str = "",
     *,
     metavar: str = "",
-    unit: Unit | None = None,
+    unit: OptionUnit | None = None,
     word: str = "",
     positional: bool = False,
     **constraints: Any,
@@ -72,12 +72,12 @@ def option(
     The help is also the description in OpenAPI. A constraint belongs to a plain type; if the field may also
     be `None`, annotate the type inside the union.
     """
-    of = Option(flag=flag, metavar=metavar, unit=unit, word=word, positional=positional)
+    of = OperationOption(flag=flag, metavar=metavar, unit=unit, word=word, positional=positional)
     return msgspec.Meta(description=text, extra={"option": of}, **constraints)
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class FieldDescription:
     """The description of a request field that users can set. A `required` field has no default. `choices` are
     the only values allowed.
 
@@ -87,7 +87,7 @@ class Described:
 
     name: str
     help: str
-    option: Option
+    option: OperationOption
     type: Any
     default: Any
     required: bool
@@ -96,11 +96,11 @@ class Described:
 
 
 @cache
-def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[Described, ...]:
+def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[FieldDescription, ...]:
     """Return the fields of a request that people can set; the fields of a nested struct replace the
     struct.
     """
-    found: list[Described] = []
+    found: list[FieldDescription] = []
     hints = get_type_hints(request, include_extras=True)
     for field in msgspec.structs.fields(request):
         hint = hints[field.name]
@@ -112,7 +112,7 @@ def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[Describe
             continue
         default = None if field.default is msgspec.NODEFAULT else field.default
         found.append(
-            Described(
+            FieldDescription(
                 field.name,
                 meta.description or "",
                 (meta.extra or {})["option"],
@@ -142,7 +142,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
     return tuple(choice for part in get_args(hint) for choice in _choices(part))
 
 
-class Shape(enum.Enum):
+class ResponseKind(enum.Enum):
     """The kind of content that a response has before its `End`."""
 
     ONE = "one"
@@ -155,7 +155,7 @@ class Shape(enum.Enum):
     """One frame about a message, and then its bytes."""
 
 
-class How(enum.Enum):
+class MergeRule(enum.Enum):
     """How several workers answer a request, and how their responses are merged."""
 
     ALONE = "alone"
@@ -184,7 +184,7 @@ class Merge:
     sees all of it.
     """
 
-    how: How
+    how: MergeRule
     key: str = ""
     order: Callable[[Any, Any], Any] | None = None
     add: str = ""
@@ -194,11 +194,11 @@ class Merge:
     of_queue: bool = False
 
 
-FIRST_FOUND = Merge(how=How.FIRST_FOUND)
-CUSTOM = Merge(how=How.CUSTOM)
-ALONE = Merge(how=How.ALONE)
-LIVE = Merge(how=How.LIVE)
-WORKER = Merge(how=How.WORKER)
+FIRST_FOUND = Merge(how=MergeRule.FIRST_FOUND)
+CUSTOM = Merge(how=MergeRule.CUSTOM)
+ALONE = Merge(how=MergeRule.ALONE)
+LIVE = Merge(how=MergeRule.LIVE)
+WORKER = Merge(how=MergeRule.WORKER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class Operation:
     request: type[msgspec.Struct]
     help: str
     reply: type[msgspec.Struct] | None = None
-    shape: Shape = Shape.ONE
+    shape: ResponseKind = ResponseKind.ONE
     merge: Merge = CUSTOM
     scope: Scope = "read"
     method: str = "GET"

@@ -13,7 +13,7 @@ import msgspec
 
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.queue_name import Priority
-from zonerelay.operations.operation import Unit, option
+from zonerelay.operations.operation import OptionUnit, option
 
 MAX_PAGE = 1000
 MAX_SAMPLE = 100
@@ -30,7 +30,7 @@ Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 MessageId = Annotated[
-    Id, option("Message id, as shown in the log", metavar="ID", positional=True, unit=Unit.MESSAGE_ID)
+    Id, option("Message id, as shown in the log", metavar="ID", positional=True, unit=OptionUnit.MESSAGE_ID)
 ]
 Reason = Annotated[Line, option("Reason, recorded in the log", "--reason", metavar="TEXT")]
 
@@ -63,7 +63,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             "Accepted longer ago, e.g. 30m, 4h, 2d",
             "--older-than",
             metavar="AGE",
-            unit=Unit.DURATION,
+            unit=OptionUnit.DURATION,
             word="age",
         ),
     ] = None
@@ -73,7 +73,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             "Accepted since, e.g. 30m, 4h, 2d",
             "--younger-than",
             metavar="AGE",
-            unit=Unit.DURATION,
+            unit=OptionUnit.DURATION,
             word="age",
         ),
     ] = None
@@ -159,7 +159,9 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
     for `address` only.
     """
 
-    message_id: Annotated[Id, option("Message in the queue", "--id", metavar="ID", unit=Unit.MESSAGE_ID)]
+    message_id: Annotated[
+        Id, option("Message in the queue", "--id", metavar="ID", unit=OptionUnit.MESSAGE_ID)
+    ]
     address: Annotated[Line, option("One of its recipients", metavar="ADDRESS", positional=True)] = ""
 
 
@@ -173,7 +175,9 @@ class QueueChange(Request, frozen=True, kw_only=True):
 
     message_ids: Annotated[
         tuple[Id, ...],
-        option("Messages, by id", metavar="ID", positional=True, unit=Unit.MESSAGE_ID, max_length=MAX_IDS),
+        option(
+            "Messages, by id", metavar="ID", positional=True, unit=OptionUnit.MESSAGE_ID, max_length=MAX_IDS
+        ),
     ] = ()
     filter: Filter = Filter()
     everything: Annotated[bool, option("All deliveries in the queue", "--all")] = False
@@ -193,7 +197,9 @@ class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
 
     at: Annotated[
         Seconds | None,
-        option("Time of the retry: +2h, 23:30 or 2026-11-25T23:30", "--at", metavar="TIME", unit=Unit.TIME),
+        option(
+            "Time of the retry: +2h, 23:30 or 2026-11-25T23:30", "--at", metavar="TIME", unit=OptionUnit.TIME
+        ),
     ] = None
 
 
@@ -302,7 +308,9 @@ class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
     effect: Annotated[OrderEffect, option("Suspend, or hold each delivery separately")] = "suspend"
     seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
-        option("Resume automatically after this time, e.g. 2h", "--for", metavar="TIME", unit=Unit.DURATION),
+        option(
+            "Resume automatically after this time, e.g. 2h", "--for", metavar="TIME", unit=OptionUnit.DURATION
+        ),
     ] = None
     refuse: Annotated[bool, option("Reject such mail from clients with 421", "--refuse")] = False
     stop_clock: Annotated[bool, option("Do not count this time towards expiry", "--stop-clock")] = False
@@ -343,19 +351,21 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
     listener: Annotated[
         Line, option("Listener that the mail arrives at", "--listener", metavar="ADDRESS")
     ] = ""
-    client: Annotated[Line, option("IP address of the client", "--client", metavar="IP", unit=Unit.IP)] = ""
+    client: Annotated[
+        Line, option("IP address of the client", "--client", metavar="IP", unit=OptionUnit.IP)
+    ] = ""
     certificate: Annotated[
         Line,
         option(
             "Fingerprint of the client's certificate",
             "--certificate",
             metavar="SHA256",
-            unit=Unit.FINGERPRINT,
+            unit=OptionUnit.FINGERPRINT,
         ),
     ] = ""
     priority: Annotated[Priority | None, option("Priority (default: the listener's)", "--priority")] = None
     size: Annotated[
-        Size | None, option("Size of the message, e.g. 12 MB", "--size", metavar="SIZE", unit=Unit.SIZE)
+        Size | None, option("Size of the message, e.g. 12 MB", "--size", metavar="SIZE", unit=OptionUnit.SIZE)
     ] = None
     headers: Annotated[
         tuple[tuple[str, str], ...],
@@ -363,7 +373,7 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
             'Header field, "Name: value", repeatable',
             "--header",
             metavar="FIELD",
-            unit=Unit.HEADER,
+            unit=OptionUnit.HEADER,
             max_length=100,
         ),
     ] = ()
@@ -405,7 +415,11 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
     message_id: Annotated[
         str,
         option(
-            "Events of one message", "--id", metavar="ID", unit=Unit.MESSAGE_ID, pattern="^([0-9a-f]{16})?$"
+            "Events of one message",
+            "--id",
+            metavar="ID",
+            unit=OptionUnit.MESSAGE_ID,
+            pattern="^([0-9a-f]{16})?$",
         ),
     ] = ""
 
@@ -425,17 +439,26 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
     message_id: Annotated[
         str,
         option(
-            "Attempts of one message", "--id", metavar="ID", unit=Unit.MESSAGE_ID, pattern="^([0-9a-f]{16})?$"
+            "Attempts of one message",
+            "--id",
+            metavar="ID",
+            unit=OptionUnit.MESSAGE_ID,
+            pattern="^([0-9a-f]{16})?$",
         ),
     ] = ""
     seconds: Annotated[
         float,
-        option("Stop after this time", "--for", metavar="TIME", unit=Unit.DURATION, gt=0, le=24 * 3600),
+        option("Stop after this time", "--for", metavar="TIME", unit=OptionUnit.DURATION, gt=0, le=24 * 3600),
     ] = 300.0
     octets: Annotated[
         int,
         option(
-            "Stop after this amount of text", "--size", metavar="SIZE", unit=Unit.SIZE, ge=1, le=1_000_000_000
+            "Stop after this amount of text",
+            "--size",
+            metavar="SIZE",
+            unit=OptionUnit.SIZE,
+            ge=1,
+            le=1_000_000_000,
         ),
     ] = 10 * 1024 * 1024
     sessions: Annotated[
@@ -482,10 +505,11 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
         None
     )
     since: Annotated[
-        float, option("Only events newer than AGE, e.g. 30m, 2d", "--since", metavar="AGE", unit=Unit.AGO)
+        float,
+        option("Only events newer than AGE, e.g. 30m, 2d", "--since", metavar="AGE", unit=OptionUnit.AGO),
     ] = 0.0
     until: Annotated[
-        float | None, option("Only events older than AGE", "--until", metavar="AGE", unit=Unit.AGO)
+        float | None, option("Only events older than AGE", "--until", metavar="AGE", unit=OptionUnit.AGO)
     ] = None
     limit: Annotated[int, option("The newest N", "--limit", metavar="N", ge=1, le=MAX_PAGE)] = 100
 
@@ -523,7 +547,7 @@ class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
     name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
     since: Annotated[
         float | None,
-        option("Resend the events of this period, e.g. 2h", "--since", metavar="AGE", unit=Unit.AGO),
+        option("Resend the events of this period, e.g. 2h", "--since", metavar="AGE", unit=OptionUnit.AGO),
     ] = None
 
 

@@ -12,11 +12,11 @@ from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import OutboxSettings, SpoolSettings
 from zonerelay.outbox.database.passwords import PasswordError, read_key
 from zonerelay.outbox.joined import JoinedStore
-from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
+from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.postgres.driver import Access, load_driver
+from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
 from zonerelay.store.surroundings import secret_of
 from zonerelay.telemetry.metrics.metrics import OutboxFigures
 
@@ -27,12 +27,12 @@ class Outbox:
     """The outbox of a worker, if `[outbox] url` is set. `join` combines it and the spool into one store."""
 
     def __init__(
-        self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxSurroundings
+        self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxContext
     ) -> None:
         """Prepare the outbox for worker `index`. Raises StoreOpenError if a secret cannot be read."""
         load_driver()
         outbox = around.settings
-        self._name = _HeldName(spool.path.parent / NAME_FILE.format(index))
+        self._name = _LockedName(spool.path.parent / NAME_FILE.format(index))
         self._is_first = index == 0
         self.mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
         self._keeper = OutboxKeeper(access_of(outbox, environment), self._name.text, around)
@@ -57,7 +57,7 @@ class Outbox:
         return OutboxFigures(reader.rows, reader.lag, self.store.claims.claimed, keeper.reaped, keeper.usable)
 
 
-class _HeldName:
+class _LockedName:
     """A name of this relay that survives restarts and is unique among running relays.
 
     The name is in a file next to the spool, which is locked. A relay that finds it locked uses a name for
@@ -82,9 +82,9 @@ class _HeldName:
             os.write(self._file, f"{self.text}\n".encode())
 
 
-def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> Access:
+def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> DatabaseAccess:
     password = secret_of("outbox.password", outbox.password, environment)
-    return Access(outbox.url, password, outbox.schema, "zonerelay outbox", outbox.lease)
+    return DatabaseAccess(outbox.url, password, outbox.schema, "zonerelay outbox", outbox.lease)
 
 
 def read_keys(outbox: OutboxSettings, environment: Mapping[str, str]) -> list[bytes]:

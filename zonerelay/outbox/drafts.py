@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 
 from zonerelay.message.compose import mime
-from zonerelay.message.compose.compose import Address, Draft, File
+from zonerelay.message.compose.compose import Address, AttachedFile, Draft
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.address_list import read_addresses
@@ -59,7 +59,7 @@ class BadRowError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipients:
+class RowRecipients:
     """The recipients of an outbox row. `everybody` has each of them once, in the order of the columns; `to`
     and `cc` are for the header.
     """
@@ -72,7 +72,7 @@ class Recipients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class RowContent:
     """The other columns of an outbox row, unparsed. `headers` and `attachments` are JSON, the latter in
     UTF-8.
     """
@@ -84,7 +84,7 @@ class Content:
     attachments: bytes | None = None
 
 
-class _File(msgspec.Struct):
+class _RowFile(msgspec.Struct):
     """An attached file of an outbox row."""
 
     content: msgspec.Raw
@@ -93,7 +93,7 @@ class _File(msgspec.Struct):
     content_id: str = ""
 
 
-def recipients_of(row: Mapping[str, object], default_author: str = "") -> Recipients:
+def recipients_of(row: Mapping[str, object], default_author: str = "") -> RowRecipients:
     """Return the author and the recipients of a row. Raises BadRowError."""
     author = address(_text(row.get("from_address")) or default_author, "from_address")
     to = _addresses(row, "to_addresses")
@@ -105,7 +105,7 @@ def recipients_of(row: Mapping[str, object], default_author: str = "") -> Recipi
     if len(everybody) > MAX_RECIPIENTS:
         raise BadRowError(f"the message has more than {MAX_RECIPIENTS} recipients")
     sender = _text(row.get("sender"))
-    return Recipients(
+    return RowRecipients(
         author, address(sender, "sender").mailbox if sender else author.mailbox, to, cc, everybody
     )
 
@@ -173,7 +173,7 @@ def _checked_name(name: str, column: str) -> str:
     return name
 
 
-def draft_of(row: int, created: float, people: Recipients, content: Content) -> Draft:
+def draft_of(row: int, created: float, people: RowRecipients, content: RowContent) -> Draft:
     """Create the draft of a row. Raises BadRowError. Invalid base64 of files is only found when the message
     is composed.
     """
@@ -250,11 +250,11 @@ def _check_header(name: str, key: str, value: str) -> None:
         raise BadRowError(f"headers: {name} {error}") from None
 
 
-def _files(json: bytes | None) -> Iterator[File]:
+def _files(json: bytes | None) -> Iterator[AttachedFile]:
     if json is None:
         return
     try:
-        found = msgspec.json.decode(json, type=list[_File] | None) or []
+        found = msgspec.json.decode(json, type=list[_RowFile] | None) or []
     except (msgspec.MsgspecError, RecursionError):
         raise BadRowError(f"attachments must be a JSON list such as {_SHAPE}") from None
     if len(found) > MAX_FILES:
@@ -263,12 +263,12 @@ def _files(json: bytes | None) -> Iterator[File]:
         yield _file(file, f"attachments[{at}]")
 
 
-def _file(file: _File, where: str) -> File:
+def _file(file: _RowFile, where: str) -> AttachedFile:
     content = Base64Text(_text_of(file.content), f"{where}.content")
-    return checked_file(File(file.filename, file.content_type, content, file.content_id), where)
+    return checked_file(AttachedFile(file.filename, file.content_type, content, file.content_id), where)
 
 
-def checked_file(file: File, where: str) -> File:
+def checked_file(file: AttachedFile, where: str) -> AttachedFile:
     """Return the file if its type and name are valid in header fields. Raises BadRowError."""
     kind = file.content_type.lower()
     if not _CONTENT_TYPE.fullmatch(file.content_type) or kind.startswith(("multipart/", "message/")):

@@ -14,7 +14,7 @@ from typing import Unpack
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_row
-from zonerelay.model.queue_name import MAILBOXES, Kind, QueueName
+from zonerelay.model.queue_name import MAILBOXES, QueueKind, QueueName
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
@@ -22,11 +22,11 @@ from zonerelay.store.contract import (
     ClaimFilter,
     Finish,
     MessageNotFoundError,
+    OwnMessage,
     Postpone,
     QueueCounts,
     Store,
     StoreCorruptError,
-    Submit,
     Wanted,
     everybody,
 )
@@ -69,7 +69,7 @@ class JoinedStore:
         """Claim half of the limit from each store while both have enough. New mail is in the spool alone.
         Rows do not wait for it, because they have half of every other claim.
         """
-        if queue.kind is Kind.MAILBOX:
+        if queue.kind is QueueKind.MAILBOX:
             return self._outbox.claim(queue, limit, **only)
         found = self._outbox.claim(queue, max(limit // 2, 1), **only)
         if len(found) < limit:
@@ -105,7 +105,7 @@ class JoinedStore:
         self._spool.release(keys)
 
     async def next_due(self, queue: QueueName) -> float | None:
-        return None if queue.kind is Kind.MAILBOX else await self._spool.next_due(queue)
+        return None if queue.kind is QueueKind.MAILBOX else await self._spool.next_due(queue)
 
     # --- settling
 
@@ -121,7 +121,7 @@ class JoinedStore:
         ours = [
             change
             for change in changes
-            if isinstance(change, Submit) or not is_row(change.delivery.message_id)
+            if isinstance(change, OwnMessage) or not is_row(change.delivery.message_id)
         ]
         if ours:
             # The spool comes first: it is better to store a bounce twice than to lose it.
@@ -156,7 +156,7 @@ class JoinedStore:
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         row = after if after is not None and is_row(after.message_id) else None
-        if row is None and (queue is None or queue.kind is not Kind.MAILBOX):
+        if row is None and (queue is None or queue.kind is not QueueKind.MAILBOX):
             async for delivery in self._spool.scan(queue, wanted=wanted, after=after):
                 yield delivery
         if self._outbox.keeper.usable:

@@ -23,11 +23,18 @@ from zonerelay.config.settings import OutboxSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.database import tables
-from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.database.tables import Names, has_priority
+from zonerelay.outbox.database.sql import OutboxStatements
+from zonerelay.outbox.database.tables import TableNames, has_priority
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.contract import Lost, StoreError, StoreOpenError, Unhealthy
-from zonerelay.store.postgres.driver import Access, ClashError, Columns, ConnectionLostError, Link, Links
+from zonerelay.store.postgres.driver import (
+    Columns,
+    ConnectionLostError,
+    DatabaseAccess,
+    DatabaseConnection,
+    DatabasePool,
+    TransactionConflictError,
+)
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -47,7 +54,7 @@ _log = logging.getLogger("zonerelay.outbox")
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxSurroundings:
+class OutboxContext:
     """The dependencies that a worker passes to all parts of its outbox.
 
     `redact` is always on, because its texts go into the database. `on_lost(keys)` is called with deliveries
@@ -63,8 +70,8 @@ class OutboxSurroundings:
     on_lost: Lost
 
 
-def names_of(outbox: OutboxSettings) -> Names:
-    return Names(outbox.schema, outbox.table, outbox.mailbox_table)
+def names_of(outbox: OutboxSettings) -> TableNames:
+    return TableNames(outbox.schema, outbox.table, outbox.mailbox_table)
 
 
 class OutboxKeeper:
@@ -76,13 +83,13 @@ class OutboxKeeper:
     carries the lease and `_writer` the outcomes.
     """
 
-    def __init__(self, access: Access, name: str, around: OutboxSurroundings) -> None:
-        self._links = Links(access)
+    def __init__(self, access: DatabaseAccess, name: str, around: OutboxContext) -> None:
+        self._links = DatabasePool(access)
         self._access = access
         self._lease = access.lease
         self._clock = around.clock
-        self._control: Link | None = None
-        self._writer: Link | None = None
+        self._control: DatabaseConnection | None = None
+        self._writer: DatabaseConnection | None = None
         self._closed = False
         self._recovering = False
         self._pause = FIRST_PAUSE
@@ -98,7 +105,7 @@ class OutboxKeeper:
         self.paused: Callable[[], None] = lambda: None
         self.resumed: Callable[[bool], None] = lambda kept: None
         self.regained: Callable[[], None] = lambda: None
-        self.statements = self._statements = Statements(names_of(around.settings))
+        self.statements = self._statements = OutboxStatements(names_of(around.settings))
         self._name = name
         self._around = around
         self._claimed_under = ""
@@ -119,7 +126,7 @@ class OutboxKeeper:
         if not self.usable:
             raise StoreError(f"the outbox cannot be used: {self.problem or 'it is closed'}")
 
-    def writing_link(self) -> Link:
+    def writing_link(self) -> DatabaseConnection:
         """Return the connection for outcomes. Raises StoreError if it is down."""
         self.check_usable()
         return _connected(self._writer)
@@ -168,9 +175,9 @@ class OutboxKeeper:
 
     async def _connect(self) -> bool:
         """Connect again, and return whether the claims of the session before are void. Raises StoreError."""
-        control = self._control = await Link.open(self._access)
+        control = self._control = await DatabaseConnection.open(self._access)
         is_new = await self._enter(control)
-        writer = self._writer = await Link.open(self._access)
+        writer = self._writer = await DatabaseConnection.open(self._access)
         for link in (control, writer):
             link.on_end(functools.partial(self._ended, link))
         return is_new
@@ -182,7 +189,7 @@ class OutboxKeeper:
         self._control = self._writer = None
         self._links.cut()
 
-    def _ended(self, link: Link) -> None:
+    def _ended(self, link: DatabaseConnection) -> None:
         if link in {self._control, self._writer}:
             self.failed(StoreError("the database has ended the connection"))
 
@@ -192,7 +199,7 @@ class OutboxKeeper:
                 await link.close()
         await self._links.close()
 
-    async def _enter(self, control: Link) -> bool:
+    async def _enter(self, control: DatabaseConnection) -> bool:
         """Prepare the tables, listen, and renew or begin the session. Return whether the session is new."""
         if self._around.settings.create_tables:
             await tables.create(control, self._statements.names)
@@ -217,7 +224,7 @@ class OutboxKeeper:
     # --- the lease
 
     async def _take_lease(
-        self, link: Link, statement: str, *values: object, timeout: float | None = None
+        self, link: DatabaseConnection, statement: str, *values: object, timeout: float | None = None
     ) -> Sequence[Columns]:
         """Run a statement that begins or renews the session. It returns no rows if the session has ended."""
         sent = self._clock.boottime()
@@ -240,7 +247,7 @@ class OutboxKeeper:
                     continue
                 self._pause = FIRST_PAUSE
                 await self._after_beat()
-            except ClashError:
+            except TransactionConflictError:
                 continue  # another relay does the same just now; the next beat does the rest
             except StoreError as error:
                 self.failed(error)
@@ -267,7 +274,7 @@ class OutboxKeeper:
             self.reaped += found
             self.heard()
 
-    async def _reap_orphans(self, link: Link) -> int:
+    async def _reap_orphans(self, link: DatabaseConnection) -> int:
         total = 0
         for _ in range(REAP_PAGES):
             rows = await link.fetch(self._statements.reap)
@@ -326,7 +333,7 @@ class OutboxKeeper:
         self._around.events.error("outbox.connect", error)
 
 
-def _connected(link: Link | None) -> Link:
+def _connected(link: DatabaseConnection | None) -> DatabaseConnection:
     if link is None:
         raise StoreError(Unhealthy.DATABASE_DOWN)
     return link

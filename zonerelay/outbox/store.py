@@ -21,12 +21,12 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, row_id, row_of
 from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.drafts import BadRowError
-from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
+from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
-from zonerelay.outbox.rows.composer import Composed, Composer, read
+from zonerelay.outbox.rows.composer import ComposedMessage, Composer, read
 from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.reader import OutboxReader
-from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, Write, keys_of, refused
+from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
 from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
@@ -45,7 +45,7 @@ CLOSE_TIMEOUT = 5.0
 class OutboxStore:
     """Implements the store interface on the outbox."""
 
-    def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes, around: OutboxSurroundings) -> None:
+    def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes, around: OutboxContext) -> None:
         self.keeper = keeper
         self.reader = OutboxReader(keeper, around)
         self.counts = self.reader.counts
@@ -156,12 +156,12 @@ class OutboxStore:
         if self.keeper.may_begin:
             self._on_news(key.queue)
 
-    def _store(self, row: Row, now: float) -> Write:
+    def _store(self, row: Row, now: float) -> RowWrite:
         write = row.write(now, self._redact)
         self._writer.put(write)
         return write
 
-    def _stored(self, write: Write, kept: bool) -> None:
+    def _stored(self, write: RowWrite, kept: bool) -> None:
         """Process a completed write. `kept` is false if another relay has the row."""
         waiter = self._waiters.pop((write.id, write.token), None)
         if waiter is not None and not waiter.done():
@@ -230,7 +230,7 @@ class OutboxStore:
         if lapsed or self._is_lost(message_id):
             raise ClaimLostError(f"message {message_id}: its claim has expired")
 
-    async def _composed(self, message_id: MessageId) -> Composed:
+    async def _composed(self, message_id: MessageId) -> ComposedMessage:
         row = self.claims.rows.get(message_id)
         if row is None:
             if self._is_lost(message_id):
@@ -254,13 +254,13 @@ class OutboxStore:
     def _is_lost(self, message_id: MessageId) -> bool:
         return any(key.message_id == message_id for key in self._lost)
 
-    async def _made(self, row: Row) -> Composed:
+    async def _made(self, row: Row) -> ComposedMessage:
         if row.content is not None:
             return await self._composer.make(row, row.content)
         async with self._composer.room(await self.reader.size(row.id)):
             return await self._composer.make(row, await self.reader.content(row.id))
 
-    async def _for_operators(self, message_id: MessageId) -> Composed:
+    async def _for_operators(self, message_id: MessageId) -> ComposedMessage:
         try:
             row = await self.reader.row(row_of(message_id))
             if row is None:
@@ -329,6 +329,6 @@ class OutboxStore:
                 row.postpone(new, self._redact)
         return existed
 
-    async def _written(self, write: Write) -> None:
+    async def _written(self, write: RowWrite) -> None:
         waiter = self._waiters.setdefault((write.id, write.token), asyncio.get_running_loop().create_future())
         await asyncio.shield(waiter)

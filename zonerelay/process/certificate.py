@@ -14,7 +14,7 @@ Name = x509.DNSName | x509.IPAddress
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and its key in PEM."""
 
     certificate: x509.Certificate
@@ -36,7 +36,7 @@ class Issued:
         return self.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
-def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
+def issue(names: list[Name], now: datetime.datetime, *, days: int) -> IssuedCertificate:
     """Issue a certificate with an ECDSA P-256 key, which every TLS 1.2 client supports, at a tenth of RSA's
     cost.
     """
@@ -64,7 +64,7 @@ def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
         )
     )
-    return Issued(builder.sign(key, hashes.SHA256()), key)
+    return IssuedCertificate(builder.sign(key, hashes.SHA256()), key)
 
 
 def written(name: Name) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import HistoryAddresses, LogFormat, Settings
-from zonerelay.process.sockets import Inherited
+from zonerelay.process.sockets import InheritedSockets
 from zonerelay.telemetry.logs.redact import KEY_SIZE, RedactKeyError, Redactor, load_or_create_key
 
 # The identity of a worker in its relay: its number, and the sockets that its starter hands over to it.
@@ -46,7 +46,7 @@ class Identity:
     index: int = 0
     supervised: bool = False
     drains_spool: bool = False
-    inherited: Inherited = field(default_factory=Inherited)
+    inherited: InheritedSockets = field(default_factory=InheritedSockets)
     limits: Path | None = None
 
 
@@ -59,7 +59,7 @@ def identity_of(
     number = environment.get(CHANNEL)
     if number is None:
         return Identity(
-            index, drains_spool=drains_spool, inherited=Inherited.of_systemd(environment, os.getpid())
+            index, drains_spool=drains_spool, inherited=InheritedSockets.of_systemd(environment, os.getpid())
         ), None
     given: dict[str, list[list[int]]] = json.loads(environment.get(SOCKETS, "{}"))
     limits = environment.get(LIMITS)
@@ -67,7 +67,7 @@ def identity_of(
         index,
         supervised=True,
         drains_spool=drains_spool,
-        inherited=Inherited.of_supervisor(given),
+        inherited=InheritedSockets.of_supervisor(given),
         limits=None if limits is None else Path(limits),
     )
     channel = socket.socket(fileno=int(number))

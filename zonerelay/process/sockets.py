@@ -110,7 +110,7 @@ class Notifier:
 FIRST = 3  # SD_LISTEN_FDS_START
 
 
-class Inherited:
+class InheritedSockets:
     """Inherited sockets by address: `descriptors` are open, listening sockets, `spare` are additional ones,
     and `others` are those of the other workers. They are never closed here.
     """
@@ -133,7 +133,7 @@ class Inherited:
             os.set_inheritable(descriptor, False)
 
     @classmethod
-    def of_systemd(cls, environment: Mapping[str, str], pid: int) -> Inherited:
+    def of_systemd(cls, environment: Mapping[str, str], pid: int) -> InheritedSockets:
         """Return the sockets of sd_listen_fds(3). Raise ValueError if one is not listening."""
         count = environment.get("LISTEN_FDS", "")
         if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
@@ -155,7 +155,7 @@ class Inherited:
         return bool(self._descriptors)
 
     @classmethod
-    def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> Inherited:
+    def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> InheritedSockets:
         """Return sockets given by address: the worker's own, at least one each, and those of the other
         workers.
         """
@@ -191,7 +191,7 @@ class Inherited:
         return [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]
 
 
-NOTHING = Inherited()
+NOTHING = InheritedSockets()
 
 
 def _address_of(descriptor: int, name: str) -> str:

@@ -78,7 +78,7 @@ RETRY = 5.0
 """Seconds between two attempts."""
 
 
-class Part(Protocol):
+class Component(Protocol):
     """Interface: a component that can be started and closed."""
 
     async def start(self) -> None: ...
@@ -86,7 +86,7 @@ class Part(Protocol):
     async def close(self) -> None: ...
 
 
-class RetriedParts:
+class RetriedComponents:
     """Retries the start of components until it succeeds or they are closed. `restored` is called with the
     name of a component in the log when a later attempt succeeds.
     """
@@ -95,7 +95,7 @@ class RetriedParts:
         self, on_error: Callable[[str, BaseException], None], restored: Callable[[str], None]
     ) -> None:
         self._on_error, self._restored = on_error, restored
-        self._parts: list[_Retried] = []
+        self._parts: list[_RetriedComponent] = []
 
     def problems(self) -> tuple[str, ...]:
         return tuple(text for each in self._parts for text in each.problems())
@@ -104,7 +104,7 @@ class RetriedParts:
         self,
         what: str,
         where: str,
-        part: Part,
+        part: Component,
         failure: type[Exception],
         *,
         final: tuple[type[Exception], ...] = (),
@@ -113,7 +113,7 @@ class RetriedParts:
         `failure` is the error type that its `start` raises, with a text that says what to do. Raise an error
         of the types in `final`.
         """
-        self._parts.append(_Retried(what, where, part, failure, self._on_error, self._restored))
+        self._parts.append(_RetriedComponent(what, where, part, failure, self._on_error, self._restored))
         await self._parts[-1].start(final)
 
     async def close(self) -> None:
@@ -123,10 +123,10 @@ class RetriedParts:
 
 
 @dataclass(slots=True)
-class _Retried:
+class _RetriedComponent:
     _what: str
     _where: str
-    _part: Part
+    _part: Component
     _failure: type[Exception]
     _on_error: Callable[[str, BaseException], None]
     _restored: Callable[[str], None]

@@ -34,7 +34,7 @@ class PoolBusyError(Exception):
     """Too many calls are waiting for a thread."""
 
 
-class Pool:
+class ThreadPool:
     """A bounded thread pool that every event loop of the process can use. `most` limits the calls that run or
     wait; `None` is for work whose callers are limited elsewhere.
     """
@@ -83,35 +83,35 @@ class Pool:
 
 
 # Work that mail waits for.
-ACCESS = Pool("access", 2)
+ACCESS = ThreadPool("access", 2)
 """The files of users, which a log-in reads."""
-FILES = Pool("files", 4)
+FILES = ThreadPool("files", 4)
 """Small files beside the spool and of the system."""
-STORE = Pool("store", 4)
+STORE = ThreadPool("store", 4)
 """What a store does at its start, at its end and when it is repaired."""
-CAPTURE = Pool("capture", 1)
+CAPTURE = ThreadPool("capture", 1)
 """Writing of captured mail."""
-BODIES = Pool("bodies", 4)
+BODIES = ThreadPool("bodies", 4)
 """Bodies that come over HTTP, and rows of an outbox that are large."""
-LOGIN = Pool("login", 2)
+LOGIN = ThreadPool("login", 2)
 """Salted passwords for smarthosts (SCRAM), which are slow to compute."""
-NAMES = Pool("names", 4)
+NAMES = ThreadPool("names", 4)
 """Questions to the system's resolver, which may take half a minute."""
-DROP = Pool("drop", 1)
+DROP = ThreadPool("drop", 1)
 """The drop directory of sendmail(1)."""
 
 # Work that operators and programs request.
-STATUS = Pool("status", 2)
+STATUS = ThreadPool("status", 2)
 """What `status`, metrics and readiness show of disks."""
-OPERATORS = Pool("operators", 4)
+OPERATORS = ThreadPool("operators", 4)
 """Pages, changes of the queue, and whatever else is not mail."""
-CAPTURED = Pool("captured", 2, most=32)
+CAPTURED = ThreadPool("captured", 2, most=32)
 """Captured mail that is looked at."""
-HISTORY = Pool("history", 2, most=6)
+HISTORY = ThreadPool("history", 2, most=6)
 """Searches of the history, which may read all of it."""
-LOOKUPS = Pool("lookups", 2, most=64)
+LOOKUPS = ThreadPool("lookups", 2, most=64)
 """What the history has of one message, by its index."""
-REPORTS = Pool("reports", 1)
+REPORTS = ThreadPool("reports", 1)
 """The history as a whole: the daily report, and events that are told once more."""
 
 

@@ -46,7 +46,7 @@ class Tasks(tasks.Tasks):
             self._events.error(self._where, error)
 
 
-class Once:
+class NextIteration:
     """Runs a function once in the next iteration of the event loop, however often it is requested before."""
 
     def __init__(self, call: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.route import Batch, Route, Unroutable
-from zonerelay.store.contract import Submit
+from zonerelay.store.contract import OwnMessage
 
 Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
@@ -29,7 +29,7 @@ class OutcomeReporter(Protocol):
         *,
         destination: str,
         seconds: float | None,
-    ) -> list[Submit]:
+    ) -> list[OwnMessage]:
         """Return the messages to store in the same write as these outcomes. Never raises."""
 
 

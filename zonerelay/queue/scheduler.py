@@ -21,9 +21,9 @@ from functools import partial
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import Kind, QueueName, queue_of, queues_of
+from zonerelay.model.queue_name import QueueKind, QueueName, queue_of, queues_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.destinations import DestinationStatus
+from zonerelay.queue.destination.destinations import DestinationFigures
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection import ThrottleTimer
 from zonerelay.queue.zone.parts import ZoneParts
@@ -38,7 +38,7 @@ LOOK = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class ZoneStatus:
+class ZoneFigures:
     """The status of a zone. `active` counts transactions and `waiting` deliveries in memory; the rest of the
     queue is in the store.
     """
@@ -46,7 +46,7 @@ class ZoneStatus:
     zone: str
     active: int
     waiting: int
-    destinations: tuple[DestinationStatus, ...]
+    destinations: tuple[DestinationFigures, ...]
 
 
 class Scheduler:
@@ -234,7 +234,7 @@ class Scheduler:
     def postponed(self, queue: QueueName, when: float) -> None:
         """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
         # The outbox itself checks a mailbox again, and may have dismissed it.
-        if self._running and queue.kind is not Kind.MAILBOX:
+        if self._running and queue.kind is not QueueKind.MAILBOX:
             self.zone(queue.zone).claims.postponed(when, queue.priority)
 
     # For operators
@@ -303,7 +303,7 @@ class Scheduler:
         stored = {
             queue.zone
             for queue, counts in self._store.counts().items()
-            if counts.total and queue.kind is Kind.MAIL
+            if counts.total and queue.kind is QueueKind.MAIL
         }
         return tuple(
             f"zone {zone} is not configured, but {self._stored(zone)} deliveries are queued in it. They "
@@ -313,13 +313,13 @@ class Scheduler:
             if not self.zone(zone).is_served
         )
 
-    def snapshot(self) -> tuple[ZoneStatus, ...]:
+    def snapshot(self) -> tuple[ZoneFigures, ...]:
         return tuple(
-            ZoneStatus(name, zone.plan.active, zone.plan.waiting, zone.destinations())
+            ZoneFigures(name, zone.plan.active, zone.plan.waiting, zone.destinations())
             for name, zone in self._zones.items()
         )
 
-    def destinations(self) -> Iterator[tuple[str, DestinationStatus]]:
+    def destinations(self) -> Iterator[tuple[str, DestinationFigures]]:
         """Yield the destinations of each zone. They may change during the iteration."""
         for name, zone in list(self._zones.items()):
             for each in zone.each_destination():

@@ -38,12 +38,12 @@ day.
 All zones of a worker share one throttle, because they share the CPU. It is updated every `LOOK` seconds while
 backlog is being sent.
 
-Table (`Destinations`): maps domains to lines and keys to destinations. It creates destinations and forgets
-them; the hosts of a provider are one destination for thousands of domains. Idle domains and destinations are
-forgotten when there are many, so memory does not grow with every domain ever used. They are checked a few at
-a time, the least recently checked first, when a new one is created: checking thousands at once would block
-the event loop. Promise: a destination is not forgotten while mail waits for it, an attempt is active, a
-domain of it was passed over, or it is suspended.
+Table (`ZoneDestinations`): maps domains to lines and keys to destinations. It creates destinations and
+forgets them; the hosts of a provider are one destination for thousands of domains. Idle domains and
+destinations are forgotten when there are many, so memory does not grow with every domain ever used. They are
+checked a few at a time, the least recently checked first, when a new one is created: checking thousands at
+once would block the event loop. Promise: a destination is not forgotten while mail waits for it, an attempt
+is active, a domain of it was passed over, or it is suspended.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import STRIDE, Line, Precedence
-from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Site, Standing
+from zonerelay.queue.destination.backlog import STRIDE, DestinationQueue, Precedence
+from zonerelay.queue.destination.destinations import Destination, DestinationFigures, Site, Standing
 from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
 from zonerelay.queue.destination.probation import Probation
 from zonerelay.queue.destination.rates import Rates, Ticket
@@ -550,7 +550,7 @@ TIDIED = 500
 """Domains and deliveries checked in one go when there are too many domains."""
 
 
-class Destinations:
+class ZoneDestinations:
     """The destinations of a zone: `lines` by domain (`""` in a zone with one next hop) and destinations by
     key.
     """
@@ -558,7 +558,7 @@ class Destinations:
     def __init__(
         self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin
     ) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, DestinationQueue] = {}
         # Not a dict, where finding the first key takes longer the more keys were removed from the front.
         self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
         self._zone = zone
@@ -604,10 +604,10 @@ class Destinations:
                 usable += 1
         return suspended, usable
 
-    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationFigures, ...]:
         return tuple(self.each_status(now, tick))
 
-    def each_status(self, now: float, tick: float) -> Iterator[DestinationStatus]:
+    def each_status(self, now: float, tick: float) -> Iterator[DestinationFigures]:
         """Yield the status of the destinations that have mail or are suspended. They may change during the
         iteration.
         """

@@ -80,7 +80,7 @@ class StsPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPolicy:
+class CachedPolicy:
     """The MTA-STS policy of a domain, and the Unix time at which it was fetched. `id` is that of the TXT
     record at that time.
     """
@@ -198,10 +198,10 @@ def policy_directory(settings: Settings) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPolicy:
     """A policy file that was read."""
 
-    policies: tuple[HeldPolicy, ...]
+    policies: tuple[CachedPolicy, ...]
     problems: tuple[str, ...] = ()
 
 
@@ -212,9 +212,9 @@ class StsFiles:
         self._directory = directory
         self._writable = writable
 
-    def load(self, now: float, limit: int) -> Loaded:
+    def load(self, now: float, limit: int) -> LoadedPolicy:
         """Return the active policies, the latest first. Raise OSError if the directory cannot be read."""
-        found: list[HeldPolicy] = []
+        found: list[CachedPolicy] = []
         problems: list[str] = []
         for path in self._files():
             try:
@@ -229,9 +229,9 @@ class StsFiles:
         found.sort(key=lambda held: held.fetched, reverse=True)
         for held in found[limit:]:
             self.remove(held.domain)
-        return Loaded(tuple(found[:limit]), tuple(problems))
+        return LoadedPolicy(tuple(found[:limit]), tuple(problems))
 
-    def save(self, held: HeldPolicy) -> None:
+    def save(self, held: CachedPolicy) -> None:
         """Write a policy to disk. Raise OSError."""
         if not self._writable:
             return
@@ -262,7 +262,7 @@ class StsFiles:
         return self._directory / f"{domain}{_SUFFIX}"
 
 
-def _read(path: Path, now: float) -> HeldPolicy:
+def _read(path: Path, now: float) -> CachedPolicy:
     """Return the policy in a file. Raise one of `_NO_POLICY`."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE + 1)
@@ -276,7 +276,7 @@ def _read(path: Path, now: float) -> HeldPolicy:
         raise ValueError("not the policy of this domain")
     policy = StsPolicy(StsMode(fields["mode"]), tuple(patterns), min(int(fields["max_age"]), MAX_LIFE))
     # A clock that was ahead must not prolong a policy's life.
-    return HeldPolicy(domain, str(fields["id"]), policy, min(float(fields["fetched"]), now))
+    return CachedPolicy(domain, str(fields["id"]), policy, min(float(fields["fetched"]), now))
 
 
 HTTPS_PORT = 443
@@ -325,7 +325,7 @@ class StsObserver(Protocol):
     def files(self, problem: str) -> None: ...
 
 
-class StsUnreported:
+class SilentStsObserver:
     """An observer that ignores all notifications, for lookups outside the relay."""
 
     def looked_up(self, result: str) -> None: ...
@@ -347,12 +347,12 @@ class PolicyLookup:
     Without a policy, `problem` says why there may be one that the relay could not fetch.
     """
 
-    held: HeldPolicy | None
+    held: CachedPolicy | None
     expires: float
     problem: str = ""
 
 
-class _Failure(NamedTuple):
+class _FetchFailure(NamedTuple):
     """A failed fetch of a policy."""
 
     until: float
@@ -372,8 +372,8 @@ class StsPolicies:
     fetch: FetchPolicy = fetch
 
     def __post_init__(self) -> None:
-        self._held: OrderedDict[str, HeldPolicy] = OrderedDict()
-        self._failures: OrderedDict[str, _Failure] = OrderedDict()
+        self._held: OrderedDict[str, CachedPolicy] = OrderedDict()
+        self._failures: OrderedDict[str, _FetchFailure] = OrderedDict()
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(MAX_FETCHES)
         self._loading: asyncio.Task[None] | None = None
@@ -397,7 +397,7 @@ class StsPolicies:
         self.observer.looked_up(_result(found, answer))
         return found
 
-    def held(self, domain: str) -> HeldPolicy | None:
+    def held(self, domain: str) -> CachedPolicy | None:
         """Return the active policy without querying DNS, or None."""
         held = self._held.get(domain)
         if held is None or held.expires <= self.clock.now():
@@ -405,7 +405,7 @@ class StsPolicies:
         self._held.move_to_end(domain)
         return held
 
-    def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
+    def mismatch(self, held: CachedPolicy, hosts: Sequence[str]) -> None:
         """Report MX hosts of the domain that are not in its policy."""
         self.observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
@@ -417,7 +417,7 @@ class StsPolicies:
 
     # ---- what to answer --------------------------------------------------------------------------
 
-    def _found(self, held: HeldPolicy | None, answer: DnsAnswer[str], announced: str = "") -> PolicyLookup:
+    def _found(self, held: CachedPolicy | None, answer: DnsAnswer[str], announced: str = "") -> PolicyLookup:
         now = self.clock.now()
         expires = now + max(answer.expires - self.clock.monotonic(), 0.0)
         if held is not None:
@@ -466,7 +466,7 @@ class StsPolicies:
         finally:
             del self._fetching[domain]
 
-    async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> HeldPolicy:
+    async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> CachedPolicy:
         """Return the policy. Raise WebError, and ValueError if the answer is not a policy."""
         host = f"mta-sts.{domain}"
         port = "" if self.port == HTTPS_PORT else f":{self.port}"
@@ -484,7 +484,7 @@ class StsPolicies:
             raise WebError(f"{host} returned status {response.status}")
         if response.content_type != "text/plain":
             raise WebError(f"{host} did not return text/plain")
-        return HeldPolicy(domain, policy_id, parse_policy(response.body), self.clock.now())
+        return CachedPolicy(domain, policy_id, parse_policy(response.body), self.clock.now())
 
     async def _addresses(self, zone: ZoneSettings, host: str) -> Sequence[str]:
         found = await self.names.addresses(host, ipv6=zone.ipv6)
@@ -496,7 +496,7 @@ class StsPolicies:
         return ips
 
     def _failed(self, domain: str, problem: str) -> None:
-        self._failures[domain] = _Failure(self.clock.now() + RETRY_AFTER, problem)
+        self._failures[domain] = _FetchFailure(self.clock.now() + RETRY_AFTER, problem)
         self._failures.move_to_end(domain)
         if len(self._failures) > MAX_POLICIES:
             self._failures.popitem(last=False)
@@ -505,7 +505,7 @@ class StsPolicies:
 
     # ---- keeping ---------------------------------------------------------------------------------
 
-    async def _keep(self, held: HeldPolicy) -> None:
+    async def _keep(self, held: CachedPolicy) -> None:
         self._held[held.domain] = held
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
@@ -535,7 +535,7 @@ class StsPolicies:
         try:
             loaded = await FILES.run(self.files.load, self.clock.now(), MAX_POLICIES)
         except OSError as error:
-            loaded = Loaded((), (str(error),))
+            loaded = LoadedPolicy((), (str(error),))
         for problem in loaded.problems:
             self.observer.files(problem)
         self._held.update((held.domain, held) for held in reversed(loaded.policies))

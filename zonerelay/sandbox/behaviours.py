@@ -35,7 +35,7 @@ _FIXED = {"permerror": "550 5.1.1 no such mailbox", "temperror": "451 4.3.0 try 
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class ScriptedReply:
     """A scripted reply of the sandbox's receiver. Replies have no CRLF; an empty one stands for the usual
     reply. `delay` is in seconds.
     """
@@ -53,18 +53,18 @@ class Behaviour:
 
 
 _NAMED = {
-    "greylist": Behaviour(greylist=True),
-    "timeout": Behaviour(silent=True),
-    "close": Behaviour(close_at_rcpt=True),
-    "close-before-dot": Behaviour(close_before_dot=True),
-    "close-after-dot": Behaviour(close_after_dot=True),
+    "greylist": ScriptedReply(greylist=True),
+    "timeout": ScriptedReply(silent=True),
+    "close": ScriptedReply(close_at_rcpt=True),
+    "close-before-dot": ScriptedReply(close_before_dot=True),
+    "close-after-dot": ScriptedReply(close_after_dot=True),
 }
-_LATER_AT: dict[str, Callable[[str], Behaviour]] = {
-    "datacmd": lambda reply: Behaviour(data=reply),
-    "data": lambda reply: Behaviour(final=reply),
-    "early": lambda reply: Behaviour(early=reply),
+_LATER_AT: dict[str, Callable[[str], ScriptedReply]] = {
+    "datacmd": lambda reply: ScriptedReply(data=reply),
+    "data": lambda reply: ScriptedReply(final=reply),
+    "early": lambda reply: ScriptedReply(early=reply),
 }
-_USUAL = Behaviour()
+_USUAL = ScriptedReply()
 
 
 def is_behaviour(name: str) -> bool:
@@ -72,19 +72,19 @@ def is_behaviour(name: str) -> bool:
     return behaviour_of(name) != _USUAL
 
 
-def behaviour_of(recipient: str) -> Behaviour:
+def behaviour_of(recipient: str) -> ScriptedReply:
     """Return the scripted reply for a recipient, or for a local part alone. A `+suffix` of the local part
     only serves to make addresses different.
     """
     local = (recipient.rpartition("@")[0] or recipient).partition("+")[0].lower()
     if local in _FIXED:
-        return Behaviour(rcpt=_FIXED[local])
+        return ScriptedReply(rcpt=_FIXED[local])
     if match := _REPLY.match(local):
-        return Behaviour(rcpt=_reply(match[1], match[2]))
+        return ScriptedReply(rcpt=_reply(match[1], match[2]))
     if match := _LATER.match(local):
         return _LATER_AT[match[1]](_reply(match[2], None))
     if match := _SLOW.match(local):
-        return Behaviour(delay=float(match[1]))
+        return ScriptedReply(delay=float(match[1]))
     return _NAMED.get(local, _USUAL)
 
 

@@ -2,8 +2,8 @@
 failures that were requested over its API.
 
 The receiver answers 250 when a message is in the store of captured mail, or fails as the recipient's address
-requests (`behaviours`). It keeps a message in memory, so it must only listen on loopback. `Chaos` is the
-policy of the sandbox's listener: it refuses MAIL, RCPT and logins like Mailpit's chaos, so that the
+requests (`behaviours`). It keeps a message in memory, so it must only listen on loopback. `ChaosPolicy` is
+the policy of the sandbox's listener: it refuses MAIL, RCPT and logins like Mailpit's chaos, so that the
 application under test sees the failures.
 """
 
@@ -16,16 +16,16 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
 from zonerelay.admin.captured import CaptureError
 from zonerelay.admin.operators import Sandbox
-from zonerelay.capture.faults import InjectedFaults, Trigger
+from zonerelay.capture.faults import ChaosTrigger, InjectedFaults
 from zonerelay.capture.store import Capture, CaptureTooLargeError, open_capture
 from zonerelay.config.settings import Settings
 from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt, refuse
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.threads import OPERATORS
-from zonerelay.sandbox.behaviours import Behaviour, behaviour_of, is_behaviour
+from zonerelay.sandbox.behaviours import ScriptedReply, behaviour_of, is_behaviour
 
-CHAOS = "zonerelay.sandbox.captured:Chaos"
+CHAOS = "zonerelay.sandbox.captured:ChaosPolicy"
 ANY_LOGIN = "zonerelay.sandbox.captured:log_in"
 GREYLISTING = 2.0
 """Seconds for which a greylisted recipient is refused. The relay asks some of them again at once, on another
@@ -58,7 +58,7 @@ class CapturingSink:
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Conversation(
+            lambda: _SinkSession(
                 self, data_size_limit=None, enable_SMTPUTF8=True, hostname="sink", timeout=PATIENCE
             ),
             "127.0.0.1",
@@ -76,7 +76,7 @@ class CapturingSink:
         return [*replies[:-1], "250-PIPELINING", "250 ENHANCEDSTATUSCODES"]
 
     async def handle_RCPT(  # noqa: N802
-        self, server: _Conversation, session: Session, envelope: Envelope, address: str, options: list[str]
+        self, server: _SinkSession, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         wanted = behaviour_of(_FAULTS.behaviours.get(address.lower(), address))
         if wanted.close_at_rcpt:
@@ -93,7 +93,7 @@ class CapturingSink:
         now = self._clock.monotonic()
         return now < self._greylisted.setdefault((sender, recipient), now) + GREYLISTING
 
-    async def handle_DATA(self, server: _Conversation, session: Session, envelope: Envelope) -> str:  # noqa: N802
+    async def handle_DATA(self, server: _SinkSession, session: Session, envelope: Envelope) -> str:  # noqa: N802
         wanted = server.wanted()
         if any(each.close_after_dot for each in wanted):
             await server.leave()
@@ -110,12 +110,12 @@ class CapturingSink:
         return "250 2.0.0 accepted"
 
 
-class _Conversation(SMTP):
+class _SinkSession(SMTP):
     """One session of the sandbox's receiver."""
 
     line_length_limit = 1024 * 1024
 
-    def wanted(self) -> list[Behaviour]:
+    def wanted(self) -> list[ScriptedReply]:
         """Return the scripted replies of the recipients."""
         assert self.envelope is not None
         behaviours = _FAULTS.behaviours
@@ -142,7 +142,7 @@ class _Conversation(SMTP):
         await super().smtp_DATA(arg)
 
 
-class Chaos(Policy):
+class ChaosPolicy(Policy):
     """Interface: decides which commands are rejected at random."""
 
     def mail(self, event: Mail) -> Decision | None:
@@ -163,7 +163,7 @@ async def log_in(
     return AuthResult(success=False, handled=False, message=reply)
 
 
-def _struck(trigger: Trigger) -> Decision | None:
+def _struck(trigger: ChaosTrigger) -> Decision | None:
     if not _FAULTS.strikes(trigger):
         return None
     return refuse(trigger.error_code, "0.0", "Requested by Chaos")

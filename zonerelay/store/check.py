@@ -31,7 +31,7 @@ Tell = Callable[[int, int], None]
 """`tell(done, total)` reports progress in bytes, any number of times. `total` is 0 while it is unknown."""
 
 
-class Fault(enum.StrEnum):
+class DamageKind(enum.StrEnum):
     """The kinds of spool damage. The texts appear in the table and in `--json`."""
 
     UNREADABLE = "unreadable"
@@ -59,7 +59,7 @@ class Fault(enum.StrEnum):
     """A file of the relay next to the spool, such as the history, cannot be read."""
 
 
-HARMLESS = frozenset({Fault.CHUNKS_ALONE, Fault.STRAY_FILE})
+HARMLESS = frozenset({DamageKind.CHUNKS_ALONE, DamageKind.STRAY_FILE})
 """A crash or an operator may leave these in a valid spool, and the next start cleans them up. They are
 reported, but are not damage.
 """
@@ -71,7 +71,7 @@ class Finding:
     problem. `message_id` is the message that it belongs to, or "" if that is unknown.
     """
 
-    fault: Fault
+    fault: DamageKind
     where: str
     what: str
     message_id: str = ""
@@ -81,10 +81,10 @@ class Finding:
 class Findings:
     """The problems found by a check: counts by kind, and the first `KEPT` of each kind."""
 
-    counts: Counter[Fault] = field(default_factory=Counter)
+    counts: Counter[DamageKind] = field(default_factory=Counter)
     kept: list[Finding] = field(default_factory=list)
 
-    def add(self, fault: Fault, where: str, what: str, message_id: str = "") -> None:
+    def add(self, fault: DamageKind, where: str, what: str, message_id: str = "") -> None:
         self.counts[fault] += 1
         if self.counts[fault] <= KEPT:
             self.kept.append(Finding(fault, where, what, message_id))
@@ -95,7 +95,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class CheckOptions:
     """The options of a check. `scratch` is a directory that does not exist, for engines that need one. The
     check creates and removes it. `environment` may contain secrets.
     """
@@ -106,7 +106,7 @@ class Examination:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Contents(NamedTuple):
+class SpoolContents(NamedTuple):
     """The numbers of messages, deliveries and bytes that a check has read."""
 
     messages: int = 0
@@ -115,7 +115,7 @@ class Contents(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Salvaged:
+class SalvagedMessage:
     """A message that cannot be restored to the spool by a repair. `message` is None if its record is lost.
     `deliveries` are those with records. `unknown` are recipients of the envelope without a record, who were
     delivered to or whose delivery was lost. `body` reads the existing chunks, and `is_whole` is whether no
@@ -131,10 +131,10 @@ class Salvaged:
     is_whole: bool
 
 
-Salvage = Callable[[Salvaged], None]
+Salvage = Callable[[SalvagedMessage], None]
 
 
-class Repaired(msgspec.Struct, frozen=True, kw_only=True):
+class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a repair.
 
     `before` counts the deliveries that are still named anywhere in the damaged spool, and `after` those of

@@ -102,7 +102,7 @@ class Postpone:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
+class OwnMessage:
     """A message of the relay itself (a DSN) that must be stored in the same write as the outcome it reports.
 
     `about` are the reported deliveries. A shared store omits the message if the claims on all of them were
@@ -115,7 +115,7 @@ class Submit:
     about: tuple[DeliveryKey, ...] = ()
 
 
-Change = Finish | Postpone | Submit
+Change = Finish | Postpone | OwnMessage
 
 
 Stored = Callable[[Sequence[Delivery], bool], int]
@@ -139,7 +139,7 @@ return another number afterwards. It must not raise.
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class IdempotencyKey:
     """The idempotency key of a submission, with which a message is stored only once. `identity` is a
     hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the content. The store
     remembers them, and the caller's `answer` to the submission, until the Unix time `until`. With `asks_only`
@@ -152,12 +152,12 @@ class Once:
     answer: str = ""
     asks_only: bool = False
 
-    def kept(self, message_id: MessageId) -> Kept:
+    def kept(self, message_id: MessageId) -> StoredKey:
         """Return the entry of a message that is stored with this key."""
-        return Kept(message_id, self.digest, self.until, self.answer)
+        return StoredKey(message_id, self.digest, self.until, self.answer)
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stored entry of an idempotency key, with the message that was stored with it. It is stored as
     JSON, and without an answer as in 0.1.0.
     """
@@ -168,16 +168,16 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: str = ""
 
 
-KeptKeys = Sequence[tuple[str, Kept]]
+KeptKeys = Sequence[tuple[str, StoredKey]]
 """Idempotency keys by their identities."""
 
 
-class Reserved(NamedTuple):
+class KeyReservation(NamedTuple):
     """The entry of an idempotency key in a register. `is_pending` is set while its message may still be
     stored.
     """
 
-    kept: Kept
+    kept: StoredKey
     worker: int
     is_pending: bool
 
@@ -202,7 +202,7 @@ class KeyRegister(Protocol):
         after an identity, and `settle` settles a pending reservation.
         """
 
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
+    async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
         """Return the entry of the key. If there is none, create a pending one for this message."""
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
@@ -215,8 +215,8 @@ class KeyRegister(Protocol):
 
 
 class StoredBeforeError(StoreError):
-    """A message with the same `Once` and content was committed before. Nothing was stored now. `answer` is
-    that of the first submission.
+    """A message with the same `IdempotencyKey` and content was committed before. Nothing was stored now.
+    `answer` is that of the first submission.
     """
 
     def __init__(self, message_id: MessageId, answer: str = "") -> None:
@@ -225,7 +225,7 @@ class StoredBeforeError(StoreError):
 
 
 class NotStoredBeforeError(StoreError):
-    """No message was committed with a `Once` that only asks for it."""
+    """No message was committed with a `IdempotencyKey` that only asks for it."""
 
 
 class OtherContentError(StoreError):
@@ -233,10 +233,10 @@ class OtherContentError(StoreError):
 
 
 class InProgressError(StoreError):
-    """It is not yet known whether a message with the same `Once` was committed. Try again soon."""
+    """It is not yet known whether a message with the same `IdempotencyKey` was committed. Try again soon."""
 
 
-def check_kept(once: Once, kept: Kept) -> None:
+def check_kept(once: IdempotencyKey, kept: StoredKey) -> None:
     """Compare the content with that of the kept key, and raise StoredBeforeError or OtherContentError."""
     if kept.digest != once.digest:
         raise OtherContentError(f"another message, {kept.message_id}, was stored with the same key")
@@ -254,7 +254,7 @@ class BodyFacts(TypedDict, total=False):
     trace: tuple[str, ...]
 
 
-Companions = Callable[[Message], Sequence[Submit]]
+Companions = Callable[[Message], Sequence[OwnMessage]]
 """`companions(message)` returns the relay's own messages that belong to a message being committed."""
 
 
@@ -274,7 +274,7 @@ class MessageWriter(Protocol):
         deliveries: Sequence[Delivery],
         *,
         companions: Companions | None = None,
-        once: Once | None = None,
+        once: IdempotencyKey | None = None,
         **facts: Unpack[BodyFacts],
     ) -> Message:
         """Store the message and its deliveries durably. The relay may reply 250 when this returns.

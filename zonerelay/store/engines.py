@@ -20,8 +20,8 @@ from zonerelay.store.surroundings import driver, secret_of
 if TYPE_CHECKING:
     from zonerelay.store.keys.port import SharedEngine
     from zonerelay.store.objects.s3 import S3Engine
-    from zonerelay.store.postgres.driver import Access
-    from zonerelay.store.redis.connection import Server
+    from zonerelay.store.postgres.driver import DatabaseAccess
+    from zonerelay.store.redis.connection import RedisEndpoint
 
 
 def place_of_queue(settings: Settings) -> str:
@@ -68,12 +68,12 @@ def s3_engine(settings: Settings, environment: Mapping[str, str], indexes: Path,
     return S3Engine(settings.s3, indexes, clock, environment)
 
 
-def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
+def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) -> DatabaseAccess:
     """Return the access to the PostgreSQL server."""
-    from zonerelay.store.postgres.driver import Access, load_driver
+    from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
 
     load_driver()
-    return Access(
+    return DatabaseAccess(
         settings.url,
         secret_of("postgres.password", settings.password, environment),
         settings.schema,
@@ -83,9 +83,9 @@ def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) 
     )
 
 
-def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
+def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> RedisEndpoint:
     """Return the access to the Redis server."""
     with driver("redis", "redis"):
-        from zonerelay.store.redis.connection import Server
+        from zonerelay.store.redis.connection import RedisEndpoint
 
-    return Server(settings, secret_of("redis.password", settings.password, environment))
+    return RedisEndpoint(settings, secret_of("redis.password", settings.password, environment))

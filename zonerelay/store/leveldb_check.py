@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from zonerelay.store.check import Contents, Examination, Fault
+from zonerelay.store.check import CheckOptions, DamageKind, SpoolContents
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.keys.check import compare
 from zonerelay.store.leveldb.damage.directory import DamagedSpoolError
@@ -24,7 +24,7 @@ from zonerelay.store.leveldb.spool import LevelDb
 WRITE_BUFFER = 4 * 1024 * 1024
 
 
-def check(spool: Path, examination: Examination) -> Contents:
+def check(spool: Path, examination: CheckOptions) -> SpoolContents:
     """Check the spool. Blocks. Raises StoreError, or OSError, if the spool cannot be read at all."""
     scratch = examination.scratch
     try:
@@ -34,15 +34,15 @@ def check(spool: Path, examination: Examination) -> Contents:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_snapshot(spool: Path, examination: Examination) -> Contents:
+def _check_snapshot(spool: Path, examination: CheckOptions) -> SpoolContents:
     scratch, findings = examination.scratch, examination.findings
 
     def damaged(text: str) -> None:
-        findings.add(Fault.UNREADABLE, str(spool), text.replace(str(scratch), str(spool)))
+        findings.add(DamageKind.UNREADABLE, str(spool), text.replace(str(scratch), str(spool)))
 
     octets = sum(path.stat().st_size for path in scratch.iterdir())
     if not any(scratch.iterdir()):
-        return Contents(0, 0, 0)  # no relay has been started here yet
+        return SpoolContents(0, 0, 0)  # no relay has been started here yet
     tables = sorted(path for path in scratch.iterdir() if path.suffix in (".ldb", ".sst"))
     db = LevelDb(scratch, write_buffer=WRITE_BUFFER)
     met: list[str] = []
@@ -51,7 +51,7 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
         db.open()
     except StoreOpenError as error:
         damaged(error.finding if isinstance(error, DamagedSpoolError) else str(error))
-        return Contents(0, 0, octets)
+        return SpoolContents(0, 0, octets)
     try:
         for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
             named = f"; they refer to {', '.join(loss.messages[:3])}" if loss.messages else ""
@@ -64,23 +64,23 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
                 damaged(text)
 
 
-def _name_blocks(spool: Path, tables: list[Path], examination: Examination) -> bool:
+def _name_blocks(spool: Path, tables: list[Path], examination: CheckOptions) -> bool:
     """Find the damaged blocks, because LevelDB reports damage without its location. Return false if no
     readable table has damage.
     """
-    before = examination.findings.counts[Fault.UNREADABLE]
+    before = examination.findings.counts[DamageKind.UNREADABLE]
     for path in filter(Path.exists, tables):  # the check's own LevelDB may have replaced some that are whole
         examination.tell(0, 0)
         where = str(spool / path.name)
         try:
             raw = path.read_bytes()
         except OSError as error:
-            examination.findings.add(Fault.UNREADABLE, where, f"it cannot be read: {error.strerror}")
+            examination.findings.add(DamageKind.UNREADABLE, where, f"it cannot be read: {error.strerror}")
             continue
         if not has_index(raw):
-            examination.findings.add(Fault.UNREADABLE, where, "its index or its end is damaged")
+            examination.findings.add(DamageKind.UNREADABLE, where, "its index or its end is damaged")
             continue
         for start, end in damaged_blocks(raw):
             text = f"bytes {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
-            examination.findings.add(Fault.UNREADABLE, where, text)
-    return examination.findings.counts[Fault.UNREADABLE] > before
+            examination.findings.add(DamageKind.UNREADABLE, where, text)
+    return examination.findings.counts[DamageKind.UNREADABLE] > before

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from zonerelay import durable
-from zonerelay.store.check import Repaired, Salvage, Tell
+from zonerelay.store.check import RepairResult, Salvage, Tell
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys.check import mend
@@ -40,7 +40,7 @@ from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     READY_NAME,
     REPAIR_NAME,
-    Mark,
+    SyncMark,
     found_logs,
     is_database_file,
     lock_directory,
@@ -69,7 +69,7 @@ _WORDS = frozenset(
 _SLACK = 64 * 1024 * 1024
 
 
-def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Repaired:
+def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> RepairResult:
     """Repair the spool, which is inside `home`. The old files are moved to `home` if both are on one file
     system, and stay in the spool otherwise. Without `carry_out` everything except step 4 is done, and its
     files are removed.
@@ -80,7 +80,7 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
     lock = lock_directory(spool)
     try:
         if (work / READY_NAME).exists():
-            done = msgspec.json.decode((work / READY_NAME).read_bytes(), type=Repaired)
+            done = msgspec.json.decode((work / READY_NAME).read_bytes(), type=RepairResult)
             if not carry_out:
                 return done
         else:
@@ -107,11 +107,11 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
         os.close(lock)
 
 
-def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
+def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> RepairResult:
     """Prepare the new database. `kept` in the result is set if there are files to exchange."""
     octets = sum(path.stat().st_size for path in _database_files(spool))
     if not octets:
-        return Repaired(before=0, after=0)  # no relay has been started here yet
+        return RepairResult(before=0, after=0)  # no relay has been started here yet
     _refuse_other_formats(spool)
     # Twice, because LevelDB rewrites the repaired tables when they are opened.
     needed, free = 2 * octets + _SLACK, shutil.disk_usage(spool).free
@@ -128,7 +128,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
             raise StoreError(f"LevelDB's own repair of {spool} {failed}; nothing was changed")
         lost += _name_blocks(spool, damaged_tables(old))
         # A spool without a record of its format is accepted, because the configuration names it.
-        write_mark(old, Mark(records.FORMAT_VERSION.decode(), 0, 0))
+        write_mark(old, SyncMark(records.FORMAT_VERSION.decode(), 0, 0))
     tell(0, octets)
     source, target = (LevelDb(path, write_buffer=_WRITE_BUFFER) for path in (old, work / "new"))
     try:
@@ -225,17 +225,17 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
                     yield f"octets {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
 
 
-class _Read(NamedTuple):
+class _RepairRecords(NamedTuple):
     """The records that a repair has read."""
 
     octets: bytes
     is_whole: bool
 
 
-def _read(path: Path, lost: list[str]) -> _Read:
+def _read(path: Path, lost: list[str]) -> _RepairRecords:
     """Read a file, with zeros for unreadable parts. Their checksum is wrong."""
     try:
-        return _Read(path.read_bytes(), is_whole=True)
+        return _RepairRecords(path.read_bytes(), is_whole=True)
     except OSError as error:
         lost.append(f"{path.name} cannot be read whole: {error.strerror}")
     out, size = bytearray(), path.stat().st_size
@@ -247,17 +247,17 @@ def _read(path: Path, lost: list[str]) -> _Read:
         except OSError:
             octets = b""
         out += octets.ljust(wanted, b"\0")
-    return _Read(bytes(out), is_whole=False)
+    return _RepairRecords(bytes(out), is_whole=False)
 
 
-def _mark_of(spool: Path) -> Mark | None:
+def _mark_of(spool: Path) -> SyncMark | None:
     try:
         return read_mark(spool)
     except OSError:
         return None
 
 
-class _Needed(NamedTuple):
+class _DatabaseFiles(NamedTuple):
     """The tables and logs of a database, and its highest file number. `log` is the number of the first
     required log, or 0 if it is unknown.
     """
@@ -269,7 +269,7 @@ class _Needed(NamedTuple):
     last_sequence: int = 0
 
 
-def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
+def _needed(spool: Path, lost: list[str], noted: list[str]) -> _DatabaseFiles:
     """Return the tables and logs that the manifest names. Other files were replaced, and would bring back
     delivered mail. Every file is used if there is no manifest or if it names a missing file, because its end,
     with the names of newer files, may be missing.
@@ -282,7 +282,7 @@ def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
         manifest = _manifest(spool, noted)
     except (OSError, ValueError) as error:
         noted.append(f"which tables belong to the database is not known, all are taken: {error}")
-        return _Needed(tables, logs, highest, last_sequence=_FAR)
+        return _DatabaseFiles(tables, logs, highest, last_sequence=_FAR)
     belong = {table.number for table in manifest.tables.values()}
     missing = belong - {int(path.stem) for path in tables}
     lost += [f"{number:06d}.ldb is missing" for number in sorted(missing)]
@@ -290,7 +290,7 @@ def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
     if not missing and manifest.log in {int(path.stem) for path in logs}:
         tables = [path for path in tables if int(path.stem) in belong]
         logs = [path for path in logs if int(path.stem) >= first]
-    return _Needed(tables, logs, highest, manifest.log, manifest.last_sequence)
+    return _DatabaseFiles(tables, logs, highest, manifest.log, manifest.last_sequence)
 
 
 def _manifest(spool: Path, noted: list[str]) -> Manifest:
@@ -387,7 +387,7 @@ def _exchange(spool: Path, new: Path) -> None:
     for draft in spool.glob(f"*{durable.DRAFT}"):  # left by a write that was killed
         draft.unlink()
     if _mark_of(spool) is None:
-        durable.write(spool / MARK_NAME, Mark(records.FORMAT_VERSION.decode(), 0, 0).encode())
+        durable.write(spool / MARK_NAME, SyncMark(records.FORMAT_VERSION.decode(), 0, 0).encode())
     for path in sorted(_database_files(spool), key=lambda each: each.name != "CURRENT"):
         if path.name != MARK_NAME:
             path.unlink()

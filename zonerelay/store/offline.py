@@ -23,7 +23,7 @@ from zonerelay import durable
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.threads import STORE
-from zonerelay.store.check import Contents, Examination, Fault, Repaired, Salvage, Tell
+from zonerelay.store.check import CheckOptions, DamageKind, RepairResult, Salvage, SpoolContents, Tell
 from zonerelay.store.contract import QueueView, StoreCorruptError, StoreOpenError
 from zonerelay.store.engines import seen_directory, shared_engine
 from zonerelay.store.keys.offline import check_engine, repair_engine
@@ -129,7 +129,7 @@ def _patience(settings: Settings) -> float:
     return 1.25 * settings.s3.lease if settings.spool.backend is Backend.S3 else 0.0
 
 
-async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:
+async def check_spool(settings: Settings, worker: int, examination: CheckOptions) -> SpoolContents:
     """Check the spool of one worker. A shared queue belongs to the first worker.
 
     Raises StoreError, or OSError, if the spool cannot be checked at all.
@@ -141,17 +141,17 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
         replace(settings, spool=spool),
         examination.environment,
         place=examination.scratch.parent,
-        forgive=lambda name, what: findings.add(Fault.UNREADABLE, name, what),
+        forgive=lambda name, what: findings.add(DamageKind.UNREADABLE, name, what),
     ) as engine:
         try:
             contents = await check_engine(engine, findings, tell)
         except StoreCorruptError as error:  # of something that has no other copy, such as a snapshot
-            findings.add(Fault.UNREADABLE, str(spool.path), str(error))
-            return Contents(0, 0, 0)
+            findings.add(DamageKind.UNREADABLE, str(spool.path), str(error))
+            return SpoolContents(0, 0, 0)
     if spool.backend is Backend.DISK and _was_started(spool):
         for path in await STORE.run(foreign_in, *disk_directories(spool)):
             if epoch_of(path) < 0:
-                findings.add(Fault.STRAY_FILE, path, "not a file of this queue")
+                findings.add(DamageKind.STRAY_FILE, path, "not a file of this queue")
     return contents
 
 
@@ -197,7 +197,7 @@ async def repair_spool(
     *,
     carry_out: bool,
     environment: Mapping[str, str],
-) -> Repaired:
+) -> RepairResult:
     """Repair the spool of one worker of a stopped relay. Without `carry_out`, return what a repair would do.
 
     Raises StoreError with a message, or OSError, in which case nothing was changed.
@@ -209,7 +209,7 @@ async def repair_spool(
             lambda report: repair_leveldb(spool.path, home, salvage, report, carry_out=carry_out), tell
         )
     if is_disk and not _was_started(spool):
-        return Repaired(before=0, after=0)
+        return RepairResult(before=0, after=0)
     kept, lost = kept_beside(spool.path), dict[str, str]()
     async with contextlib.AsyncExitStack() as stack:
         if is_disk:
@@ -257,7 +257,7 @@ async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
 
     def report(done: int, total: int) -> None:
         if given_up.is_set():
-            raise _GivenUpError
+            raise _CancelledError
         tell(done, total)
 
     working = asyncio.ensure_future(STORE.run(work, report))
@@ -265,10 +265,10 @@ async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         given_up.set()
-        with contextlib.suppress(_GivenUpError):
+        with contextlib.suppress(_CancelledError):
             await working
         raise
 
 
-class _GivenUpError(Exception):
+class _CancelledError(Exception):
     """The operation was cancelled by its caller."""

@@ -29,7 +29,7 @@ from zonerelay.store.engines import (
     shared_engine,
 )
 from zonerelay.store.spool_paths import node_of, spool_of
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 if TYPE_CHECKING:
     from zonerelay.store.keys.partition import Hooks, Partition
@@ -41,7 +41,7 @@ shorter.
 """
 
 
-async def open_store(settings: Settings, around: Surroundings, worker: int = 0) -> Store:
+async def open_store(settings: Settings, around: StoreContext, worker: int = 0) -> Store:
     """Open the store of a worker. Raises StoreOpenError whose text advises the operator."""
     spool = spool_of(settings.spool, worker)
     match spool.backend:
@@ -68,7 +68,7 @@ async def open_store(settings: Settings, around: Surroundings, worker: int = 0) 
     return store
 
 
-async def _open_shared(settings: Settings, around: Surroundings) -> Store:
+async def _open_shared(settings: Settings, around: StoreContext) -> Store:
     """Open the queue of one node on a server. Raises StoreOpenError."""
     spool = settings.spool
     engine = shared_engine(settings, around.environment, spool.path, around.clock)
@@ -89,7 +89,7 @@ async def _open_shared(settings: Settings, around: Surroundings) -> Store:
         raise StoreOpenError(f"{place_of_queue(settings)} cannot be used: {error}") from error
 
 
-async def _open_s3(settings: Settings, around: Surroundings) -> Store:
+async def _open_s3(settings: Settings, around: StoreContext) -> Store:
     """Open a queue on S3. Raises StoreOpenError."""
     s3, seen = settings.s3, seen_directory(settings)
     engine = s3_engine(settings, around.environment, settings.spool.path / "index" / seen.name, around.clock)
@@ -108,7 +108,7 @@ async def _open_s3(settings: Settings, around: Surroundings) -> Store:
         raise
 
 
-async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store:
+async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store:
     """Open the queue of a service that only one relay at a time can use. Raises StoreError."""
     from zonerelay.store.keys.partition import open_partition
     from zonerelay.store.keys.port import NodeTakenError

@@ -19,7 +19,7 @@ _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
+class SiblingWorkers:
     """The other workers of the machine, which have their own spools and share idempotency keys. `directory`
     is their shared directory, `worker` the number of this worker, and `all` the workers whose spools may have
     keys. `run` identifies the run of the relay, because a register is valid for one run only.
@@ -32,7 +32,7 @@ class Siblings:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class StoreContext:
     """The context that a store receives when it is opened.
 
     `on_health` is called with every change of `unhealthy()`, `on_damage` with each new kind of damage,
@@ -52,7 +52,7 @@ class Surroundings:
     on_news: News = lambda queue: None
     on_lost: Lost = lambda keys: None
     environment: Mapping[str, str] = field(default_factory=dict)
-    siblings: Siblings | None = None
+    siblings: SiblingWorkers | None = None
     register: KeyRegister | None = None
     withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]] | None = None
     give_back: Callable[[Collection[DeliveryKey]], None] = lambda keys: None

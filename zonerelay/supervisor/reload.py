@@ -23,7 +23,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.sockets import Notifier
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
-from zonerelay.supervisor.sockets import BindError, Sockets
+from zonerelay.supervisor.sockets import BindError, RelaySockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
@@ -62,7 +62,7 @@ VERDICT_TIMEOUT = 30.0
 _LOOK_EVERY = 0.05
 
 
-class RefusedError(Exception):
+class ReloadRejectedError(Exception):
     """The new configuration was rejected. The message tells the operator why."""
 
 
@@ -75,7 +75,7 @@ class RelayReload:
     workers: Workers
     state: RelayState
     launcher: Launcher
-    sockets: Sockets
+    sockets: RelaySockets
     log: LogSink
     clock: Clock
     notifier: Notifier
@@ -104,7 +104,9 @@ class RelayReload:
             self.notifier.reloading(self.clock.monotonic())
             try:
                 await self._once()
-            except RefusedError as error:  # the disk has no free space for the old configuration either
+            except (
+                ReloadRejectedError
+            ) as error:  # the disk has no free space for the old configuration either
                 self._refuse(str(error))
             except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
                 self.state.problems = (
@@ -127,7 +129,7 @@ class RelayReload:
             self.sockets.open(addresses, count_of(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
-        except (RefusedError, BindError) as error:
+        except (ReloadRejectedError, BindError) as error:
             self._refuse(str(error))
             if self.workers.edition != edition:
                 await self._take_back(before, old, rolled=rolled)
@@ -148,14 +150,14 @@ class RelayReload:
         try:
             return read_copy(self.config)
         except ConfigError as error:
-            raise RefusedError(str(error.problems[0])) from error
+            raise ReloadRejectedError(str(error.problems[0])) from error
 
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
-        """Activate a configuration. Raise RefusedError, with nothing changed."""
+        """Activate a configuration. Raise ReloadRejectedError, with nothing changed."""
         try:
             self.launcher.put_in_force(text, settings)
         except OSError as error:
-            raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
+            raise ReloadRejectedError(f"the copy for the workers cannot be written: {error}") from error
         self.workers.edition += 1
         self.workers.change_timeouts(timeouts_of(settings))
         self.state.settings = settings
@@ -169,7 +171,7 @@ class RelayReload:
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
         """Restore the old configuration in the workers that have accepted the new one or were started with
-        it. A worker that is starting gets it when it is ready. Raise RefusedError.
+        it. A worker that is starting gets it when it is ready. Raise ReloadRejectedError.
         """
         refused = self.workers.edition
         self._put_in_force(text, old)
@@ -187,7 +189,7 @@ class RelayReload:
                 await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
-        """Reload each worker, or replace its process. Raise RefusedError."""
+        """Reload each worker, or replace its process. Raise ReloadRejectedError."""
         if found.roll:
             await self._replace_all()
             return
@@ -199,7 +201,7 @@ class RelayReload:
                 continue  # it reads the configuration at its start, or is notified when it is ready
             refusal = await self._tell(member)
             if refusal:
-                raise RefusedError(f"{member.name}: {refusal}")
+                raise ReloadRejectedError(f"{member.name}: {refusal}")
 
     def _first(self) -> SupervisedWorker | None:
         """Return the worker that tries the configuration first. It must be healthy, because the death of an
@@ -210,16 +212,16 @@ class RelayReload:
         return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
 
     async def _try(self, member: SupervisedWorker) -> None:
-        """Reload one worker. Raise RefusedError if it refuses the configuration or dies of it."""
+        """Reload one worker. Raise ReloadRejectedError if it refuses the configuration or dies of it."""
         child = member.child
         refusal = await self._tell(member)
         if refusal:
-            raise RefusedError(f"{member.name}: {refusal}")
+            raise ReloadRejectedError(f"{member.name}: {refusal}")
         deadline = self.clock.monotonic() + STEADY
         while member.child is child and self.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
         if member.child is not child and member.problem:
-            raise RefusedError(
+            raise ReloadRejectedError(
                 f"{member.name} does not keep running with the new configuration: {member.problem}"
             )
 
@@ -239,13 +241,13 @@ class RelayReload:
         return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
-        """Replace one worker after the other. Raise RefusedError if one does not come up."""
+        """Replace one worker after the other. Raise ReloadRejectedError if one does not come up."""
         roll = RollingRestart(self.workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
             member = self.workers.members.get(roll.failed)
             why = "" if member is None else member.problem
-            raise RefusedError(
+            raise ReloadRejectedError(
                 f"worker {roll.failed} does not keep running with the new configuration: {why}"
             )
         self.workers.replace_draining()

@@ -41,15 +41,15 @@ from zonerelay.process.setup import (
     put_off_reload,
     raise_limits,
 )
-from zonerelay.process.sockets import Inherited, Notifier
-from zonerelay.process.tasks import RetriedParts
+from zonerelay.process.sockets import InheritedSockets, Notifier
+from zonerelay.process.tasks import RetriedComponents
 from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.reload import RelayReload
-from zonerelay.supervisor.sockets import BindError, Sockets
+from zonerelay.supervisor.sockets import BindError, RelaySockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
 from zonerelay.telemetry.events.events import http_request
@@ -107,8 +107,8 @@ class Supervisor:
     redactor: Redactor
 
     def __post_init__(self, home: Path, held: int) -> None:
-        self._handed = Inherited.of_systemd(os.environ, os.getpid())
-        self._sockets = Sockets(self._handed)
+        self._handed = InheritedSockets.of_systemd(os.environ, os.getpid())
+        self._sockets = RelaySockets(self._handed)
         self._launcher = Launcher(home, held, self._sockets, os.environ, self.settings)
         totals = MetricTotals()
         self._workers = Workers(
@@ -172,7 +172,9 @@ class Supervisor:
             submit=SubmitClient(state.submission).submit,
         )
         stack.push_async_callback(operators.asking.close)
-        parts = RetriedParts(self._on_error, lambda part: self.log.emit("info", "restored", {"part": part}))
+        parts = RetriedComponents(
+            self._on_error, lambda part: self.log.emit("info", "restored", {"part": part})
+        )
         stack.push_async_callback(parts.close)
         state.unopened = parts.problems
         control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=self._on_error)

@@ -16,17 +16,17 @@ from pathlib import Path
 
 from zonerelay.config.endpoints import join_port, parse_listen
 from zonerelay.inbound.listen.listening_socket import BACKLOG, bound_group, explained
-from zonerelay.process.sockets import Inherited, bound_path
+from zonerelay.process.sockets import InheritedSockets, bound_path
 
 
 class BindError(Exception):
     """A listening socket cannot be opened. The message tells the operator why."""
 
 
-class Sockets:
+class RelaySockets:
     """The listening sockets of the relay. `handed` are those that systemd has opened."""
 
-    def __init__(self, handed: Inherited) -> None:
+    def __init__(self, handed: InheritedSockets) -> None:
         self._handed = handed
         self._open: dict[str, list[socket.socket]] = {}
         self._paths: dict[str, Path] = {}

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
-from zonerelay.queue.operator.filters import Matcher
+from zonerelay.queue.operator.filters import FilterMatcher
 from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
 from zonerelay.transfer.files import Target
-from zonerelay.transfer.stored import Stored, Unusable
+from zonerelay.transfer.stored import StoredMessage, UnusableMessage
 
 SHEET_SIZE = 4096
 """Octets that a sheet, or the records of a message in a spool, take at most, as a rule."""
@@ -25,14 +25,14 @@ _TOGETHER = 100
 
 
 @dataclass(slots=True)
-class Survey:
+class ExportSelection:
     """The selected messages of an export and their sizes."""
 
     ids: array[int] = field(default_factory=lambda: array("Q"))
     octets: int = 0
 
 
-async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
+async def survey(store: QueueView, matcher: FilterMatcher, now: float) -> ExportSelection:
     """Find the messages that match, and their sizes. Raise StoreError if the store cannot be read."""
     found = set[int]()
     for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
@@ -40,7 +40,7 @@ async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
             if matcher.matches(delivery) and matcher.matches_state(delivery.state(now)):
                 found.add(int(delivery.message_id, 16))
     ids = sorted(found)
-    meant = Survey()
+    meant = ExportSelection()
     for start in range(0, len(ids), _PAGE):
         page = ids[start : start + _PAGE]
         messages = await store.read_messages([_id(number) for number in page])
@@ -58,12 +58,12 @@ def _id(number: int) -> MessageId:
 
 async def export(
     store: QueueView,
-    meant: Survey,
-    matcher: Matcher,
+    meant: ExportSelection,
+    matcher: FilterMatcher,
     now: float,
     target: Target,
     *,
-    saw: Callable[[int, Unusable | None], None],
+    saw: Callable[[int, UnusableMessage | None], None],
     change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
 ) -> None:
     """Write the messages to a target. `saw` is called with the number of deliveries written of each message,
@@ -93,10 +93,10 @@ async def export(
             except MessageNotFoundError:
                 saw(0, None)
             except (StoreError, ValueError) as error:
-                saw(0, Unusable(identity, str(error)))
+                saw(0, UnusableMessage(identity, str(error)))
 
 
-def _stored(store: QueueView, message: Message, deliveries: tuple[Delivery, ...]) -> Stored:
-    return Stored(
+def _stored(store: QueueView, message: Message, deliveries: tuple[Delivery, ...]) -> StoredMessage:
+    return StoredMessage(
         key=message.id, message=message, deliveries=deliveries, body=lambda: store.read_body(message.id)
     )

@@ -1,7 +1,7 @@
 """The exchange format: a directory or an uncompressed tar with one `ID.eml` and one `ID.json` per message.
 
-`ID.eml` is the body exactly as stored in the spool. `ID.json` is a `Sheet`: the message and its open
-deliveries (docs/store/spool-format.md, "Exported mail").
+`ID.eml` is the body exactly as stored in the spool. `ID.json` is a `MessageDescription`: the message and its
+open deliveries (docs/store/spool-format.md, "Exported mail").
 
 Promises: nothing appears under the requested name before all of it is durable, and nothing existing is
 replaced. A target that is abandoned removes what it has written. Input is checked as if a client had sent it,
@@ -28,7 +28,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import QueueName, parse_queue
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.transfer.stored import Source, StoredMessage, TransferError, UnusableMessage
 
 FORMAT = 1
 _NAME = re.compile(r"(?:.*/)?([0-9a-f]{16})\.(eml|json)")
@@ -37,7 +37,7 @@ _PIECE = 256 * 1024
 _QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
 
 
-class Sheet(msgspec.Struct, frozen=True, kw_only=True):
+class MessageDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON description of an exported message. `format` is read first, so that a newer format is refused
     with a clear message. `zonerelay` is the release that wrote it.
     """
@@ -48,37 +48,37 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: tuple[Delivery, ...]
 
 
-class _LooseSheet(Sheet, frozen=True, kw_only=True):
+class _TextDescription(MessageDescription, frozen=True, kw_only=True):
     """A message description with the queue names as text, as it is written."""
 
     deliveries: tuple[dict[str, object], ...]  # type: ignore[assignment]
 
 
-class _Format(msgspec.Struct, frozen=True):
+class _ExchangeFormat(msgspec.Struct, frozen=True):
     """The version of the exchange format."""
 
     format: int
 
 
-def encode(stored: Stored) -> bytes:
+def encode(stored: StoredMessage) -> bytes:
     deliveries = [msgspec.to_builtins(each) | {"queue": each.queue.text} for each in stored.deliveries]
-    sheet = _LooseSheet(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
+    sheet = _TextDescription(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
     return msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n"
 
 
-def decode(name: str, raw: bytes) -> Sheet:
+def decode(name: str, raw: bytes) -> MessageDescription:
     """Return the metadata of the message `name`: the envelope and the state of its deliveries. Raise
     ValueError with a message if it is not valid.
     """
     try:
-        version = msgspec.json.decode(raw, type=_Format).format
+        version = msgspec.json.decode(raw, type=_ExchangeFormat).format
         if version != FORMAT:
             raise ValueError(
                 f"has format {version}, but this release reads format {FORMAT}; use a newer release"
             )
-        loose = msgspec.json.decode(raw, type=_LooseSheet)
+        loose = msgspec.json.decode(raw, type=_TextDescription)
         named = [each | {"queue": _queue(str(each.get("queue")))} for each in loose.deliveries]
-        sheet = Sheet(
+        sheet = MessageDescription(
             format=version,
             zonerelay=loose.zonerelay,
             message=loose.message,
@@ -96,7 +96,7 @@ def _queue(text: str) -> QueueName:
     return parse_queue(text)
 
 
-def _check(name: str, sheet: Sheet) -> None:
+def _check(name: str, sheet: MessageDescription) -> None:
     message, envelope = sheet.message, sheet.message.envelope
     if envelope.id != name or any(each.message_id != name for each in sheet.deliveries):
         raise ValueError("contains an id that differs from its file name")
@@ -126,19 +126,19 @@ def _check(name: str, sheet: Sheet) -> None:
 class Target(Protocol):
     """The destination of an export."""
 
-    async def add(self, stored: Stored) -> None:
+    async def add(self, stored: StoredMessage) -> None:
         """Write a message, completely or not at all. Raise OSError if it cannot be written, ValueError if it
         cannot be represented in JSON, and any error of reading the body.
         """
 
 
-class _Directory:
+class _DirectoryTarget:
     """An export to a directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def add(self, stored: Stored) -> None:
+    async def add(self, stored: StoredMessage) -> None:
         sheet = encode(stored)
         path = self._path / f"{stored.message.id}.eml"
         try:
@@ -151,13 +151,13 @@ class _Directory:
         path.with_suffix(".json").write_bytes(sheet)
 
 
-class _Tar:
+class _TarTarget:
     """An export to a tar file."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
 
-    async def add(self, stored: Stored) -> None:
+    async def add(self, stored: StoredMessage) -> None:
         sheet = encode(stored)
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
             async for piece in stored.body():
@@ -196,10 +196,10 @@ def writing(path: Path) -> Iterator[Target]:
         if path.suffix == ".tar":
             made = draft / path.name
             with tarfile.open(made, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                yield _Tar(tar)
+                yield _TarTarget(tar)
             durable.rename(made, path)
         else:
-            yield _Directory(draft)
+            yield _DirectoryTarget(draft)
             durable.sync_tree(draft)
             durable.rename(draft, path)
     finally:
@@ -243,25 +243,27 @@ def _source(sizes: dict[str, int], open_file: _Open) -> Source:
             found.setdefault(match[1], {})[match[2]] = name
     bodies = [names["eml"] for names in found.values() if "eml" in names]
 
-    async def read() -> AsyncIterator[Stored | Unusable]:
+    async def read() -> AsyncIterator[StoredMessage | UnusableMessage]:
         for identity in sorted(found):
             yield _read(identity, found[identity], sizes, open_file)
 
     return Source(messages=len(found), octets=sum(sizes[name] for name in bodies), read=read)
 
 
-def _read(identity: str, names: dict[str, str], sizes: dict[str, int], open_file: _Open) -> Stored | Unusable:
+def _read(
+    identity: str, names: dict[str, str], sizes: dict[str, int], open_file: _Open
+) -> StoredMessage | UnusableMessage:
     if "json" not in names or "eml" not in names:
         lacking = "json" if "eml" in names else "eml"
-        return Unusable(identity, f"{identity}.{lacking} does not exist")
+        return UnusableMessage(identity, f"{identity}.{lacking} does not exist")
     try:
         with open_file(names["json"]) as file:
             sheet = decode(identity, file.read())
     except (ValueError, OSError) as error:
-        return Unusable(identity, f"{names['json']} {error}")
+        return UnusableMessage(identity, f"{names['json']} {error}")
     message = sheet.message
     if sizes[names["eml"]] != message.size:
-        return Unusable(
+        return UnusableMessage(
             identity,
             f"{names['eml']} has {sizes[names['eml']]} bytes, but its .json file records {message.size}",
         )
@@ -272,4 +274,4 @@ def _read(identity: str, names: dict[str, str], sizes: dict[str, int], open_file
                 yield piece
 
     key = f"zonerelay {identity} {message.envelope.created!r}"
-    return Stored(key=key, message=message, deliveries=sheet.deliveries, body=body)
+    return StoredMessage(key=key, message=message, deliveries=sheet.deliveries, body=body)

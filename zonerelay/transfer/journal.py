@@ -33,7 +33,7 @@ CREATE INDEX IF NOT EXISTS unfinished ON message (spool, phase) WHERE phase < 4;
 """
 
 
-class Phase(enum.IntEnum):
+class MovePhase(enum.IntEnum):
     """The phase of a message's move.
 
     PLANNED: the message may be held in the source, and may have been copied. COPIED: it may also have been
@@ -58,7 +58,7 @@ class Move:
     digest: str = ""
 
 
-class Journal:
+class MigrationJournal:
     """The journal of one migration. Every method raises TransferError if the file cannot be used; `close`
     also raises OSError.
     """
@@ -112,9 +112,9 @@ class Journal:
         """Return whether all moves that were begun are complete."""
         found = "SELECT 1 FROM message WHERE spool = ? AND phase < ? LIMIT 1"
         with self._translated():
-            return self._database.execute(found, (spool, Phase.AWAKE)).fetchone() is None
+            return self._database.execute(found, (spool, MovePhase.AWAKE)).fetchone() is None
 
-    def unfinished(self, spool: int, phase: Phase, limit: int) -> list[Move]:
+    def unfinished(self, spool: int, phase: MovePhase, limit: int) -> list[Move]:
         with self._translated():
             rows = self._database.execute(
                 "SELECT id, copy, digest FROM message WHERE spool = ? AND phase = ? ORDER BY id LIMIT ?",
@@ -122,7 +122,7 @@ class Journal:
             )
             return [Move(*row) for row in rows]
 
-    def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, Phase]:
+    def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, MovePhase]:
         """Return the phases of the messages that the journal knows."""
         marks = ", ".join("?" * len(ids))
         with self._translated():
@@ -130,10 +130,10 @@ class Journal:
                 f"SELECT id, phase FROM message WHERE spool = ? AND id IN ({marks})",  # noqa: S608
                 (spool, *ids),
             )
-            return {MessageId(identity): Phase(phase) for identity, phase in rows}
+            return {MessageId(identity): MovePhase(phase) for identity, phase in rows}
 
     def plan(self, spool: int, moves: Iterable[Move]) -> None:
-        rows = [(spool, each.id, each.copy, "", Phase.PLANNED) for each in moves]
+        rows = [(spool, each.id, each.copy, "", MovePhase.PLANNED) for each in moves]
         self._write("INSERT INTO message VALUES (?, ?, ?, ?, ?)", rows)
 
     def forget(self, spool: int, moves: Iterable[Move]) -> None:
@@ -143,19 +143,20 @@ class Journal:
     def copied(self, spool: int, moves: Iterable[Move]) -> None:
         """Record copies with their digests; a move without a digest is planned again."""
         rows = [
-            (each.digest, Phase.COPIED if each.digest else Phase.PLANNED, spool, each.id) for each in moves
+            (each.digest, MovePhase.COPIED if each.digest else MovePhase.PLANNED, spool, each.id)
+            for each in moves
         ]
         self._write("UPDATE message SET digest = ?, phase = ? WHERE spool = ? AND id = ?", rows)
 
     def removed(self, spool: int, moves: Iterable[Move]) -> None:
-        self._advance(spool, moves, Phase.REMOVED)
+        self._advance(spool, moves, MovePhase.REMOVED)
         with self._translated():
             self._commit()
 
     def awake(self, spool: int, moves: Iterable[Move]) -> None:
-        self._advance(spool, moves, Phase.AWAKE)
+        self._advance(spool, moves, MovePhase.AWAKE)
 
-    def _advance(self, spool: int, moves: Iterable[Move], phase: Phase) -> None:
+    def _advance(self, spool: int, moves: Iterable[Move], phase: MovePhase) -> None:
         rows = [(phase, spool, each.id) for each in moves]
         with self._translated():
             self._database.executemany("UPDATE message SET phase = ? WHERE spool = ? AND id = ?", rows)

@@ -27,12 +27,12 @@ from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId, first_at
-from zonerelay.model.queue_name import Kind, queue_of
-from zonerelay.routing.zones.zones import Choice, Zones, zone_notes
+from zonerelay.model.queue_name import QueueKind, queue_of
+from zonerelay.routing.zones.zones import ZoneChoice, Zones, zone_notes
 from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store
-from zonerelay.transfer.register import Register
-from zonerelay.transfer.stored import NO_QUEUE, Source, Stored, Unusable
+from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.stored import NO_QUEUE, Source, StoredMessage, UnusableMessage
 
 TOGETHER = 64
 """Messages that share a sync of the disk."""
@@ -43,7 +43,7 @@ _TOLERANCE = 3600.0
 """Seconds that a source's clock may be ahead."""
 
 
-class Loaded(msgspec.Struct):
+class ImportResult(msgspec.Struct):
     """The result of an import, and the output of `spool import --json`. `already` counts deliveries that had
     been imported before, `unusable` counts messages.
     """
@@ -61,22 +61,22 @@ class Loader:
     """
 
     store: Store
-    register: Register
+    register: ImportRegister
     zones: Zones
     _: KW_ONLY
     now: float
-    saw: Callable[[Unusable | None], None]
+    saw: Callable[[UnusableMessage | None], None]
 
     def __post_init__(self) -> None:
-        self.loaded = Loaded()
+        self.loaded = ImportResult()
 
     async def load(self, source: Source) -> None:
         """Store all messages of a source. Raise StoreError or OSError if the store or the import log fails,
         and any error of the source.
         """
-        batch: list[Stored] = []
+        batch: list[StoredMessage] = []
         async for item in source.read():
-            if isinstance(item, Unusable):
+            if isinstance(item, UnusableMessage):
                 self._refuse(item)
                 continue
             batch.append(item)
@@ -85,12 +85,12 @@ class Loader:
                 batch = []
         await self._load(batch)
 
-    def _refuse(self, item: Unusable) -> None:
+    def _refuse(self, item: UnusableMessage) -> None:
         self.loaded.unusable += 1
         self.saw(item)
 
-    async def _load(self, batch: Sequence[Stored]) -> None:
-        work: list[tuple[Stored, MessageId]] = []
+    async def _load(self, batch: Sequence[StoredMessage]) -> None:
+        work: list[tuple[StoredMessage, MessageId]] = []
         taken = set[MessageId]()
         left = [
             tuple(each for each in item.deliveries if not self.register.knows(item.key, each.recipient))
@@ -115,7 +115,7 @@ class Loader:
         done = [item for (item, _), result in zip(work, results, strict=True) if result is None]
         self.register.add((item.key, each.recipient) for item in done for each in item.deliveries)
         for (item, _), result in zip(work, results, strict=True):
-            if isinstance(result, Unusable):
+            if isinstance(result, UnusableMessage):
                 self._refuse(result)
             elif isinstance(result, BaseException):
                 raise result
@@ -128,7 +128,7 @@ class Loader:
 
     async def _id_for(
         self,
-        item: Stored,
+        item: StoredMessage,
         fresh: Sequence[Delivery],
         first: MessageId,
         taken: set[MessageId],
@@ -156,7 +156,7 @@ class Loader:
             identity = self._derived(item, fresh, number)
             known |= await self.store.read_messages([identity])
 
-    def _derived(self, item: Stored, deliveries: Sequence[Delivery], number: int) -> MessageId:
+    def _derived(self, item: StoredMessage, deliveries: Sequence[Delivery], number: int) -> MessageId:
         identifying = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
         digest = hashlib.sha256(identifying.encode("utf-8", "surrogateescape")).hexdigest()
         when = min(max(item.message.envelope.created, 0.0), self.now)
@@ -164,7 +164,7 @@ class Loader:
 
     # --- one message
 
-    async def _write(self, item: Stored, identity: MessageId) -> Unusable | None:
+    async def _write(self, item: StoredMessage, identity: MessageId) -> UnusableMessage | None:
         envelope = replace(item.message.envelope, id=identity)
         deliveries = [structs.replace(each, message_id=identity) for each in item.deliveries]
         try:
@@ -176,13 +176,15 @@ class Loader:
         except (HeaderTooLargeError, ValueError, EOFError) as error:
             why = f"its header exceeds {MAX_HEADER} bytes"
             name = item.message.id if item.is_ours else item.key
-            return Unusable(name, why if isinstance(error, HeaderTooLargeError) else str(error))
+            return UnusableMessage(name, why if isinstance(error, HeaderTooLargeError) else str(error))
         return None
 
-    async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:
+    async def _write_ours(
+        self, writer: MessageWriter, item: StoredMessage, deliveries: Sequence[Delivery]
+    ) -> None:
         message = item.message
         # A webhook event is JSON, whose exact bytes are signed.
-        body = _Body(is_mail=deliveries[0].queue.kind is not Kind.WEBHOOK)
+        body = _CanonicalBody(is_mail=deliveries[0].queue.kind is not QueueKind.WEBHOOK)
         async for piece in body.pieces(item.body()):
             await writer.write(piece)
         if body.reader.has_bare or body.size != message.size:
@@ -200,10 +202,10 @@ class Loader:
         )
 
     async def _write_foreign(
-        self, writer: MessageWriter, item: Stored, envelope: Envelope, deliveries: Sequence[Delivery]
+        self, writer: MessageWriter, item: StoredMessage, envelope: Envelope, deliveries: Sequence[Delivery]
     ) -> None:
         scanner = HeaderScanner(MAX_HEADER, removes_controls=True)
-        body = _Body()
+        body = _CanonicalBody()
         size = 0
         async for piece in body.pieces(item.body()):
             if scanner.header is None:
@@ -220,7 +222,7 @@ class Loader:
         assert scanner.header is not None
         fields = scanner.header.fields
         zone_of = self.zones.choose(envelope, headers=fields, size=size)
-        choices: list[tuple[str, Choice]] = []
+        choices: list[tuple[str, ZoneChoice]] = []
         routed: list[Delivery] = []
         for delivery in deliveries:
             assert delivery.queue == NO_QUEUE
@@ -238,7 +240,7 @@ class Loader:
         )
 
 
-class _Body:
+class _CanonicalBody:
     """A body with its line ends converted to CRLF, and its properties. The body of a webhook event is
     unchanged.
     """
@@ -267,11 +269,11 @@ class _Body:
         return clean
 
 
-def _note(item: Stored) -> str:
+def _note(item: StoredMessage) -> str:
     return f"imported={item.key}"
 
 
-def _is_same(known: Message, item: Stored) -> bool:
+def _is_same(known: Message, item: StoredMessage) -> bool:
     if not item.is_ours:
         return _note(item) in known.trace
     return known.envelope == item.message.envelope

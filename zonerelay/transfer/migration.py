@@ -53,8 +53,8 @@ from zonerelay.store.contract import (
     StoreCorruptError,
     StoreError,
 )
-from zonerelay.transfer.journal import Journal, Move, Phase
-from zonerelay.transfer.stored import Unusable
+from zonerelay.transfer.journal import MigrationJournal, Move, MovePhase
+from zonerelay.transfer.stored import UnusableMessage
 
 PAGE = 256
 MAX_WEIGHT = 32 * 1024 * 1024
@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Moved:
+class MigrationResult:
     """The result of a run. `zones` counts deliveries by zone and state, as read back from the target.
     `already` counts messages that the source listed again after they had been moved.
     """
@@ -92,13 +92,13 @@ class Migration:
 
     source: Store
     targets: Sequence[Store]
-    journal: Journal
-    moved: Moved
+    journal: MigrationJournal
+    moved: MigrationResult
     _: KW_ONLY
     spool: int
     patience: float
     orders_over: Callable[[], Collection[str]]
-    saw: Callable[[float, Unusable | None], None]
+    saw: Callable[[float, UnusableMessage | None], None]
 
     def _target(self, identity: MessageId) -> Store:
         """Return the spool of the target that has the copy of a message."""
@@ -110,7 +110,7 @@ class Migration:
         """Copy messages, including those that were only planned. Messages that are being attempted are left
         unchanged. Raise StoreError or TransferError if a store or the journal fails.
         """
-        while moves := self.journal.unfinished(self.spool, Phase.PLANNED, PAGE):
+        while moves := self.journal.unfinished(self.spool, MovePhase.PLANNED, PAGE):
             await _all(self._discard_copy(each) for each in moves)
             messages = await self.source.read_messages([each.id for each in moves])
             states = await _all(self.source.deliveries_of(each.id) for each in moves)
@@ -118,7 +118,7 @@ class Migration:
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
             known = self.journal.phases(self.spool, some)
-            await self._remove_again([each for each, phase in known.items() if phase >= Phase.REMOVED])
+            await self._remove_again([each for each, phase in known.items() if phase >= MovePhase.REMOVED])
             fresh = [each for each in some if each not in known]
             messages = await self.source.read_messages(fresh)
             for identity in (each for each in fresh if each not in messages):
@@ -143,7 +143,7 @@ class Migration:
 
     def _refuse(self, identity: MessageId, why: str) -> None:
         self.moved.unusable.add(identity)
-        self.saw(1, Unusable(identity, why))
+        self.saw(1, UnusableMessage(identity, why))
 
     async def _planned(
         self, page: Sequence[Message]
@@ -253,9 +253,9 @@ class Migration:
         StoreError if a store fails or a copy differs from its original, and TransferError if the journal
         fails.
         """
-        while moves := self.journal.unfinished(self.spool, Phase.REMOVED, PAGE):
+        while moves := self.journal.unfinished(self.spool, MovePhase.REMOVED, PAGE):
             await self._wake(moves)
-        while moves := self.journal.unfinished(self.spool, Phase.COPIED, PAGE):
+        while moves := self.journal.unfinished(self.spool, MovePhase.COPIED, PAGE):
             copies = await _all(self._compared(each) for each in moves)
             await self._remove(moves, copies)
             self.journal.removed(self.spool, moves)
@@ -263,7 +263,7 @@ class Migration:
             for copy in copies:
                 self._count(copy)
 
-    async def _compared(self, move: Move) -> _Copy:
+    async def _compared(self, move: Move) -> _CopiedMessage:
         """Return the copy. Raise StoreError if it differs from what was copied."""
         target = self._target(move.id)
         try:
@@ -273,7 +273,7 @@ class Migration:
             async for piece in target.read_body(move.copy):
                 digest.update(piece)
             if digest.hexdigest() == move.digest:
-                return _Copy(message.size, deliveries)
+                return _CopiedMessage(message.size, deliveries)
         except (StoreCorruptError, MessageNotFoundError):
             pass  # treated like any other difference
         raise await self._retracted(move)
@@ -287,7 +287,7 @@ class Migration:
             "the queues was changed meanwhile, or the target loses data"
         )
 
-    async def _remove(self, moves: Sequence[Move], copies: Sequence[_Copy]) -> None:
+    async def _remove(self, moves: Sequence[Move], copies: Sequence[_CopiedMessage]) -> None:
         """Remove messages from the source. Raise StoreError if one has changed since it was copied; it is not
         removed then.
         """
@@ -305,7 +305,7 @@ class Migration:
         if not is_whole:  # some had been removed before the run was killed, or belong to another relay
             await self._change(self.source, [each.id for each in moves], lambda _: True, _none)
 
-    async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
+    async def _wake(self, moves: Sequence[Move], copies: Sequence[_CopiedMessage] = ()) -> None:
         """Release the copies. `copies` has their held state, if it is known."""
         awake = self._waking()
         for target in self.targets:
@@ -365,7 +365,7 @@ class Migration:
 
         return awake
 
-    def _count(self, copy: _Copy) -> None:
+    def _count(self, copy: _CopiedMessage) -> None:
         self.moved.messages += 1
         self.moved.octets += copy.size
         for each in copy.deliveries:
@@ -375,7 +375,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _CopiedMessage:
     """A copied message as it was read back: its size in bytes, and its held deliveries."""
 
     size: int

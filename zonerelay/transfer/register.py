@@ -23,7 +23,7 @@ FILE = "imported"
 _LENGTH = 33  # length of a line
 
 
-class Register:
+class ImportRegister:
     """The log of imported deliveries, opened for one import. Opening it raises TransferError if it is not
     valid. All methods raise OSError if the file cannot be used.
     """

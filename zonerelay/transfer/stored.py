@@ -18,7 +18,7 @@ class TransferError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredMessage:
     """A stored message with its open deliveries. `key` identifies the message in its source permanently, so
     that a second import recognizes it.
 
@@ -36,7 +36,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
+class UnusableMessage:
     """A message that cannot be imported. It stays in its source."""
 
     name: str
@@ -51,4 +51,4 @@ class Source:
 
     messages: int
     octets: int
-    read: Callable[[], AsyncIterator[Stored | Unusable]]
+    read: Callable[[], AsyncIterator[StoredMessage | UnusableMessage]]

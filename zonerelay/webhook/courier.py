@@ -39,12 +39,12 @@ from zonerelay.store.contract import (
     ClaimLostError,
     Finish,
     MessageNotFoundError,
+    OwnMessage,
     QueueStore,
     StoreError,
-    Submit,
 )
 from zonerelay.telemetry.events.events import Events
-from zonerelay.webhook.endpoint import Answer, Endpoint
+from zonerelay.webhook.endpoint import Endpoint, EndpointResponse
 
 SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
 """Seconds after each failure of an event."""
@@ -62,7 +62,7 @@ KEPT = 0.9
 Write = Callable[[Sequence[Change], Callable[[], None] | None], None]
 """`write(changes, then)`: one atomic write, tried until it succeeds."""
 
-MakeGap = Callable[[int, str, float, float], Submit]
+MakeGap = Callable[[int, str, float, float], OwnMessage]
 """`make_gap(count, why, first, last)`: the event that tells of lost ones."""
 
 
@@ -70,7 +70,7 @@ GAP = "gap"
 """In the place of a message: the event says which others were lost."""
 
 
-class About(NamedTuple):
+class EventPosition(NamedTuple):
     """The message of an event, the position of the event among those of the message, and the number of events
     in the body. It is stored as the recipient of the event's delivery, so a starting relay knows the order
     without reading bodies.
@@ -85,7 +85,7 @@ class About(NamedTuple):
         return Mailbox(f"{self.source}.{self.step}.{self.events}@{webhook}.webhook.invalid")
 
     @classmethod
-    def read(cls, recipient: Mailbox) -> About:
+    def read(cls, recipient: Mailbox) -> EventPosition:
         """Parse a recipient. One that is not understood, such as that of a newer release, stands for
         itself.
         """
@@ -95,12 +95,12 @@ class About(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class EventPost:
     """A body to be posted. `delivery` is `None` for an event that is not stored; `lost` is the number of
     events that a gap counts.
     """
 
-    about: About
+    about: EventPosition
     created: float
     delivery: Delivery | None = None
     events: Sequence[tuple[str, bytes]] = ()
@@ -113,10 +113,10 @@ class Item:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class MessagePosts:
     """The bodies about one message, in order."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[EventPost] = field(default_factory=list)
     is_busy: bool = False
     attempts: int = 0
 
@@ -145,10 +145,10 @@ class WebhookCourier:
         self._claimed = 0
         self._leaving = 0
         self._events_held = 0
-        self._lines: dict[str, Line] = {}
-        self._items: dict[Item, None] = {}
-        self._ready: deque[Line] = deque()
-        self._later: list[tuple[float, int, Line]] = []
+        self._lines: dict[str, MessagePosts] = {}
+        self._items: dict[EventPost, None] = {}
+        self._ready: deque[MessagePosts] = deque()
+        self._later: list[tuple[float, int, MessagePosts]] = []
         self._serial = itertools.count()
         self._failures = 0
         self._is_down = False
@@ -216,7 +216,7 @@ class WebhookCourier:
 
     def put(self, event_id: str, body: bytes) -> None:
         """Post an event that is not stored; a crash loses it."""
-        item = Item(About(event_id, 0, 1), self.clock.now(), events=[(event_id, body)])
+        item = EventPost(EventPosition(event_id, 0, 1), self.clock.now(), events=[(event_id, body)])
         self._add(item)
         self._wake.set()
 
@@ -273,12 +273,12 @@ class WebhookCourier:
         return len(self._items if self._is_down else self._ready) < PAGE
 
     def _take_one(self, delivery: Delivery) -> None:
-        self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
+        self._add(EventPost(EventPosition.read(delivery.recipient), delivery.created, delivery))
 
-    def _add(self, item: Item) -> None:
+    def _add(self, item: EventPost) -> None:
         line = self._lines.get(item.about.source)
         if line is None:
-            line = self._lines[item.about.source] = Line()
+            line = self._lines[item.about.source] = MessagePosts()
             self._ready.append(line)
         # A later claim may return older events, which other workers may have had.
         insort(
@@ -288,7 +288,7 @@ class WebhookCourier:
         self._events_held += item.about.events
         self._claimed += item.delivery is not None
 
-    def _remove(self, item: Item, line: Line) -> None:
+    def _remove(self, item: EventPost, line: MessagePosts) -> None:
         line.items.remove(item)
         del self._items[item]
         self._events_held -= item.about.events
@@ -300,9 +300,9 @@ class WebhookCourier:
         before = self.clock.now() - self.settings.max_age
         self._lose(lambda item, _: item.created < before, "they were queued for longer than max_age")
 
-    def _lose(self, is_over: Callable[[Item, int], bool], why: str) -> None:
+    def _lose(self, is_over: Callable[[EventPost, int], bool], why: str) -> None:
         """Drop the oldest events while `is_over`, in the same write as the event that reports it."""
-        lost: list[Item] = []
+        lost: list[EventPost] = []
         queued = self.queued
         for item in self._items:
             line = self._lines[item.about.source]
@@ -342,7 +342,7 @@ class WebhookCourier:
 
         self.write([*changes, *map(Finish, deliveries)], ended)
 
-    def _earlier_gaps(self) -> list[Item]:
+    def _earlier_gaps(self) -> list[EventPost]:
         """Return the gaps that were not reported yet and whose number is known; the new gap includes them."""
         line = self._lines.get(GAP)
         found = [item for item in line.items if item.lost] if line is not None and not line.is_busy else []
@@ -386,7 +386,7 @@ class WebhookCourier:
             self.events.error("webhook", error)
         self._wake.set()
 
-    async def _post(self, line: Line) -> None:
+    async def _post(self, line: MessagePosts) -> None:
         """Post the events of a message until one fails."""
         wait = SCHEDULE[0]  # the store cannot be read
         try:
@@ -409,19 +409,19 @@ class WebhookCourier:
             if line.items:
                 heapq.heappush(self._later, (self.clock.monotonic() + wait, next(self._serial), line))
 
-    def _give_back(self, item: Item, line: Line) -> None:
+    def _give_back(self, item: EventPost, line: MessagePosts) -> None:
         """Release the claim on an event, because another relay may be posting it."""
         self._remove(item, line)
         assert item.delivery is not None
         self.store.release([item.delivery.key])
         self.notify()
 
-    async def _post_item(self, item: Item) -> Answer:
+    async def _post_item(self, item: EventPost) -> EndpointResponse:
         if not item.events and item.delivery is not None:
             try:
                 item.events = await self._read(item.delivery)
             except MessageNotFoundError:
-                return Answer(ok=True, text="")  # there is nothing left to report
+                return EndpointResponse(ok=True, text="")  # there is nothing left to report
             if item.about.source == GAP:
                 item.lost = 0
         for event_id, body in item.events[item.done :]:
@@ -433,7 +433,7 @@ class WebhookCourier:
             item.done += 1
             self.delivered += 1
             self.events.metrics.webhooks.results.add((self.name, "delivered"))
-        return Answer(ok=True, text="")
+        return EndpointResponse(ok=True, text="")
 
     async def _read(self, delivery: Delivery) -> list[tuple[str, bytes]]:
         body = b"".join([piece async for piece in self.store.read_body(delivery.message_id)])
@@ -447,7 +447,7 @@ class WebhookCourier:
             self.events.webhooks.failing(self.name, problem)
         self.problem = problem
 
-    def _worked(self, line: Line) -> None:
+    def _worked(self, line: MessagePosts) -> None:
         line.attempts = 0
         was_down, self._is_down, self._failures, self._pause = self._is_down, False, 0, 0.0
         if was_down:
@@ -460,7 +460,7 @@ class WebhookCourier:
         self._ready.extend(line for _, _, line in sorted(self._later))
         self._later.clear()
 
-    def _failed(self, line: Line, answer: Answer) -> float:
+    def _failed(self, line: MessagePosts, answer: EndpointResponse) -> float:
         """Return the seconds until the next retry at the latest."""
         self.events.metrics.webhooks.results.add((self.name, "failed"))
         line.attempts += 1

@@ -1,4 +1,4 @@
-"""The endpoint of one webhook: sends an event as one signed POST and returns an `Answer`.
+"""The endpoint of one webhook: sends an event as one signed POST and returns an `EndpointResponse`.
 
 Only 2xx is success; 3xx is a failure, because events for one address must not go to another. Addresses that
 are not public are refused unless the configuration allows them; this is checked at each connection, because a
@@ -48,7 +48,7 @@ _LONGEST_WAIT = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointResponse:
     """The response of a webhook's endpoint. `text` is for people. `down` means that the endpoint would have
     refused any event; otherwise the reason may be this one. `gone` means that it wants no more events. `wait`
     is the delay in seconds that it requests.
@@ -78,11 +78,11 @@ class Endpoint:
         self._clock = clock
         self.poster = Poster(settings.url, timeout=settings.timeout, resolve=self._resolve)
 
-    async def post(self, event_id: str, body: bytes) -> Answer:
+    async def post(self, event_id: str, body: bytes) -> EndpointResponse:
         try:
             keys = await FILES.run(self._read_keys)
         except ValueError as error:
-            return Answer(ok=False, text=str(error), down=True)
+            return EndpointResponse(ok=False, text=str(error), down=True)
         timestamp = int(self._clock.now())
         headers = {
             "Content-Type": "application/json",
@@ -93,9 +93,9 @@ class Endpoint:
         try:
             response = await self.poster.post(body, headers)
         except WebError as error:
-            return Answer(ok=False, text=str(error), down=True)
+            return EndpointResponse(ok=False, text=str(error), down=True)
         status = response.status
-        return Answer(
+        return EndpointResponse(
             ok=200 <= status < 300,
             text=f"HTTP {status}",
             down=status in _BUSY,

@@ -29,12 +29,12 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.model.queue_name import Kind, webhook_queue
+from zonerelay.model.queue_name import QueueKind, webhook_queue
 from zonerelay.process.threads import REPORTS
-from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
+from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.webhook.courier import GAP, About, WebhookCourier, Write
+from zonerelay.webhook.courier import GAP, EventPosition, WebhookCourier, Write
 
 Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of the next attempt, and whether it is held."""
@@ -119,7 +119,7 @@ class Webhooks:
         await self._forget_others()
 
     def _courier(self, settings: WebhookSettings, keys: Sequence[str]) -> WebhookCourier:
-        def make_gap(count: int, why: str, first: float, last: float) -> Submit:
+        def make_gap(count: int, why: str, first: float, last: float) -> OwnMessage:
             data: dict[str, Field] = {"lost": count, "why": why, "first": _iso(first), "last": _iso(last)}
             return self._submit([settings.name], GAP, 1, [("webhook.gap", self.clock.now(), data)])
 
@@ -137,14 +137,14 @@ class Webhooks:
 
     async def _forget_others(self) -> None:
         for queue in await self.store.queues():
-            if queue.kind is not Kind.WEBHOOK:
+            if queue.kind is not QueueKind.WEBHOOK:
                 continue
             name, count = queue.zone, 0
             while name not in self._couriers:
                 found = await self.store.claim(queue, AT_ONCE, now=self.clock.now())
                 if not found:
                     break
-                count += sum(About.read(each.recipient).events for each in found)
+                count += sum(EventPosition.read(each.recipient).events for each in found)
                 await self.store.settle([Finish(each) for each in found])
             if count:
                 self.events.webhooks.lost(name, count, "no [[webhook]] has this name any longer")
@@ -180,10 +180,10 @@ class Webhooks:
         *,
         destination: str,
         seconds: float | None,
-    ) -> list[Submit]:
+    ) -> list[OwnMessage]:
         """Return the events of these outcomes, for the same write."""
         named = [(_type_of(each), each) for each in reported]
-        found: list[Submit] = []
+        found: list[OwnMessage] = []
         for couriers in self._asking({name for name, _ in named}):
             wanted = [each for name, each in named if self._wants(couriers[0], name)]
             for _, group in itertools.groupby(wanted, key=lambda each: each[0].message_id):
@@ -197,7 +197,7 @@ class Webhooks:
         reported: Sequence[Result],
         destination: str,
         seconds: float | None,
-    ) -> Submit:
+    ) -> OwnMessage:
         redact, now = self._redactors[couriers[0].name], self.clock.now()
         about: dict[str, object] = {}
         if message is not None:
@@ -217,7 +217,7 @@ class Webhooks:
         submit = self._submit(names, reported[0][0].message_id, 1, events)
         return replace(submit, about=tuple(each[0].key for each in reported))
 
-    def accepted(self, message: Message) -> list[Submit]:
+    def accepted(self, message: Message) -> list[OwnMessage]:
         """Return the events of an acceptance, for the same write. A bug in here must not lose the mail."""
         try:
             at = message.envelope.created
@@ -271,7 +271,7 @@ class Webhooks:
         source: str,
         step: int,
         events: Sequence[tuple[str, float, Mapping[str, object]]],
-    ) -> Submit:
+    ) -> OwnMessage:
         event_id = self.ids.next()
         lines = [
             b"msg_%s_%d\t%s\r\n" % (event_id.encode(), at, self._body(*each))
@@ -279,7 +279,7 @@ class Webhooks:
         ]
         body = b"".join(lines)
         now = self.clock.now()
-        about = About(source, step, len(events))
+        about = EventPosition(source, step, len(events))
         recipients = {each: about.recipient(each) for each in webhooks}
         envelope = Envelope(
             id=event_id,
@@ -293,7 +293,7 @@ class Webhooks:
             for name, recipient in recipients.items()
         )
         message = Message(envelope=envelope, size=len(body), chunks=-(-len(body) // CHUNK_SIZE))
-        return Submit(message, body, deliveries)
+        return OwnMessage(message, body, deliveries)
 
     def _body(self, name: str, at: float, data: Mapping[str, object]) -> bytes:
         event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self.hostname}}

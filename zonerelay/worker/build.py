@@ -35,7 +35,7 @@ from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.drop_directory import DropDirectory, take_by
-from zonerelay.inbound.listen.http_connection import ServesHttp
+from zonerelay.inbound.listen.http_connection import HttpService
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.limits.shared import RecordStore
@@ -65,8 +65,8 @@ from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import Parts, build_answers, build_board, build_handler
-from zonerelay.worker.outbound import Sending, TellsOthers
+from zonerelay.worker.operators import WorkerParts, build_answers, build_board, build_handler
+from zonerelay.worker.outbound import MailReporter, OutboundSide
 from zonerelay.worker.queue import number_of, open_queue
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import build_tables
@@ -205,7 +205,7 @@ async def _assemble(
             telling.on_lost(events)
         scheduler.give_back(scheduler.withdraw(set(keys) - events))
 
-    async def open_http(rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
+    async def open_http(rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
         return await endpoints.open_http(rules, submit)
 
     def active() -> Settings:
@@ -226,7 +226,7 @@ async def _assemble(
     store = queue.store
     stack.push_async_callback(store.close)
     ids = MessageIdSource(clock, number_of(settings, identity.index, store), last=store.last_message_id())
-    sending = Sending(
+    sending = OutboundSide(
         tables,
         context,
         read_body=store.read_body,
@@ -282,7 +282,7 @@ async def _assemble(
         busy=CpuDemand().since_last,
         resumed=sending.logins.forgive,
     )
-    telling = TellsOthers(context, store=store, settler=settler, ids=ids)
+    telling = MailReporter(context, store=store, settler=settler, ids=ids)
     listeners = Listeners(
         settings,
         hostname=context.hostname,
@@ -315,7 +315,7 @@ async def _assemble(
         waited_for=orders.waited_for,
         binned=dropped.look,
     )
-    parts = Parts(
+    parts = WorkerParts(
         context=context,
         queue=queue,
         zones=zones,

@@ -19,11 +19,11 @@ from zonerelay.control.runner import Handler, Runner
 from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
-from zonerelay.inbound.listen.http_connection import ServesHttp
+from zonerelay.inbound.listen.http_connection import HttpService
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Status
-from zonerelay.process.tasks import Part, RetriedParts
+from zonerelay.process.tasks import Component, RetriedComponents
 from zonerelay.process.threads import FILES
 from zonerelay.worker.context import WorkerContext
 
@@ -49,7 +49,7 @@ class Endpoints:
     def __post_init__(self, context: WorkerContext) -> None:
         self._identity, self._events, self._clock = context.identity, context.events, context.clock
         self._admin: AdminServer | None = None
-        self.parts = RetriedParts(
+        self.parts = RetriedComponents(
             context.events.error, lambda part: context.events.lifecycle("restored", part=part)
         )
         self._operators: list[Operators] = []
@@ -67,7 +67,7 @@ class Endpoints:
 
         on_error = self._events.error
         final = ControlError if identity.supervised else AnotherRelayError
-        control: Part
+        control: Component
         if identity.supervised:
             path = control_socket_path(settings, identity.index)
             control = WorkerSocket(path, self.handler, on_error=on_error)
@@ -91,7 +91,7 @@ class Endpoints:
         )
         await self.parts.open("HTTP is not served", "admin-http", admin, AdminError)
 
-    async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
+    async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
         """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
         another worker holds.
         """

@@ -12,11 +12,11 @@ from functools import partial
 
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
-from zonerelay.control.explain import ChangePlans, Explainer, GuardPlans, RewritePlans, SourcePlans
+from zonerelay.control.explain import ChangePlans, Explainer, RewritePlans, SourcePlans, UserLimitsPlans
 from zonerelay.control.handler import Bodies, ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
-from zonerelay.control.status import StatusBoard, Surface
-from zonerelay.control.streams import Streams
+from zonerelay.control.status import StatusBoard, WorkerFacts
+from zonerelay.control.streams import LiveStreams
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
@@ -29,12 +29,12 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.outbound import Sending, TellsOthers
+from zonerelay.worker.outbound import MailReporter, OutboundSide
 from zonerelay.worker.queue import MailQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class WorkerParts:
     """All parts of one worker."""
 
     context: WorkerContext
@@ -43,9 +43,9 @@ class Parts:
     ids: MessageIdSource
     scheduler: Scheduler
     settler: Settler
-    sending: Sending
+    sending: OutboundSide
     listeners: Listeners
-    telling: TellsOthers
+    telling: MailReporter
     orders: Orders
     operations: Operations
     journal: Journal
@@ -53,7 +53,7 @@ class Parts:
     leaps: ClockLeaps
 
 
-def build_answers(parts: Parts) -> OrderAnswers:
+def build_answers(parts: WorkerParts) -> OrderAnswers:
     return OrderAnswers(
         parts.orders,
         parts.operations,
@@ -66,7 +66,11 @@ def build_answers(parts: Parts) -> OrderAnswers:
 
 
 def build_board(
-    settings: Settings, worker: int, parts: Parts, surface: Callable[[], Surface], orders: OrderAnswers
+    settings: Settings,
+    worker: int,
+    parts: WorkerParts,
+    surface: Callable[[], WorkerFacts],
+    orders: OrderAnswers,
 ) -> StatusBoard:
     sending, hostname = parts.sending, parts.context.hostname
     return StatusBoard(
@@ -89,7 +93,7 @@ def build_board(
 
 def build_handler(
     settings: Callable[[], Settings],
-    parts: Parts,
+    parts: WorkerParts,
     board: StatusBoard,
     orders: OrderAnswers,
     *,
@@ -105,7 +109,7 @@ def build_handler(
         redactor=context.redactor,
         bodies=_build_bodies(parts),
         acts=OperatorActs(parts.operations, parts.journal, parts.zones, context.clock),
-        streams=Streams(context.events, context.redactor, parts.sending.courier.join),
+        streams=LiveStreams(context.events, context.redactor, parts.sending.courier.join),
         phase_of=parts.sending.courier.phase_of,
         turn_of=board.destinations.waiting_for_rate,
         acknowledge=partial(_acknowledge, parts),
@@ -115,14 +119,14 @@ def build_handler(
     )
 
 
-async def _acknowledge(parts: Parts, loss: str) -> bool:
+async def _acknowledge(parts: WorkerParts, loss: str) -> bool:
     """Dismiss a loss of the spool, or confirm a leap of the clock."""
     if loss == NAME:
         return parts.leaps.confirm()
     return await parts.queue.acknowledge(loss)
 
 
-def _build_bodies(parts: Parts) -> Bodies:
+def _build_bodies(parts: WorkerParts) -> Bodies:
     def zone(name: str) -> ZoneSettings | None:
         found = parts.scheduler.zone(name)
         return found.settings if found.is_served else None
@@ -131,7 +135,7 @@ def _build_bodies(parts: Parts) -> Bodies:
 
 
 def _build_explainer(
-    settings: Callable[[], Settings], parts: Parts, board: StatusBoard, orders: OrderAnswers
+    settings: Callable[[], Settings], parts: WorkerParts, board: StatusBoard, orders: OrderAnswers
 ) -> Explainer:
     sending, listeners, clock = parts.sending, parts.listeners, parts.context.clock
     return Explainer(
@@ -147,5 +151,5 @@ def _build_explainer(
         rewrites=RewritePlans(lambda: listeners.rewriting, lambda: sending.srs, clock),
         credential=sending.logins.explain,
         changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, clock),
-        guard=GuardPlans(listeners.guard.rails_of, clock),
+        guard=UserLimitsPlans(listeners.guard.rails_of, clock),
     )

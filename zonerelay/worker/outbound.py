@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import Settings, srs_secrets
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
-from zonerelay.delivery.batch.capturing import Capturing
+from zonerelay.delivery.batch.capturing import CaptureCourier
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, Signing
+from zonerelay.delivery.rewrite.rendering import CheckClaim, DkimSigner, ReadBody, Renderer
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import Kind
+from zonerelay.model.queue_name import QueueKind
 from zonerelay.process.setup import hashing_redactor
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import Store
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from zonerelay.webhook.webhooks import Webhooks
 
 
-class TellsOthers:
+class MailReporter:
     """Creates webhook events for accepted and delivered mail. `webhooks` is None until a webhook is
     configured or the spool holds events of one. `reporter` is None while no webhook is configured.
     """
@@ -73,7 +73,7 @@ class TellsOthers:
         """Apply the webhook settings. Raise StoreError before anything has changed."""
         if self.webhooks is None:
             kinds = {queue.kind for queue in await self._store.queues()}
-            if not settings.webhook and Kind.WEBHOOK not in kinds:
+            if not settings.webhook and QueueKind.WEBHOOK not in kinds:
                 return
             self.webhooks = self._build(settings)
         await self.webhooks.configure(settings.webhook)
@@ -132,7 +132,7 @@ class TellsOthers:
             await self.webhooks.close()
 
 
-class Sending:
+class OutboundSide:
     """The delivery side of one worker. `resume(zone)` is called when the zone's mail may be tried again, and
     `granted(zone)` when limits shared with other workers allow more of it to start.
     """
@@ -174,7 +174,7 @@ class Sending:
             resume=resume,
         )
         events.metrics.smarthosts.attach(self.logins.login_states)
-        self._signing = Signing(threaded=len(os.sched_getaffinity(0)) > 1)
+        self._signing = DkimSigner(threaded=len(os.sched_getaffinity(0)) > 1)
         self.renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(
             settings.delivery,
@@ -192,7 +192,7 @@ class Sending:
             random=context.random,
             shared=None if self.limits is None else self.limits.zone,
         )
-        self._capturing = Capturing(
+        self._capturing = CaptureCourier(
             settings, read_body=read_body, check_claim=check_claim, clock=clock, on_error=events.error
         )
         self.configure(tables)

@@ -14,7 +14,7 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Lost, News, Store, Stored
 from zonerelay.store.open import acknowledge_loss, open_store
 from zonerelay.store.spool_paths import KEYS, count_of, is_shared, spools_beyond
-from zonerelay.store.surroundings import Siblings, Surroundings
+from zonerelay.store.surroundings import SiblingWorkers, StoreContext
 from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def open_queue(
     index, events = context.identity.index, context.events
     spool = await open_store(
         settings,
-        Surroundings(
+        StoreContext(
             clock=context.clock,
             on_health=events.store_health,
             on_damage=events.store_damaged,
@@ -82,9 +82,9 @@ async def open_queue(
     try:
         # The driver of the outbox is an optional dependency.
         from zonerelay.outbox.attach import Outbox  # noqa: PLC0415
-        from zonerelay.outbox.keeper import OutboxSurroundings  # noqa: PLC0415
+        from zonerelay.outbox.keeper import OutboxContext  # noqa: PLC0415
 
-        outbox_around = OutboxSurroundings(
+        outbox_around = OutboxContext(
             settings=settings.outbox,
             clock=context.clock,
             redact=context.redactor.always(),
@@ -112,7 +112,7 @@ def _run() -> str:
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}-{parent}-{began}"
 
 
-def siblings_of(settings: Settings, index: int) -> Siblings | None:
+def siblings_of(settings: Settings, index: int) -> SiblingWorkers | None:
     """Return the workers whose spools may hold the same idempotency keys as this one's. Raise OSError."""
     if is_shared(settings.spool):
         return None
@@ -120,7 +120,7 @@ def siblings_of(settings: Settings, index: int) -> Siblings | None:
     count = count_of(settings)
     spools = {index, *range(count), *spools_beyond(settings.spool, count)}
     if len(spools) > 1:
-        return Siblings(directory, index, frozenset(spools), _run())
+        return SiblingWorkers(directory, index, frozenset(spools), _run())
     # The file that the workers shared is no longer updated.
     shutil.rmtree(directory, ignore_errors=True)
     return None

@@ -26,7 +26,7 @@ from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import Submit
+from zonerelay.store.contract import OwnMessage
 from zonerelay.worker.context import WorkerContext
 
 NOTE = "report.sent"
@@ -99,7 +99,7 @@ class DailyReport:
         await stored.wait()
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
 
-    def _message(self, settings: Settings, text: str, until: float) -> Submit:
+    def _message(self, settings: Settings, text: str, until: float) -> OwnMessage:
         from zonerelay.message.compose.mime import text_part  # noqa: PLC0415 - needed once a day
 
         sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")

@@ -18,11 +18,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
-from zonerelay.control.status import Surface
+from zonerelay.control.status import WorkerFacts
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import Kind
+from zonerelay.model.queue_name import QueueKind
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
@@ -30,7 +30,7 @@ from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import Parts
+from zonerelay.worker.operators import WorkerParts
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import Tables, build_tables
 
@@ -47,7 +47,7 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
         try:
             queues = await store.queues()
             left = "" if queues else await store.left_over() or _trouble(store)
-            if queues and all(each.kind is Kind.BIN for each in queues):
+            if queues and all(each.kind is QueueKind.BIN for each in queues):
                 left = IN_BIN
             empty = 0 if queues or left else empty + 1
         except StoreError:
@@ -73,7 +73,7 @@ class Worker:
         self,
         *,
         tables: Tables,
-        parts: Parts,
+        parts: WorkerParts,
         endpoints: Endpoints,
         history: History | None,
         report: DailyReport | None,
@@ -207,7 +207,7 @@ class Worker:
         """Count a failed login at another worker."""
         self.parts.listeners.failed_elsewhere(text)
 
-    def surface(self) -> Surface:
+    def surface(self) -> WorkerFacts:
         """Return the worker's own part of the status."""
         parts = self.parts
         asked = (
@@ -223,7 +223,7 @@ class Worker:
             parts.journal,
             parts.orders,
         )
-        return Surface(
+        return WorkerFacts(
             per_minute=self.metrics.per_minute.counts(),
             listeners=self.addresses(),
             inbound_connections=parts.listeners.connections,

@@ -27,9 +27,9 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Store, Submit
+from zonerelay.store.contract import OwnMessage, Store
 from zonerelay.store.open import open_store
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 DEAD = "dead.example"
 TOGETHER = 500
@@ -106,7 +106,7 @@ async def fill(path: Path, crowd: Crowd, say: Callable[[int], None]) -> None:
         # Every body another one, or compression would make nothing of them.
         text = base64.b64encode(randomness.randbytes(1 << 20))
         now = clock.now()
-        batch: list[Submit] = []
+        batch: list[OwnMessage] = []
         written = 0
         for recipient, is_deferred in crowd.recipients(randomness):
             due = now + randomness.uniform(0, DAY) if is_deferred else 0.0
@@ -122,7 +122,7 @@ async def fill(path: Path, crowd: Crowd, say: Callable[[int], None]) -> None:
         await asyncio.sleep(0.1)
 
 
-def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float, body: bytes) -> Submit:
+def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float, body: bytes) -> OwnMessage:
     envelope = Envelope(
         id=ids.next(),
         sender=Mailbox("list@example.org"),
@@ -137,13 +137,13 @@ def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float
         created=created,
         next_attempt=due,
     )
-    return Submit(Message(envelope=envelope, size=len(body), chunks=1), body, (delivery,))
+    return OwnMessage(Message(envelope=envelope, size=len(body), chunks=1), body, (delivery,))
 
 
 @contextlib.asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Store]:
     spool = SpoolSettings(backend=Backend.LEVELDB, path=path, min_free_space=0)
-    store = await open_store(Settings(spool=spool), Surroundings(clock=SystemClock()))
+    store = await open_store(Settings(spool=spool), StoreContext(clock=SystemClock()))
     try:
         yield store
     finally:

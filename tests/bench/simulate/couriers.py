@@ -15,8 +15,8 @@ from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
-from zonerelay.delivery.connection.pool import Pool
-from zonerelay.delivery.connection.session import AllowanceOf, Session, Slot
+from zonerelay.delivery.connection.pool import ConnectionPool
+from zonerelay.delivery.connection.session import AllowanceOf, OutgoingSession, Slot
 from zonerelay.delivery.peer import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -90,7 +90,7 @@ class SimCourier:
         self._clock = clock
         self._figures = figures
         self._totals = totals
-        self._pool = Pool(quit_timeout=1.0, shared=shared)
+        self._pool = ConnectionPool(quit_timeout=1.0, shared=shared)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         self._figures.begun(batch.deliveries)
@@ -127,7 +127,7 @@ class SimCourier:
             session = got
         return await self._transact(batch, session, site)
 
-    async def _connected(self, terms: Terms, site: Site) -> Session | Outcome:
+    async def _connected(self, terms: Terms, site: Site) -> OutgoingSession | Outcome:
         asked = self._clock.monotonic()
         got = await self._pool.acquire(terms)
         self._figures.pool.add(self._clock.monotonic() - asked)
@@ -147,16 +147,16 @@ class SimCourier:
         self._figures.opened(site, self._totals[site.kind.name].max_connections, terms.zone.max_connections)
         # The pool asks a protocol for no more than this.
         protocol = cast(ClientProtocol, _Connection(site, got, site.kind.connecting / 2, self._figures))
-        return Session(protocol, Peer(site.name), Capabilities(), terms, got)
+        return OutgoingSession(protocol, Peer(site.name), Capabilities(), terms, got)
 
-    async def _transact(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
+    async def _transact(self, batch: Batch, session: OutgoingSession, site: Site) -> Sequence[Outcome]:
         try:
             return await self._talk(batch, session, site)
         except asyncio.CancelledError:
             session.protocol.abort()
             raise
 
-    async def _talk(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
+    async def _talk(self, batch: Batch, session: OutgoingSession, site: Site) -> Sequence[Outcome]:
         if batch.take_turn is not None and not await batch.take_turn():
             self._pool.give_back(session)
             return [NO_TURN] * len(batch.deliveries)

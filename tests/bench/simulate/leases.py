@@ -14,7 +14,7 @@ from typing import Protocol
 from tests.bench.simulate.figures import Figures
 from tests.support.limits import MemoryAuthority
 from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.values import Answer, Request
+from zonerelay.limits.values import LimitAnswer, LimitRequest
 
 ONE_WAY = (0.0003, 0.003)
 """Seconds, from–to: between a socket of the machine and a server beside it that syncs each write."""
@@ -40,7 +40,7 @@ class DistantAuthority:
 
         await self._near.start(tell, back, gone)
 
-    async def exchange(self, zone: str, request: Request) -> Answer:
+    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         await asyncio.sleep(self._way())
         answer = await self._near.exchange(zone, request)
         await asyncio.sleep(self._way())

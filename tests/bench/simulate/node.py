@@ -24,14 +24,14 @@ from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.route import DestinationLimits
-from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 ZONE = "default"
 TEXT = b"From: a@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"
-_ALWAYS = Choice(ZONE, "")
+_ALWAYS = ZoneChoice(ZONE, "")
 
 
 class Node:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.dns_oracle import read_alike
-from zonerelay.routing.dns.packets import AAAA, CNAME, MX, TLSA, TXT, A, Kind
+from zonerelay.routing.dns.packets import AAAA, CNAME, MX, TLSA, TXT, A, RecordType
 
 NAME = "mail.example.com"
 # Any: their records are of several types.
-KINDS: dict[int, Kind[Any]] = {kind.code: kind for kind in (A, AAAA, CNAME, MX, TLSA, TXT)}
+KINDS: dict[int, RecordType[Any]] = {kind.code: kind for kind in (A, AAAA, CNAME, MX, TLSA, TXT)}
 CODE_AT = 12 + len(NAME) + 2
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import Convert
+from zonerelay.config.settings import BodyConversion
 from zonerelay.delivery.batch.batch_state import PATIENCE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
@@ -59,17 +59,17 @@ async def test_a_host_that_takes_less_gets_the_same_in_seven_bits(
 @pytest.mark.parametrize(
     ("octets", "convert", "verdict"),
     [
-        (TEXT, Convert.UNSIGNED, D),
-        (TEXT, Convert.NEVER, B),
-        (SIGNED, Convert.UNSIGNED, B),
-        (SIGNED, Convert.ALWAYS, D),
+        (TEXT, BodyConversion.UNSIGNED, D),
+        (TEXT, BodyConversion.NEVER, B),
+        (SIGNED, BodyConversion.UNSIGNED, B),
+        (SIGNED, BodyConversion.ALWAYS, D),
     ],
 )
 async def test_the_zone_decides_about_signed_mail(
     start_sink: StartSink,
     start_courier: StartCourier,
     octets: bytes,
-    convert: Convert,
+    convert: BodyConversion,
     verdict: Verdict,
 ) -> None:
     sink = await start_sink(NEITHER)
@@ -181,7 +181,7 @@ async def test_long_lines_of_others_stay(
     message = declared(octets, sender="j@example.org")
     origin = structs.replace(message.envelope.origin, stranger=change == "stranger")
     message = replace(message, envelope=replace(message.envelope, origin=origin))
-    zone = replace(ZONE, convert=Convert.NEVER) if change == "never" else ZONE
+    zone = replace(ZONE, convert=BodyConversion.NEVER) if change == "never" else ZONE
     [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port), zone))
     assert outcome.verdict is D
     assert sink.messages[0].body == octets

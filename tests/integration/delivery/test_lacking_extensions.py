@@ -11,9 +11,9 @@ from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, Bodies, Names, make_message, route_to
 from tests.support.mail import make_batch as batch_in
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import Convert, DeliverySettings
+from zonerelay.config.settings import BodyConversion, DeliverySettings
 from zonerelay.delivery.batch.courier import MAX_LACKING
-from zonerelay.model.envelope import Body, Message
+from zonerelay.model.envelope import BodyType, Message
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.route import Batch, Route
 
@@ -27,7 +27,7 @@ HELO_ONLY = Manners(esmtp=False)
 
 def make_batch(message: Message, route: Route) -> Batch:
     """A batch of a zone that converts nothing; test_conversion.py has the others."""
-    return batch_in(message, route, replace(ZONE, convert=Convert.NEVER))
+    return batch_in(message, route, replace(ZONE, convert=BodyConversion.NEVER))
 
 
 async def test_eight_bit_content_is_declared_and_arrives_as_it_is(
@@ -63,7 +63,7 @@ async def test_what_is_only_declared_is_taken_everywhere(
 ) -> None:
     sink = await start_sink(HELO_ONLY)
     ascii_text = b"Subject: x\r\n\r\nx\r\n"
-    message = make_message(ascii_text, declared=Body.EIGHT_BIT, smtputf8=True)
+    message = make_message(ascii_text, declared=BodyType.EIGHT_BIT, smtputf8=True)
     [outcome] = await start_courier(Bodies(ascii_text)).deliver(make_batch(message, route_to(sink.port)))
     assert outcome.verdict is D
     assert sink.messages[0].parameters == ""

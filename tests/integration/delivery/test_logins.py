@@ -15,7 +15,7 @@ from tests.integration.delivery.conftest import SMARTHOST_NAME as NAME
 from tests.integration.delivery.conftest import StartSmarthost
 from tests.support.mail import ZONE, Names, route_to
 from tests.support.smarthost import LoginBed, Smarthost
-from zonerelay.config.settings import CredentialSettings, Mechanism, TlsMode, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, SaslMechanismName, TlsMode, ZoneSettings
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict
@@ -129,7 +129,7 @@ async def test_odd_prompts_do_not_keep_anybody_from_logging_in(
 async def test_a_mechanism_may_be_prescribed(
     start_smarthost: StartSmarthost, make_bed: MakeBed, tmp_path: Path
 ) -> None:
-    main = credential(tmp_path, "main", mechanism=Mechanism.LOGIN)
+    main = credential(tmp_path, "main", mechanism=SaslMechanismName.LOGIN)
     host = await start_smarthost(Smarthost(users={"main": f"{PASSWORD} main"}))
     assert (await make_bed(main).send(to(host))).verdict is D
     assert host.logins == [("LOGIN", "main", 235)]

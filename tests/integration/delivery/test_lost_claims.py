@@ -19,14 +19,14 @@ from tests.support.webhooks import Receiver
 from zonerelay.capture.store import open_capture
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import Settings, SpoolSettings, WebhookSettings
-from zonerelay.delivery.batch.capturing import Capturing
+from zonerelay.delivery.batch.capturing import CaptureCourier
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.queue_name import webhook_queue
-from zonerelay.store.contract import ClaimLostError, Submit
-from zonerelay.webhook.courier import About, WebhookCourier
+from zonerelay.store.contract import ClaimLostError, OwnMessage
+from zonerelay.webhook.courier import EventPosition, WebhookCourier
 
 LARGE = TEXT + b"a line of a larger text\r\n" * 20_000
 
@@ -91,7 +91,7 @@ async def test_captured_mail_asks_too(tmp_path: Path) -> None:
     settings = Settings(spool=SpoolSettings(path=tmp_path / "spool", min_free_space=0))
     bodies = Bodies(lost=True)
     clock = SystemClock()
-    capturing = Capturing(
+    capturing = CaptureCourier(
         settings,
         read_body=bodies.read,
         check_claim=bodies.check_claim,
@@ -130,10 +130,10 @@ async def test_webhooks_ask_too() -> None:
     clock, store, written = SystemClock(), Shared(), asyncio.Event()
     body = b'msg_1\t{"type": "message.delivered"}\r\n'
     message = make_message(body)
-    recipient = About("source", 1, 1).recipient("hook")
+    recipient = EventPosition("source", 1, 1).recipient("hook")
     queue = webhook_queue("hook")
     event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
-    await store.settle([Submit(message, body, (event,))])
+    await store.settle([OwnMessage(message, body, (event,))])
     with Receiver() as receiver:
         courier = WebhookCourier(
             WebhookSettings(name="hook", url=receiver.url(), private=True),

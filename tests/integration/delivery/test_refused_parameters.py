@@ -13,7 +13,7 @@ from tests.support.sink_conversation import Manners
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.batch.extensions import REMEMBER_FOR
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Body, Message, Notify, Ret
+from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.routing.destinations.route import Batch
 
@@ -40,7 +40,7 @@ class Refuses:
 
 def batch_of(port: int, *locals_: str, message: Message | None = None) -> Batch:
     names = [f"{local}@example.com" for local in locals_ or ("ann",)]
-    message = message or make_message(recipients=names, declared=Body.EIGHT_BIT, smtputf8=True)
+    message = message or make_message(recipients=names, declared=BodyType.EIGHT_BIT, smtputf8=True)
     envelope = replace(message.envelope, ret=Ret.HDRS, envid="order-1")
     batch = make_batch(replace(message, envelope=envelope), route_to(port))
     deliveries = [structs.replace(each, notify=Notify.FAILURE) for each in batch.deliveries]

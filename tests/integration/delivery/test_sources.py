@@ -28,7 +28,7 @@ from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Nature
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery import source as source_ways
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
@@ -200,7 +200,7 @@ async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(
 
 async def test_a_sender_keeps_his_source(start_sink: StartSink, office: StartOffice) -> None:
     sink = await start_sink()
-    here = office(TWO, THREE, source_by=SourceBy.SENDER)
+    here = office(TWO, THREE, source_by=SourceUnit.SENDER)
     for number in range(10):
         for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
             batch = make_batch(message(number, sender=sender), route_to(sink.port), here.zone)

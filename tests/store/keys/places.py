@@ -23,8 +23,8 @@ from zonerelay.store.keys.redis import RedisEngine
 from zonerelay.store.objects.directory import DirectoryPlace
 from zonerelay.store.objects.objects import ObjectEngine
 from zonerelay.store.objects.s3 import BucketPlace
-from zonerelay.store.postgres.driver import Access
-from zonerelay.store.redis.connection import Server
+from zonerelay.store.postgres.driver import DatabaseAccess
+from zonerelay.store.redis.connection import RedisEndpoint
 
 LEASE = 2.0
 TABLES = ("mark", "partition", "entry")
@@ -103,9 +103,9 @@ class PostgresPlace(Place):
             words = (self.server.url, f"keys_{uuid.uuid4().hex[:16]}")
         super().__init__(directory, *words)
 
-    def access(self) -> Access:
+    def access(self) -> DatabaseAccess:
         url, schema = self.words
-        return Access(url, str, schema, "test", LEASE)
+        return DatabaseAccess(url, str, schema, "test", LEASE)
 
     def engine(self) -> Engine:
         return PostgresEngine(self.access())
@@ -148,7 +148,7 @@ class RedisPlace(Place):
 
     def engine(self) -> Engine:
         url, prefix = self.words
-        return RedisEngine(Server(RedisSettings(url=url, prefix=prefix, lease=LEASE)))
+        return RedisEngine(RedisEndpoint(RedisSettings(url=url, prefix=prefix, lease=LEASE)))
 
     def _names(self) -> list[str]:
         prefix = self.words[1]

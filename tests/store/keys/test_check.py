@@ -16,9 +16,9 @@ from tests.store.keys.test_queue import around, partition_of
 from tests.store.test_spool_check import FOUR, ONE, mixed
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import Contents, Fault, Findings, Repaired, Salvaged
+from zonerelay.store.check import DamageKind, Findings, RepairResult, SalvagedMessage, SpoolContents
 from zonerelay.store.common import records
-from zonerelay.store.contract import CHUNK_SIZE, Finish, Kept, MessageNotFoundError, Store, StoreError
+from zonerelay.store.contract import CHUNK_SIZE, Finish, MessageNotFoundError, Store, StoredKey, StoreError
 from zonerelay.store.keys.offline import check_engine, repair_engine
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, Write, pages
@@ -52,17 +52,19 @@ class Queue:
         await change(partition)
         await partition.close()
 
-    async def checked(self) -> tuple[Contents, Findings]:
+    async def checked(self) -> tuple[SpoolContents, Findings]:
         findings = Findings()
         return await check_engine(self._other, findings, lambda done, total: None), findings
 
-    async def counts(self) -> dict[Fault, int]:
+    async def counts(self) -> dict[DamageKind, int]:
         return dict((await self.checked())[1].counts)
 
-    async def repaired(self, *, carry_out: bool = True) -> tuple[Repaired, dict[str, tuple[Salvaged, bytes]]]:
-        found: dict[str, tuple[Salvaged, bytes]] = {}
+    async def repaired(
+        self, *, carry_out: bool = True
+    ) -> tuple[RepairResult, dict[str, tuple[SalvagedMessage, bytes]]]:
+        found: dict[str, tuple[SalvagedMessage, bytes]] = {}
 
-        def salvage(each: Salvaged) -> None:
+        def salvage(each: SalvagedMessage) -> None:
             found[each.message_id] = each, b"".join(each.body())
 
         done = await repair_engine(
@@ -121,43 +123,43 @@ def put_new(key: bytes, value: bytes = b"") -> Change:
 
 
 # What is changed, what the check finds, and how many deliveries are left of ten.
-CASES: dict[str, tuple[Change, dict[Fault, int], int]] = {
-    "a chunk is gone": (remove(b"message %b 000002" % ONE), {Fault.CHUNK_MISSING: 1}, 8),
-    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {Fault.WRONG_SIZE: 1}, 8),
-    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {Fault.WRONG_SIZE: 1}, 8),
-    "no metadata": (remove(b"message %b *" % ONE), {Fault.BAD_RECORD: 1}, 8),
-    "it does not exist": (remove(b"message %b #" % ONE), {Fault.BAD_RECORD: 1}, 10),
+CASES: dict[str, tuple[Change, dict[DamageKind, int], int]] = {
+    "a chunk is gone": (remove(b"message %b 000002" % ONE), {DamageKind.CHUNK_MISSING: 1}, 8),
+    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {DamageKind.WRONG_SIZE: 1}, 8),
+    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {DamageKind.WRONG_SIZE: 1}, 8),
+    "no metadata": (remove(b"message %b *" % ONE), {DamageKind.BAD_RECORD: 1}, 8),
+    "it does not exist": (remove(b"message %b #" % ONE), {DamageKind.BAD_RECORD: 1}, 10),
     "chunks alone": (
         remove(b"message %b *" % ONE, b"message %b #" % ONE),
-        {Fault.CHUNKS_ALONE: 1, Fault.DELIVERY_ALONE: 1},
+        {DamageKind.CHUNKS_ALONE: 1, DamageKind.DELIVERY_ALONE: 1},
         8,
     ),
-    "no delivery": (remove(b"delivery-zone default %016x" % 2), {Fault.MESSAGE_ALONE: 1}, 9),
+    "no delivery": (remove(b"delivery-zone default %016x" % 2), {DamageKind.MESSAGE_ALONE: 1}, 9),
     "one delivery fewer": (
         remove(b"delivery-zone other%%20zone %b e9" % FOUR),
-        {Fault.WRONG_COUNT: 1, Fault.INDEX_STRAY: 1},
+        {DamageKind.WRONG_COUNT: 1, DamageKind.INDEX_STRAY: 1},
         9,
     ),
-    "a count is gone": (remove(b"meta open %b" % FOUR), {Fault.WRONG_COUNT: 1}, 10),
-    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {Fault.WRONG_COUNT: 1}, 10),
-    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {Fault.BAD_RECORD: 1}, 10),
-    "a count of no message": (put_new(b"meta open 00000000000000ff", b"3"), {Fault.WRONG_COUNT: 1}, 10),
-    "an index is gone": (remove(b"deferred-zone other%20zone "), {Fault.INDEX_MISSING: 1}, 10),
+    "a count is gone": (remove(b"meta open %b" % FOUR), {DamageKind.WRONG_COUNT: 1}, 10),
+    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {DamageKind.WRONG_COUNT: 1}, 10),
+    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {DamageKind.BAD_RECORD: 1}, 10),
+    "a count of no message": (put_new(b"meta open 00000000000000ff", b"3"), {DamageKind.WRONG_COUNT: 1}, 10),
+    "an index is gone": (remove(b"deferred-zone other%20zone "), {DamageKind.INDEX_MISSING: 1}, 10),
     "an index is stray": (
         put(b"deferred-zone other%20zone ", b"", behind=b"x"),
-        {Fault.INDEX_STRAY: 1},
+        {DamageKind.INDEX_STRAY: 1},
         10,
     ),
-    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {Fault.BAD_RECORD: 1}, 9),
-    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {Fault.BAD_RECORD: 1}, 8),
+    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {DamageKind.BAD_RECORD: 1}, 9),
+    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {DamageKind.BAD_RECORD: 1}, 8),
     "an unknown key": (put_new(b"meta formats"), {}, 10),
-    "a stranger's key": (put_new(b"zz"), {Fault.BAD_RECORD: 1}, 10),
+    "a stranger's key": (put_new(b"zz"), {DamageKind.BAD_RECORD: 1}, 10),
     "a key is never forgotten": (
         remove(records.ONCE_UNTIL_PREFIX),
-        {Fault.INDEX_MISSING: 1},
+        {DamageKind.INDEX_MISSING: 1},
         10,
     ),
-    "a key is forgotten that is not there": (remove(records.ONCE_PREFIX), {Fault.INDEX_STRAY: 1}, 10),
+    "a key is forgotten that is not there": (remove(records.ONCE_PREFIX), {DamageKind.INDEX_STRAY: 1}, 10),
 }
 
 
@@ -166,8 +168,8 @@ async def test_a_sound_queue_is_clean_and_stays_as_it_was(filled: Queue) -> None
     assert not findings.counts
     assert (contents.messages, contents.deliveries) == (4, 10)
     assert contents.octets > 2 * CHUNK_SIZE
-    assert await filled.repaired(carry_out=False) == (Repaired(before=10, after=10), {})
-    assert await filled.repaired() == (Repaired(before=10, after=10), {})
+    assert await filled.repaired(carry_out=False) == (RepairResult(before=10, after=10), {})
+    assert await filled.repaired() == (RepairResult(before=10, after=10), {})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -175,7 +177,7 @@ async def test_each_fault_is_found_and_mended(filled: Queue, name: str) -> None:
     change, expected, left = CASES[name]
     store = await filled.store()
     await store_message(store, 5, "f@one.example")
-    await store.keep_keys([("a" * 64, Kept(message_id(5), "digest", NOW + 60))])
+    await store.keep_keys([("a" * 64, StoredKey(message_id(5), "digest", NOW + 60))])
     await store.close()
     await filled.change(change)
     assert await filled.counts() == expected
@@ -227,7 +229,7 @@ async def test_mail_that_comes_and_goes_is_no_fault(queue: Queue) -> None:
 
     for begins in range(0, 5 * 30, 30):  # a writer that never pauses may be faster than the check
         feeding = asyncio.create_task(feed(range(begins, begins + 30)))
-        assert set(await queue.counts()) <= {Fault.CHUNKS_ALONE}
+        assert set(await queue.counts()) <= {DamageKind.CHUNKS_ALONE}
         await feeding
     await store.close()
 
@@ -237,7 +239,7 @@ async def test_a_view_reads_the_mail_of_all_nodes(queue: Queue) -> None:
         opened = partial(open_partition, queue.engine, node, token="here", clock=SystemClock(), wait=10.0)
         store = await open_queue(lambda hooks, opened=opened: opened(hooks=hooks), around())  # type: ignore[misc]
         await store_message(store, 10 + node, f"r{node}@one.example", body=b"x" * (CHUNK_SIZE * 20 + node))
-        await store.keep_keys([(str(node) * 64, Kept(message_id(10 + node), "digest", NOW + 60))])
+        await store.keep_keys([(str(node) * 64, StoredKey(message_id(10 + node), "digest", NOW + 60))])
         await store.close()
     async with view_engine(queue.engine) as view:
         assert await view.queues() == {queue_of("default")}

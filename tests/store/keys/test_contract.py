@@ -17,7 +17,6 @@ from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import (
     MAX_KEY,
     PAGE_OCTETS,
-    Batch,
     FencedError,
     KeyPage,
     KeyRange,
@@ -27,8 +26,9 @@ from zonerelay.store.keys.port import (
     Position,
     Row,
     SharedEngine,
-    StrangeStoreError,
     Write,
+    WriteBatch,
+    WrongStoreError,
     pages,
 )
 
@@ -298,7 +298,7 @@ async def test_a_writer_of_an_earlier_epoch_is_refused(opened: Opened) -> None:
 async def test_a_batch_that_lands_after_a_take_over_is_refused(place: Place, opened: Opened) -> None:
     keeper = opened.engine().keeper(0)
     state = await keeper.enter("one", mark="mark")
-    late = Batch(Position(state.epoch, 1), put(a="late"))
+    late = WriteBatch(Position(state.epoch, 1), put(a="late"))
     try:
         successor = keeper
         if place.is_shared:
@@ -307,7 +307,7 @@ async def test_a_batch_that_lands_after_a_take_over_is_refused(place: Place, ope
         assert entered.last == Position()
         with pytest.raises(FencedError):
             await keeper.apply(late)
-        await successor.apply(Batch(Position(entered.epoch, 1), put(b="mine")))
+        await successor.apply(WriteBatch(Position(entered.epoch, 1), put(b="mine")))
         with pytest.raises(FencedError):
             await keeper.apply(late)
         assert await all_rows(successor) == [(b"b", b"mine")]
@@ -347,7 +347,7 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
     partition = await opened(engine=engine, hooks=hooks, patience=0.1)
     await partition.write(put(a="1"))
 
-    def lose(batch: Batch) -> str:
+    def lose(batch: WriteBatch) -> str:
         engine.is_away = True
         return "after"
 
@@ -374,7 +374,7 @@ async def test_another_writer_in_the_meantime_makes_memory_void(opened: Opened) 
     partition = await opened(engine=engine, patience=0.05)
     await partition.write(put(a="1"))
 
-    def lose(batch: Batch) -> str:
+    def lose(batch: WriteBatch) -> str:
         engine.is_away = True
         return "before"
 
@@ -420,7 +420,7 @@ async def test_an_empty_store_is_refused(place: Place, opened: Opened) -> None:
     await first.write(put(a="1"))
     await first.close()
     place.restore(None)
-    with pytest.raises(StrangeStoreError, match="it has no mark, like an empty store"):
+    with pytest.raises(WrongStoreError, match="it has no mark, like an empty store"):
         await opened(seen_file=opened.seen_file())
     seen_file = opened.seen_file()
     seen_file.forget()
@@ -436,7 +436,7 @@ async def test_another_store_is_refused(place: Place, opened: Opened) -> None:
     other = await opened(token="someone")
     await other.write(put(a="1"))
     await other.close()
-    with pytest.raises(StrangeStoreError, match="its mark is"):
+    with pytest.raises(WrongStoreError, match="its mark is"):
         await opened(seen_file=opened.seen_file())
 
 

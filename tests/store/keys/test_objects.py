@@ -18,7 +18,7 @@ from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import Batch, FencedError, KeyRange, Position, Write, pages
+from zonerelay.store.keys.port import FencedError, KeyRange, Position, Write, WriteBatch, pages
 from zonerelay.store.objects import objects
 from zonerelay.store.objects.directory import DirectoryPlace
 from zonerelay.store.objects.objects import Object, ObjectEngine, ObjectKeys
@@ -336,7 +336,7 @@ async def test_a_write_without_an_answer_is_not_taken_for_another_writer(queue: 
     keys, seen = keys_of(partition), partition.seen
     queue.place.hold = lambda name: "/log/" in name
     with pytest.raises(StoreError, match="no answer"):
-        await keys.apply(Batch(Position(seen.epoch, seen.last.number + 1), Write({b"a": b"1"}), 1))
+        await keys.apply(WriteBatch(Position(seen.epoch, seen.last.number + 1), Write({b"a": b"1"}), 1))
     queue.place.hold = lambda name: False
     assert await queue.place.land() == [True]
     await keys.renew()

@@ -20,20 +20,27 @@ from tests.support.postgres import PostgresServer, shared_postgres
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import FencedError, KeyRange, NodeTakenError, OlderStateError, State, Write
+from zonerelay.store.keys.port import (
+    FencedError,
+    KeyRange,
+    NodeTakenError,
+    OlderStateError,
+    PartitionState,
+    Write,
+)
 from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
-from zonerelay.store.postgres.driver import Access
+from zonerelay.store.postgres.driver import DatabaseAccess
 
 
-def access_to(url: str, *, lease: float = 60.0) -> Access:
-    return Access(url, str, f"keys_{uuid.uuid4().hex[:12]}", "test", lease)
+def access_to(url: str, *, lease: float = 60.0) -> DatabaseAccess:
+    return DatabaseAccess(url, str, f"keys_{uuid.uuid4().hex[:12]}", "test", lease)
 
 
 @dataclass
 class Opening:
     stack: AsyncExitStack
 
-    async def __call__(self, access: Access, node: int = 0, token: str = "here") -> Partition:
+    async def __call__(self, access: DatabaseAccess, node: int = 0, token: str = "here") -> Partition:
         engine = PostgresEngine(access)
         partition = await open_partition(engine, node, token=token, clock=SystemClock())
         self.stack.push_async_callback(partition.close)
@@ -177,7 +184,7 @@ async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_st
     assert isinstance(keeper, PostgresKeys)
     look = keeper._look
 
-    async def slow(*asked: Any) -> State | None:
+    async def slow(*asked: Any) -> PartitionState | None:
         state = await look(*asked)
         monkeypatch.setattr(keeper, "_look", look)
         await partition.write(Write({b"a": b"1"}))

@@ -23,10 +23,10 @@ from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
-from zonerelay.store.postgres.driver import Access
+from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.store.postgres.limits import PostgresRecordStore
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 Opening = Callable[..., Awaitable[Partition]]
 
@@ -42,7 +42,11 @@ async def opened() -> AsyncIterator[Opening]:
     async with AsyncExitStack() as stack:
 
         async def open_one(
-            access: Access, node: int = 0, *, failures: list[StoreError] | None = None, patience: float = 0.1
+            access: DatabaseAccess,
+            node: int = 0,
+            *,
+            failures: list[StoreError] | None = None,
+            patience: float = 0.1,
         ) -> Partition:
             hooks = Hooks(on_failure=(failures if failures is not None else []).append)
             engine = PostgresEngine(access)
@@ -63,7 +67,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def access(server: PostgresServer) -> Access:
+def access(server: PostgresServer) -> DatabaseAccess:
     return replace(access_to(server.url), read_password=lambda: PASSWORD)
 
 
@@ -88,7 +92,7 @@ async def written(partition: Partition, key: bytes) -> None:
 
 
 async def test_a_server_that_stops_syncing_is_noticed_at_the_next_beat(
-    server: PostgresServer, access: Access, opened: Opening
+    server: PostgresServer, access: DatabaseAccess, opened: Opening
 ) -> None:
     trouble: list[StoreError] = []
     partition = await opened(replace(access, lease=1.0), failures=trouble)
@@ -116,7 +120,7 @@ async def test_a_standby_is_refused(opened: Opening) -> None:
 
 
 async def test_a_batch_that_stopped_waiting_for_its_standby_is_not_acknowledged(
-    server: PostgresServer, access: Access, opened: Opening
+    server: PostgresServer, access: DatabaseAccess, opened: Opening
 ) -> None:
     partition = await opened(access)
     waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -146,7 +150,7 @@ async def test_a_server_that_is_not_there_or_has_gone_is_told(opened: Opening) -
 
 
 async def test_a_server_that_ends_idle_connections_disturbs_nobody(
-    server: PostgresServer, access: Access, opened: Opening, caplog: pytest.LogCaptureFixture
+    server: PostgresServer, access: DatabaseAccess, opened: Opening, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.set("idle_session_timeout", "300ms")
     try:
@@ -171,7 +175,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
 
 
 async def test_the_password_is_read_at_each_connection_and_never_told(
-    server: PostgresServer, access: Access, opened: Opening
+    server: PostgresServer, access: DatabaseAccess, opened: Opening
 ) -> None:
     role = f"rotated_{uuid.uuid4().hex[:8]}"
     server.psql(f"CREATE ROLE {role} LOGIN PASSWORD 'old-secret'; CREATE SCHEMA {role} AUTHORIZATION {role}")
@@ -285,7 +289,7 @@ async def test_the_queue_is_read_by_sql(tmp_path: Path) -> None:
     async def partition(hooks: Hooks) -> Partition:
         return await open_partition(PostgresEngine(access), 3, token="here", clock=SystemClock(), hooks=hooks)
 
-    around = Surroundings(
+    around = StoreContext(
         clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
     )
     store = await open_queue(partition, around)

@@ -32,16 +32,16 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
     Finish,
+    OwnMessage,
     QueueCounts,
     Store,
     StoreError,
-    Submit,
 )
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 ENGINES = [
     "memory",
@@ -55,8 +55,8 @@ async def partition_of(engine: Engine, hooks: Hooks, patience: float = 5.0) -> P
     )
 
 
-def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> Surroundings:
-    return Surroundings(
+def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> StoreContext:
+    return StoreContext(
         clock=ManualClock(),
         on_health=lambda reason: None,
         observe_commit=lambda seconds: None,
@@ -119,7 +119,7 @@ async def test_mail_that_was_refused_in_an_outage_is_taken_back(unreliable: Fail
     (first,) = await store_message(store, 1, next_attempt=NOW - 5)
     assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
     report, bounced = own_message(message_id(9), b"y", "from@example.org")
-    bounce: list[Change] = [Submit(report, b"y", (bounced,), (first.key,)), Finish(first)]
+    bounce: list[Change] = [OwnMessage(report, b"y", (bounced,), (first.key,)), Finish(first)]
 
     def lose(batch: object) -> str:
         engine.is_away = True

@@ -16,9 +16,9 @@ from zonerelay.config.settings import RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import KeyRange, OlderStateError, State, Write, pages
+from zonerelay.store.keys.port import KeyRange, OlderStateError, PartitionState, Write, pages
 from zonerelay.store.keys.redis import RedisEngine, RedisKeys
-from zonerelay.store.redis.connection import Server
+from zonerelay.store.redis.connection import RedisEndpoint
 
 PREFIX = "{zonerelay}:"
 
@@ -31,7 +31,7 @@ def server() -> Iterator[RedisServer]:
 
 async def opened(url: str, *, patience: float = 5.0, timeout: float = 2.0) -> Partition:
     settings = RedisSettings(url=url, prefix=PREFIX, lease=30.0, timeout=timeout)
-    engine = RedisEngine(Server(settings))
+    engine = RedisEngine(RedisEndpoint(settings))
     return await open_partition(engine, 0, token="here", clock=SystemClock(), patience=patience)
 
 
@@ -156,7 +156,7 @@ async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_st
     assert isinstance(keeper, RedisKeys)
     look = keeper._look
 
-    async def slow(*asked: Any) -> State | None:
+    async def slow(*asked: Any) -> PartitionState | None:
         state = await look(*asked)
         monkeypatch.setattr(keeper, "_look", look)
         await partition.write(Write({b"a": b"1"}))

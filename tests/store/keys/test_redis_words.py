@@ -23,7 +23,7 @@ from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOp
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.redis import RedisEngine
-from zonerelay.store.redis.connection import Server, open_wire
+from zonerelay.store.redis.connection import RedisEndpoint, open_wire
 from zonerelay.store.redis.foreign import tell_foreign_queue
 from zonerelay.store.redis.limits import RedisRecordStore
 
@@ -42,7 +42,7 @@ async def opened() -> AsyncIterator[Opening]:
             url: str, *, password: str = "", failures: list[StoreError] | None = None, **other: object
         ) -> Partition:
             settings = RedisSettings(url=url, **{"prefix": PREFIX, "lease": 30.0, "timeout": 2.0, **other})  # type: ignore[arg-type]
-            engine = RedisEngine(Server(settings, lambda: password))
+            engine = RedisEngine(RedisEndpoint(settings, lambda: password))
             hooks = Hooks(on_failure=(failures if failures is not None else []).append)
             made = await open_partition(
                 engine, 0, token="here", clock=SystemClock(), hooks=hooks, patience=0.1
@@ -138,7 +138,7 @@ async def test_a_password_that_was_replaced_is_told_and_read_again(
     server.ask("ACL", "SETUSER", "mail", "on", "~*", "&*", "+@all", ">old")
     secret = ["old"]
     settings = RedisSettings(url=server.url, prefix=PREFIX, user="mail", timeout=2.0)
-    engine = RedisEngine(Server(settings, lambda: secret[0]))
+    engine = RedisEngine(RedisEndpoint(settings, lambda: secret[0]))
     partition = await open_partition(engine, 0, token="here", clock=SystemClock(), patience=0.1)
     server.ask("ACL", "SETUSER", "mail", "resetpass", ">new")
     server.ask("CLIENT", "KILL", "USER", "mail")
@@ -201,7 +201,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
     server: RedisServer, opened: Opening, caplog: pytest.LogCaptureFixture
 ) -> None:
     partition = await opened(server.url)
-    shelf = RedisRecordStore(Server(RedisSettings(url=server.url, prefix=PREFIX)))
+    shelf = RedisRecordStore(RedisEndpoint(RedisSettings(url=server.url, prefix=PREFIX)))
     await shelf.open(lambda _word: None)
     page = await shelf.read("default")
     server.configure("timeout", "1")
@@ -258,7 +258,7 @@ async def test_a_queue_of_the_first_version_is_refused(server: RedisServer, open
 async def test_mail_of_another_system_under_the_prefix_is_told(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    of = Server(RedisSettings(url=server.url, prefix=PREFIX))
+    of = RedisEndpoint(RedisSettings(url=server.url, prefix=PREFIX))
     await tell_foreign_queue(of)
     assert not caplog.records
     server.ask("HSET", f"{PREFIX}{'0' * 32}", "envelope", "x")
@@ -273,7 +273,7 @@ async def test_mail_of_another_system_under_the_prefix_is_told(
 async def given_up(server: RedisServer, *command: str) -> AsyncIterator[list[str]]:
     """The reasons for which a wire was given up that was asked this."""
     broken: list[str] = []
-    wire = await open_wire(Server(RedisSettings(url=server.url)), broken.append)
+    wire = await open_wire(RedisEndpoint(RedisSettings(url=server.url)), broken.append)
     try:
         with pytest.raises(StoreError):
             await wire.call(*command)
@@ -372,7 +372,7 @@ async def test_nothing_needs_more_rights_than_the_page_says(
     await asyncio.sleep(0.7)
     assert strict.query("HGET", f"{PREFIX}node:0", "expires") != before
     settings = RedisSettings(url=strict.url, ca_file=ca, prefix=PREFIX, user="zonerelay")
-    server = Server(settings, lambda: PASSWORD)
+    server = RedisEndpoint(settings, lambda: PASSWORD)
     engine = RedisEngine(server)
     assert [peer.node for peer in await engine.peers()] == [0]
     assert await engine.reserve(b"key", b"1", 4e9) is None

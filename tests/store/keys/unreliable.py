@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zonerelay.store.contract import StoreError
-from zonerelay.store.keys.port import Batch, Engine, Keeper, Peer, State
+from zonerelay.store.keys.port import Engine, Keeper, PartitionState, PeerPartition, WriteBatch
 
 
 class Unreliable:
@@ -17,9 +17,9 @@ class Unreliable:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.lose: Callable[[Batch], str] = lambda batch: ""
-        self.held: list[Batch] = []
-        self.applied: list[Batch] = []
+        self.lose: Callable[[WriteBatch], str] = lambda batch: ""
+        self.held: list[WriteBatch] = []
+        self.applied: list[WriteBatch] = []
         self.is_away = False
 
     @property
@@ -29,7 +29,7 @@ class Unreliable:
     def keeper(self, node: int) -> Keeper:
         return UnreliableKeeper(self, self._engine.keeper(node))
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[PeerPartition]:
         return await self._engine.peers()
 
     async def close(self) -> None:
@@ -43,15 +43,15 @@ class UnreliableKeeper:
         self.get, self.page, self.last_key = keeper.get, keeper.page, keeper.last_key
         self.leave, self.close, self.room, self.renew = keeper.leave, keeper.close, keeper.room, keeper.renew
 
-    async def look(self) -> State | None:
+    async def look(self) -> PartitionState | None:
         self._check()
         return await self._keeper.look()
 
-    async def enter(self, writer: str, *, mark: str) -> State:
+    async def enter(self, writer: str, *, mark: str) -> PartitionState:
         self._check()
         return await self._keeper.enter(writer, mark=mark)
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: WriteBatch) -> None:
         owner = self._owner
         self._check()
         what = owner.lose(batch)

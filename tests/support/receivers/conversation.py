@@ -21,7 +21,7 @@ from tests.support.receivers.manners import (
 )
 from tests.support.receivers.nature import Nature, Point, Tls
 from tests.support.sink_conversation import Conversation, Manners, Received, Script
-from zonerelay.sandbox.behaviours import Behaviour
+from zonerelay.sandbox.behaviours import ScriptedReply
 
 ESTABLISHED = 1  # of enum tcp_state, the first octet of TCP_INFO
 SAMPLES = 3
@@ -236,7 +236,7 @@ class StrictConversation(Conversation):
         reply = self._nature.at_first_data
         return reply if reply and self._recipients and self._journal.is_first("DATA", self._token) else ""
 
-    async def _take_chunk(self, content: bytes, behaviours: list[Behaviour], *, last: bool) -> None:
+    async def _take_chunk(self, content: bytes, behaviours: list[ScriptedReply], *, last: bool) -> None:
         refusal = self._refusal_of_data()
         if refusal:
             self._chunk_refused = True
@@ -279,7 +279,7 @@ class StrictConversation(Conversation):
     def _token(self) -> str:
         return self._mail_from.partition("@")[0].removeprefix("b-")
 
-    def _rcpt_reply(self, recipient: str, behaviour: Behaviour) -> str:
+    def _rcpt_reply(self, recipient: str, behaviour: ScriptedReply) -> str:
         nature, journal = self._nature, self._journal
         if not self._in_transaction:
             return "503 5.5.1 no MAIL"
@@ -296,7 +296,9 @@ class StrictConversation(Conversation):
             return "452 4.2.2 mailbox full"
         return super()._rcpt_reply(recipient, behaviour)
 
-    async def _answer_message(self, behaviours: list[Behaviour], body: bytes, size: int, digest: str) -> None:
+    async def _answer_message(
+        self, behaviours: list[ScriptedReply], body: bytes, size: int, digest: str
+    ) -> None:
         if "PIPELINING" not in self._offered:
             self._wait("the message")
         problem = message_problem(body, self._offered, is_report=not self._mail_from)

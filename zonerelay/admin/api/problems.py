@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from zonerelay.operations.errors import ControlError, Kind
+from zonerelay.operations.errors import ControlError, ErrorKind
 
 TYPE = "application/problem+json"
 
@@ -59,7 +59,7 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The reply that an SMTP client would have received."""
 
 
-class Problem(Exception):
+class ApiError(Exception):
     """A response that is not a success."""
 
     def __init__(
@@ -115,14 +115,14 @@ def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
         json.loads(data, object_pairs_hook=_unique, parse_int=len, parse_float=len)
     except msgspec.ValidationError as error:
         raise invalid(error, what, msgspec.json.decode(data), of) from error
-    except _TwiceError as error:
+    except _DuplicateMemberError as error:
         raise wrong(_twice_in(json.loads(data, object_pairs_hook=list, parse_int=len)), str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from error
     return found
 
 
-class _TwiceError(Exception):
+class _DuplicateMemberError(Exception):
     """An object has a member twice. The text names it."""
 
 
@@ -130,7 +130,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         name = next(name for at, name in enumerate(names) if name in names[:at])
-        raise _TwiceError(f"the member {name} appears twice")
+        raise _DuplicateMemberError(f"the member {name} appears twice")
 
 
 def _twice_in(value: Any, *above: str) -> str:
@@ -149,11 +149,13 @@ def _twice_in(value: Any, *above: str) -> str:
     return ""
 
 
-def malformed(error: Exception) -> Problem:
-    return Problem(400, "malformed", f"the body is not valid JSON: {error}")
+def malformed(error: Exception) -> ApiError:
+    return ApiError(400, "malformed", f"the body is not valid JSON: {error}")
 
 
-def invalid(error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True) -> Problem:
+def invalid(
+    error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True
+) -> ApiError:
     """Return the problem of a body or of parameters (`what`) that do not match the schema. It names the
     member of `data`, and the JSON names of types.
     """
@@ -175,7 +177,7 @@ def invalid(error: msgspec.ValidationError, what: str, data: Any, of: Any, *, st
         names.append(member[1])
     text = re.sub(r"`([^`]*)`", lambda found: _in_words(found[1]), text)
     pointer = pointer_to(*names)
-    return Problem(
+    return ApiError(
         422, "invalid", f"{pointer or what}: {text}", errors=[FieldError(pointer=pointer, detail=text)]
     )
 
@@ -203,22 +205,22 @@ def _culprit(data: Any, node: dict[str, Any], of: Any, *, strict: bool) -> str:
     return names[0]
 
 
-def wrong(pointer: str, detail: str) -> Problem:
-    return Problem(422, "invalid", detail, errors=[FieldError(pointer=pointer, detail=detail)])
+def wrong(pointer: str, detail: str) -> ApiError:
+    return ApiError(422, "invalid", detail, errors=[FieldError(pointer=pointer, detail=detail)])
 
 
 _STATUSES = {
-    Kind.NOT_FOUND: 404,
-    Kind.NOT_POSSIBLE: 409,
-    Kind.INVALID: 422,
-    Kind.BUSY: 503,
-    Kind.UNAVAILABLE: 503,
-    Kind.FORBIDDEN: 403,
-    Kind.UNEXPECTED: 500,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.NOT_POSSIBLE: 409,
+    ErrorKind.INVALID: 422,
+    ErrorKind.BUSY: 503,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.FORBIDDEN: 403,
+    ErrorKind.UNEXPECTED: 500,
 }
 
 
-def problem_of(error: ControlError) -> Problem:
+def problem_of(error: ControlError) -> ApiError:
     errors = [FieldError(pointer=error.pointer, detail=str(error))] if error.pointer else []
-    fields = {"Retry-After": "5"} if error.kind is Kind.BUSY else {}
-    return Problem(_STATUSES[error.kind], error.kind.value, str(error), errors=errors, fields=fields)
+    fields = {"Retry-After": "5"} if error.kind is ErrorKind.BUSY else {}
+    return ApiError(_STATUSES[error.kind], error.kind.value, str(error), errors=errors, fields=fields)

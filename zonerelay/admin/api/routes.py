@@ -18,8 +18,8 @@ from aiohttp import web
 
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.problems import Problem, decoded, invalid, problem_of, wrong
-from zonerelay.admin.api.verbs import JSON, LINES, Call, Verb
+from zonerelay.admin.api.problems import ApiError, decoded, invalid, problem_of, wrong
+from zonerelay.admin.api.verbs import JSON, LINES, ApiCall, Verb
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
@@ -57,7 +57,7 @@ class Api:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         try:
             return await self._serve(request)
-        except Problem as problem:
+        except ApiError as problem:
             return problem.response()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -77,7 +77,7 @@ class Api:
         if verb is None:
             raise _not_allowed(allowed)
         if not token.may(verb.scope) and not (verb.also and token.may(verb.also)):
-            raise Problem(
+            raise ApiError(
                 403,
                 "forbidden",
                 f"the token {token.name} has the scope {token.scope}; this request requires {verb.scope}",
@@ -87,7 +87,7 @@ class Api:
         body = None if verb.body is None else await _body(request, verb.body)
         if verb.audited:
             self._operators.audit({"by": caller, "request": f"{request.method} {request.path}"})
-        call = Call(self._operators, token, caller, request, path, parameters, body, lines)
+        call = ApiCall(self._operators, token, caller, request, path, parameters, body, lines)
         return await self._answer(verb, call)
 
     def _admit(self, request: web.Request) -> Token:
@@ -95,7 +95,7 @@ class Api:
         if visit.peer:
             return Token(name=visit.peer, scope="operate", sha256="", created=0.0)
         if not visit.private:
-            raise Problem(
+            raise ApiError(
                 403,
                 "clear_text",
                 "remote clients must send tokens over TLS, or through a trusted proxy",
@@ -103,18 +103,18 @@ class Api:
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}
         if scheme.lower() != "bearer":
-            raise Problem(401, "unauthorized", "send a token: Authorization: Bearer zrt_…", fields=challenge)
+            raise ApiError(401, "unauthorized", "send a token: Authorization: Bearer zrt_…", fields=challenge)
         try:
             token = self._operators.access.admit(text.strip(), visit.client)
         except DeniedError as error:
             if error.retry_after:
                 again = {"Retry-After": str(error.retry_after)}
-                raise Problem(429, "too_many_failures", str(error), fields=again) from error
+                raise ApiError(429, "too_many_failures", str(error), fields=again) from error
             challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
-            raise Problem(401, "unauthorized", str(error), fields=challenge) from error
+            raise ApiError(401, "unauthorized", str(error), fields=challenge) from error
         except IdentitiesError as error:
             self._operators.on_error("identities", error)
-            raise Problem(503, "unavailable", "tokens cannot be read; see the relay's log") from error
+            raise ApiError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
         visit.who = token.name
         return token
 
@@ -124,13 +124,13 @@ class Api:
         for pattern, verbs in self._patterns:
             if match := pattern.fullmatch(path):
                 return match.groupdict(), verbs
-        raise Problem(404, "not_found", f"{path} does not exist; {DESCRIPTION} lists all paths")
+        raise ApiError(404, "not_found", f"{path} does not exist; {DESCRIPTION} lists all paths")
 
-    async def _answer(self, verb: Verb, call: Call) -> web.StreamResponse:
+    async def _answer(self, verb: Verb, call: ApiCall) -> web.StreamResponse:
         try:
             answer = await verb.run(call)
         except RedactKeyError as error:
-            raise Problem(503, "unavailable", str(error)) from error
+            raise ApiError(503, "unavailable", str(error)) from error
         except ControlError as error:
             raise problem_of(error) from error
         if isinstance(answer, web.StreamResponse):
@@ -151,9 +151,9 @@ def _allowed(verbs: dict[str, Verb]) -> Sequence[str]:
     return ["GET", "HEAD", *found[1:]] if found[0] == "GET" else found
 
 
-def _not_allowed(allowed: Sequence[str]) -> Problem:
+def _not_allowed(allowed: Sequence[str]) -> ApiError:
     fields = {"Allow": ", ".join(allowed)}
-    return Problem(405, "method_not_allowed", f"allowed methods: {', '.join(allowed)}", fields=fields)
+    return ApiError(405, "method_not_allowed", f"allowed methods: {', '.join(allowed)}", fields=fields)
 
 
 def _accepts_lines(request: web.Request, verb: Verb) -> bool:
@@ -169,7 +169,7 @@ def _accepts_lines(request: web.Request, verb: Verb) -> bool:
         if media in ("", "*/*", f"{kind}/*", verb.media) and not _is_zero(parameters):
             return False
     if accepted:
-        raise Problem(406, "not_acceptable", f"the response is available only as {verb.media}")
+        raise ApiError(406, "not_acceptable", f"the response is available only as {verb.media}")
     return False
 
 
@@ -181,7 +181,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
     given: dict[str, str] = {}
     for name, value in request.query.items():
         if name in given and name != "to":
-            raise Problem(422, "invalid", f"the parameter {name} is given more than once")
+            raise ApiError(422, "invalid", f"the parameter {name} is given more than once")
         given[name] = f"{given[name]},{value}" if name in given else value
     _no_controls(given, "")
     try:
@@ -192,13 +192,13 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
 
 async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
     if media_type(request) != JSON:
-        raise Problem(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
+        raise ApiError(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
     try:
         octets = await read_body(request, MAX_BODY, BODY_TIMEOUT)
     except BodyTooLargeError:
-        raise Problem(413, "too_large", f"the body exceeds the limit of {MAX_BODY} bytes") from None
+        raise ApiError(413, "too_large", f"the body exceeds the limit of {MAX_BODY} bytes") from None
     except TimeoutError:
-        raise Problem(
+        raise ApiError(
             408, "too_slow", f"timed out waiting for the request body ({BODY_TIMEOUT:.0f} seconds)"
         ) from None
     body: msgspec.Struct = decoded(octets, of, "the body")

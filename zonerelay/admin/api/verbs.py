@@ -26,8 +26,8 @@ from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
 from zonerelay.control.history import (
-    Found,
-    TimeLine,
+    SearchResult,
+    Timeline,
     ask,
     became,
     entries,
@@ -39,9 +39,9 @@ from zonerelay.control.history import (
 )
 from zonerelay.operations import answers, catalogue, requests
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
-from zonerelay.operations.operation import Operation, Shape, option_of
+from zonerelay.operations.operation import Operation, ResponseKind, option_of
 from zonerelay.process.threads import LOOKUPS, OPERATORS
-from zonerelay.telemetry.logs.redact import SearchError
+from zonerelay.telemetry.logs.redact import UnsearchableError
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
@@ -58,12 +58,12 @@ STALL = 600.0
 F = TypeVar("F")
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """A validated request. `parameters` and `body` are instances of the verb's structs; `path` has the path
     segments. `caller` is the name of the client in logs. `lines`: the client accepts lines of JSON.
     """
@@ -81,9 +81,9 @@ class Call:
         """Return the single frame that answers a request. Raise ControlError on failure."""
         return await self.operators.asking.one(request, answer, self.caller)
 
-    def asked(self, request: requests.Request) -> catalogue.Call:
+    def asked(self, request: requests.Request) -> catalogue.OperationCall:
         clear = self.token.scope == "operate"
-        return catalogue.Call(request=request, caller=self.caller, clear=clear)
+        return catalogue.OperationCall(request=request, caller=self.caller, clear=clear)
 
     def admitted(self) -> AbstractAsyncContextManager[None]:
         """End the block when the token becomes invalid. Peers of the control socket have no token."""
@@ -93,7 +93,7 @@ class Call:
 
 
 Answer = msgspec.Struct | dict[str, object] | web.StreamResponse
-Run = Callable[[Call], Awaitable[Answer]]
+Run = Callable[[ApiCall], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Verb:
     summary: str
     run: Run
     answer: object
-    parameters: type[msgspec.Struct] = Nothing
+    parameters: type[msgspec.Struct] = NoParameters
     body: type[msgspec.Struct] | None = None
     media: str = JSON
     also: Scope | None = None
@@ -161,7 +161,7 @@ def _struct(operation: Operation, end: str, *, flat: bool) -> type[msgspec.Struc
     )
 
 
-def _request_of(operation: Operation, call: Call) -> requests.Request:
+def _request_of(operation: Operation, call: ApiCall) -> requests.Request:
     source = call.parameters if call.body is None else call.body
     given: dict[str, Any] = {**call.path, **msgspec.structs.asdict(source)}
     for name, hint in _hints(operation.request).items():
@@ -179,7 +179,7 @@ def _document(operation: Operation) -> Any:
     reply, wrapped = operation.reply, operation.wrapped
     if not wrapped:
         return reply
-    if operation.shape is Shape.ROWS:
+    if operation.shape is ResponseKind.ROWS:
         fields: list[Any] = [(wrapped, tuple[reply, ...]), ("more", bool, False)]  # type: ignore[valid-type]
         if "cursor" in operation.request.__struct_fields__:
             fields.append(("next", str | None, None))
@@ -200,16 +200,16 @@ def _run(operation: Operation, document: Any) -> Run:
     """Return the function that answers a call of the operation."""
     by_itself = _ALONE.get(operation.request)
 
-    async def run(call: Call) -> Answer:
+    async def run(call: ApiCall) -> Answer:
         request = _request_of(operation, call)
         if by_itself is not None:
             return await by_itself[0](call, request)
         if call.lines:
-            async with call.admitted() if operation.shape is Shape.STREAM else nullcontext():
+            async with call.admitted() if operation.shape is ResponseKind.STREAM else nullcontext():
                 return await _lines(call, request)
-        if operation.shape is Shape.STREAM:
+        if operation.shape is ResponseKind.STREAM:
             return await _follow(call, request)
-        if operation.shape is Shape.BODY:
+        if operation.shape is ResponseKind.BODY:
             return await _body(call, request)
         try:
             return await _whole(operation, document, call, request)
@@ -221,7 +221,7 @@ def _run(operation: Operation, document: Any) -> Run:
     return run
 
 
-async def _whole(operation: Operation, document: Any, call: Call, request: requests.Request) -> Answer:
+async def _whole(operation: Operation, document: Any, call: ApiCall, request: requests.Request) -> Answer:
     limit = getattr(request, "limit", 1)
     if not 0 < limit <= requests.MAX_PAGE:
         raise InvalidError(f"a page must have 1 to {requests.MAX_PAGE} rows", pointer="/limit")
@@ -231,7 +231,7 @@ async def _whole(operation: Operation, document: Any, call: Call, request: reque
         rows, end = await call.operators.asking.all(request, answers.Count, call.caller)
     else:
         rows, end = await call.operators.asking.all(request, operation.reply, call.caller)
-    if operation.shape is Shape.ROWS:
+    if operation.shape is ResponseKind.ROWS:
         more = {"next": end.next or None} if "next" in document.__struct_fields__ else {}
         return document(**{operation.wrapped: rows}, more=end.more, missing=end.missing, **more)  # type: ignore[no-any-return]
     if isinstance(rows[-1], answers.Count):
@@ -242,7 +242,7 @@ async def _whole(operation: Operation, document: Any, call: Call, request: reque
     return row
 
 
-async def _lines(call: Call, request: requests.Request) -> web.StreamResponse:
+async def _lines(call: ApiCall, request: requests.Request) -> web.StreamResponse:
     """Send each frame as a line when it arrives. A failure after the first line is sent as the last line. A
     client may disconnect after the last line of the answer.
     """
@@ -264,7 +264,7 @@ async def _lines(call: Call, request: requests.Request) -> web.StreamResponse:
     return response
 
 
-async def _body(call: Call, request: requests.Request) -> Answer:
+async def _body(call: ApiCall, request: requests.Request) -> Answer:
     message_id = call.path["message_id"]
     fields = {
         "Content-Type": MESSAGE,
@@ -286,7 +286,7 @@ async def _body(call: Call, request: requests.Request) -> Answer:
     return response
 
 
-async def _follow(call: Call, request: requests.Request) -> Answer:
+async def _follow(call: ApiCall, request: requests.Request) -> Answer:
     """Send server-sent events until the relay stops, the client disconnects, or the token becomes invalid."""
     fields = {"Content-Type": EVENTS, "X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
@@ -299,7 +299,7 @@ async def _follow(call: Call, request: requests.Request) -> Answer:
     return response
 
 
-async def _stream(call: Call, response: web.StreamResponse, frames: AsyncIterator[answers.Frame]) -> None:
+async def _stream(call: ApiCall, response: web.StreamResponse, frames: AsyncIterator[answers.Frame]) -> None:
     quiet = 0
     async for frame in frames:
         if not response.prepared:  # from here on, an error can only be reported in the stream
@@ -320,18 +320,18 @@ def _kind(frame: answers.Frame) -> bytes:
 # --- operations that the HTTP process answers without the relay ------------------------------------------
 
 
-async def _tell_history(call: Call, message_id: str) -> None:
+async def _tell_history(call: ApiCall, message_id: str) -> None:
     """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
     settings, now = call.operators.settings(), call.operators.clock.now()
     if outcome := await ask(became, settings, message_id, now):
         raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 
 
-async def _find(call: Call, request: requests.HistoryFind) -> Found:
+async def _find(call: ApiCall, request: requests.HistoryFind) -> SearchResult:
     settings = call.operators.settings()
     try:
         answer = await ask(search, settings, request, call.operators.clock.now())
-    except SearchError as error:
+    except UnsearchableError as error:
         raise InvalidError(str(error)) from error
     if not call.token.may("operate"):
         return answer
@@ -340,7 +340,7 @@ async def _find(call: Call, request: requests.HistoryFind) -> Found:
     return msgspec.structs.replace(answer, found=named(answer.found, names))
 
 
-async def _time_line(call: Call, request: requests.HistoryShow) -> TimeLine:
+async def _time_line(call: ApiCall, request: requests.HistoryShow) -> Timeline:
     settings, now, message_id = call.operators.settings(), call.operators.clock.now(), request.message_id
     # The relay stores the last events before it reports that it has no such message.
     known = await call.operators.addresses([requests.QueueShow(message_id=message_id)])
@@ -350,7 +350,7 @@ async def _time_line(call: Call, request: requests.HistoryShow) -> TimeLine:
     return await ask(time_line, settings, message_id, now, known if call.token.may("operate") else [])
 
 
-async def _config(call: Call, request: requests.ConfigShow) -> dict[str, object]:
+async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, object]:
     def document() -> str:
         settings = call.operators.settings()
         match request.which:
@@ -365,9 +365,9 @@ async def _config(call: Call, request: requests.ConfigShow) -> dict[str, object]
     return tomllib.loads(await OPERATORS.run(document))
 
 
-_ALONE: dict[type[msgspec.Struct], tuple[Callable[[Call, Any], Awaitable[Answer]], Any]] = {
-    requests.HistoryFind: (_find, Found),
-    requests.HistoryShow: (_time_line, TimeLine),
+_ALONE: dict[type[msgspec.Struct], tuple[Callable[[ApiCall, Any], Awaitable[Answer]], Any]] = {
+    requests.HistoryFind: (_find, SearchResult),
+    requests.HistoryShow: (_time_line, Timeline),
     requests.ConfigShow: (_config, dict[str, Any]),
 }
 """Functions, and the types that they return."""
@@ -380,15 +380,15 @@ def _verb(operation: Operation) -> Verb:
     answer: Any = document if alone is None else alone[1]
     if operation.preview:
         answer = document | answers.Count
-    media = {Shape.STREAM: EVENTS, Shape.BODY: MESSAGE}.get(operation.shape, JSON)
+    media = {ResponseKind.STREAM: EVENTS, ResponseKind.BODY: MESSAGE}.get(operation.shape, JSON)
     return Verb(
         method=operation.method,
         path=operation.path,
         scope=operation.scope,
         summary=f"{operation.help}.",
         run=_run(operation, document),
-        answer=None if operation.shape is Shape.BODY else answer,
-        parameters=_struct(operation, "Query", flat=True) if is_get else Nothing,
+        answer=None if operation.shape is ResponseKind.BODY else answer,
+        parameters=_struct(operation, "Query", flat=True) if is_get else NoParameters,
         body=None if is_get else _struct(operation, "Body", flat=False),
         media=media,
         audited=operation.audited,

@@ -18,7 +18,7 @@ from aiohttp import web
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse
 from zonerelay.admin.page.text import when
 from zonerelay.admin.page.views import VERBS
-from zonerelay.admin.page.visitor import PageError, Visitor
+from zonerelay.admin.page.visitor import PageError, PageRequest
 from zonerelay.config.units import parse_duration
 from zonerelay.operations import answers, requests
 
@@ -39,7 +39,7 @@ _DONE = {
 }
 
 
-async def preview(visitor: Visitor) -> web.StreamResponse:
+async def preview(visitor: PageRequest) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
     found = await visitor.one(requests.QueueCount(filter=wanted, sample=SAMPLE), answers.Count)
     matched = found.matched
@@ -58,7 +58,7 @@ async def preview(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-async def change(visitor: Visitor) -> web.StreamResponse:
+async def change(visitor: PageRequest) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
     reason, target = _reason(visitor), visitor.given("target") if verb == "reroute" else ""
     more = {"to_zone": target} if verb == "reroute" else {}
@@ -68,14 +68,14 @@ async def change(visitor: Visitor) -> web.StreamResponse:
     return await _carry_out(visitor, request, verb, same, back=f"/queue?{urlencode({'q': q})}")
 
 
-async def undo(visitor: Visitor) -> web.StreamResponse:
+async def undo(visitor: PageRequest) -> web.StreamResponse:
     act = visitor.given("act")
     request = requests.Undo(undoes=act, reason=_reason(visitor))
     return await _carry_out(visitor, request, "undo", f"zonerelay undo {act}", back="/suspensions")
 
 
 async def _carry_out(
-    visitor: Visitor, request: requests.QueueChange | requests.Undo, verb: str, same: str, *, back: str
+    visitor: PageRequest, request: requests.QueueChange | requests.Undo, verb: str, same: str, *, back: str
 ) -> web.StreamResponse:
     changed, lines = None, list[str]()
     missing: tuple[str, ...] = ()
@@ -83,9 +83,9 @@ async def _carry_out(
     until = monotonic() + PATIENCE
     async with aclosing(visitor.frames(request, beat=1.0)) as frames:
         async for frame in frames:
-            if isinstance(frame, answers.Changed):
+            if isinstance(frame, answers.ChangeResult):
                 changed = frame
-            elif isinstance(frame, answers.End):
+            elif isinstance(frame, answers.EndFrame):
                 missing = frame.missing
             elif isinstance(frame, answers.Progress) and monotonic() > until:
                 of = f" of {frame.total:,}" if frame.total else ""
@@ -112,7 +112,7 @@ async def _carry_out(
     return await visitor.page("done.html", lines=lines, missing=missing, act=act, back=back, command=same)
 
 
-def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]:
+def _asked(visitor: PageRequest) -> tuple[requests.ChangeVerb, str, requests.Filter]:
     """Return the requested change and the filter. Raise PageError if one of them is invalid."""
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:
@@ -126,7 +126,7 @@ def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]
 # --- suspensions and hold rules ---------------------------------------------------------------------------
 
 
-async def suspensions(visitor: Visitor) -> web.StreamResponse:
+async def suspensions(visitor: PageRequest) -> web.StreamResponse:
     orders, _ = await visitor.all(requests.Orders(), answers.OrderRow)
     rows, _ = await visitor.all(requests.Acts(), answers.ActRow)
     given = {name: visitor.given(name) for name in ("what", "value", "zone")}
@@ -135,7 +135,7 @@ async def suspensions(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-async def suspend(visitor: Visitor) -> web.StreamResponse:
+async def suspend(visitor: PageRequest) -> web.StreamResponse:
     what, value, effect = visitor.given("what"), visitor.given("value"), visitor.given("effect")
     if what not in SELECTORS or effect not in get_args(requests.OrderEffect):
         raise PageError(400, "Which mail?", f"choose one of {', '.join(SELECTORS)}")
@@ -165,7 +165,7 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
             stop_clock=stop,
             reason=reason,
         ),
-        answers.OrderGiven,
+        answers.OrderResult,
     )
     lines = [f"Suspension {given.order.id} is active; it applies to queued and to new mail."]
     if given.first_expiry is not None:
@@ -173,9 +173,9 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
     return await visitor.page("done.html", lines=lines, missing=(), act="", back="/suspensions", command=same)
 
 
-async def resume(visitor: Visitor) -> web.StreamResponse:
+async def resume(visitor: PageRequest) -> web.StreamResponse:
     order = visitor.given("order")
-    ended = await visitor.one(requests.Resume(id=order, reason=_reason(visitor)), answers.OrdersEnded)
+    ended = await visitor.one(requests.Resume(id=order, reason=_reason(visitor)), answers.OrdersResult)
     lines = ["The suspension has ended." if ended.orders else "The suspension had already ended."]
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")
@@ -184,7 +184,7 @@ async def resume(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-def _reason(visitor: Visitor) -> str:
+def _reason(visitor: PageRequest) -> str:
     reason = visitor.given("reason")
     if len(reason) > MAX_REASON:
         raise PageError(400, "Too long", f"a reason may have at most {MAX_REASON} characters")

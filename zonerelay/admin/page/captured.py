@@ -17,8 +17,8 @@ from aiohttp import web
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.mailpit import file_response, html_response
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.page.visitor import PageError, Visitor, see_other
-from zonerelay.capture.parts import Parts, take_apart
+from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
+from zonerelay.capture.parts import MimeParts, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import CaptureRow
 from zonerelay.process.threads import OPERATORS
@@ -28,12 +28,12 @@ MAX_SHOWN = 256 * 1024
 """Characters of a text or a source that are shown."""
 VIEWS = ("html", "text", "source", "headers", "attachments", "links")
 
-View = Callable[["CapturedPages", Visitor], Awaitable[web.StreamResponse]]
+View = Callable[["CapturedPages", PageRequest], Awaitable[web.StreamResponse]]
 
 
 def _reports_errors(view: View) -> View:
     @wraps(view)
-    async def handle(pages: CapturedPages, visitor: Visitor) -> web.StreamResponse:
+    async def handle(pages: CapturedPages, visitor: PageRequest) -> web.StreamResponse:
         if not pages.mail.is_on:
             raise PageError(404, "Not found", 'no mail is captured: no [[zone]] has next_hop = "capture:"')
         try:
@@ -53,7 +53,7 @@ class CapturedPages:
         self.mail = CapturedMail(operators)
 
     @_reports_errors
-    async def list(self, visitor: Visitor) -> web.StreamResponse:
+    async def list(self, visitor: PageRequest) -> web.StreamResponse:
         q, start = visitor.given("q"), _number(visitor.given("start"))
         try:
             rows, matched, _ = await self.mail.ask(lambda each: each.find(q, start=start, limit=ROWS))
@@ -74,7 +74,7 @@ class CapturedPages:
         )
 
     @_reports_errors
-    async def delete(self, visitor: Visitor) -> web.StreamResponse:
+    async def delete(self, visitor: PageRequest) -> web.StreamResponse:
         """Delete one message, or all that match."""
         q, one = visitor.given("q"), visitor.given("id")
         try:
@@ -86,7 +86,7 @@ class CapturedPages:
         return see_other(f"/captured?{urlencode({'q': q})}" if one and q else "/captured")
 
     @_reports_errors
-    async def message(self, visitor: Visitor) -> web.StreamResponse:
+    async def message(self, visitor: PageRequest) -> web.StreamResponse:
         summary, parts, octets = await self._read(visitor)
         there = [view for view in VIEWS if _is_there(view, parts)]
         view = visitor.given("view") if visitor.given("view") in there else there[0]
@@ -103,12 +103,12 @@ class CapturedPages:
         )
 
     @_reports_errors
-    async def html(self, visitor: Visitor) -> web.StreamResponse:
+    async def html(self, visitor: PageRequest) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
         return html_response(await OPERATORS.run(parts.html_to_show))
 
     @_reports_errors
-    async def part(self, visitor: Visitor) -> web.StreamResponse:
+    async def part(self, visitor: PageRequest) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
         found = parts.find(visitor.request.match_info["part"])
         if found is None:
@@ -116,7 +116,7 @@ class CapturedPages:
         return file_response(found)
 
     @_reports_errors
-    async def release(self, visitor: Visitor) -> web.StreamResponse:
+    async def release(self, visitor: PageRequest) -> web.StreamResponse:
         message_id = visitor.request.match_info["id"]
         to = [text] if (text := visitor.given("to").strip()) else []
         count = await self.mail.release(message_id, to, visitor.caller)
@@ -127,7 +127,9 @@ class CapturedPages:
         back, same = f"/captured/{message_id}", ""
         return await visitor.page("done.html", lines=[line], missing=(), act="", back=back, command=same)
 
-    async def _read(self, visitor: Visitor, *, is_noted: bool = False) -> tuple[CaptureRow, Parts, bytes]:
+    async def _read(
+        self, visitor: PageRequest, *, is_noted: bool = False
+    ) -> tuple[CaptureRow, MimeParts, bytes]:
         """Read a message. `is_noted`: the previous page has already logged it. Raise PageError if it does not
         exist.
         """
@@ -141,7 +143,7 @@ class CapturedPages:
         return found[0], await OPERATORS.run(take_apart, found[1]), found[1]
 
 
-def _is_there(view: str, parts: Parts) -> bool:
+def _is_there(view: str, parts: MimeParts) -> bool:
     match view:
         case "html":
             return bool(parts.html)

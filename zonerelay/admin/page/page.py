@@ -23,7 +23,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
 from zonerelay.admin.page.sessions import LONGEST, PageSession, Sessions
-from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, own_path, see_other
+from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, own_path, see_other
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Scope
@@ -31,9 +31,9 @@ from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
-    from zonerelay.admin.page.rendering import Renderer
+    from zonerelay.admin.page.rendering import PageRenderer
 
-View = Callable[[Visitor], Awaitable[web.StreamResponse]]
+View = Callable[[PageRequest], Awaitable[web.StreamResponse]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FOR_GOOD = "public, max-age=31536000, immutable"
@@ -55,7 +55,7 @@ class PageRoutes:
         self._operators = operators
         self._sessions = Sessions(operators.clock.monotonic, operators.is_valid)
         self._captured = CapturedPages(operators)
-        self._renderer: Renderer | None = None
+        self._renderer: PageRenderer | None = None
         self._loading = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
@@ -123,8 +123,8 @@ class PageRoutes:
 
     async def _visitor(
         self, request: web.Request, session: PageSession | None, given: Mapping[str, str]
-    ) -> Visitor:
-        return Visitor(
+    ) -> PageRequest:
+        return PageRequest(
             request,
             self._operators,
             renderer=await self._load(),
@@ -168,7 +168,7 @@ class PageRoutes:
         return await self._identified(request, visitor, given.get("token", "").strip(), to)
 
     async def _identified(
-        self, request: web.Request, visitor: Visitor, text: str, to: str
+        self, request: web.Request, visitor: PageRequest, text: str, to: str
     ) -> web.StreamResponse:
         client = VISIT.get().client
         try:
@@ -197,18 +197,18 @@ class PageRoutes:
         )
         return response
 
-    async def _log_out(self, visitor: Visitor) -> web.StreamResponse:
+    async def _log_out(self, visitor: PageRequest) -> web.StreamResponse:
         assert visitor.session is not None
         self._sessions.end(visitor.session.number)
         response = see_other("/login")
         response.del_cookie(_cookie(visitor.request), path="/", secure=VISIT.get().secure, samesite="Strict")
         return response
 
-    async def _list_sessions(self, visitor: Visitor) -> web.StreamResponse:
+    async def _list_sessions(self, visitor: PageRequest) -> web.StreamResponse:
         moment = self._operators.clock.monotonic()
         return await visitor.page("sessions.html", sessions=self._sessions.open(), moment=moment)
 
-    async def _end_sessions(self, visitor: Visitor) -> web.StreamResponse:
+    async def _end_sessions(self, visitor: PageRequest) -> web.StreamResponse:
         """End sessions. Ending another session requires scope `operate`."""
         which, mine = visitor.given("end"), visitor.session
         assert mine is not None
@@ -228,17 +228,17 @@ class PageRoutes:
         fields = {**FIELDS, "Cache-Control": FOR_GOOD}
         return web.Response(body=asset[0], content_type=asset[1], charset="utf-8", headers=fields)
 
-    async def _load(self) -> Renderer:
+    async def _load(self) -> PageRenderer:
         async with self._loading:
             if self._renderer is None:
                 self._renderer = await OPERATORS.run(_renderer)
         return self._renderer
 
 
-def _renderer() -> Renderer:
-    from zonerelay.admin.page.rendering import Renderer  # noqa: PLC0415 - Jinja: see the module's header
+def _renderer() -> PageRenderer:
+    from zonerelay.admin.page.rendering import PageRenderer  # noqa: PLC0415 - Jinja: see the module's header
 
-    return Renderer()
+    return PageRenderer()
 
 
 async def _given(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
@@ -268,7 +268,7 @@ async def _read_form(request: web.Request, most: int = MAX_FORM) -> dict[str, st
     return dict(fields)
 
 
-async def _failed(visitor: Visitor, status: int, heading: str, text: str) -> web.Response:
+async def _failed(visitor: PageRequest, status: int, heading: str, text: str) -> web.Response:
     return await visitor.page("error.html", status, heading=heading, text=text)
 
 

@@ -36,7 +36,7 @@ CAPTURED = (("/captured", "Captured mail"),)
 """Additional menu items if mail is captured."""
 
 
-class Renderer:
+class PageRenderer:
     """Renders the templates of the page."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
 from zonerelay.admin.page.flow import flow_of, plot_of
 from zonerelay.admin.page.text import when
-from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
+from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration
@@ -34,7 +34,7 @@ from zonerelay.model.message_id import is_message_id
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import BusyError, ControlError, NotFoundError
 from zonerelay.process.threads import LOOKUPS, OPERATORS
-from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError, printable
+from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError, printable
 
 ROWS = 50
 """Deliveries on one page of the queue."""
@@ -54,7 +54,7 @@ EVENTS = (
 )  # fmt: skip
 
 
-async def overview(visitor: Visitor) -> web.StreamResponse:
+async def overview(visitor: PageRequest) -> web.StreamResponse:
     status = await visitor.one(requests.Status(), answers.RelayStatus)
     return await visitor.page(
         "overview.html",
@@ -65,7 +65,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-async def destinations(visitor: Visitor) -> web.StreamResponse:
+async def destinations(visitor: PageRequest) -> web.StreamResponse:
     status = await visitor.one(requests.Status(), answers.RelayStatus)
     name, is_all = visitor.given("name"), bool(visitor.given("all"))
     wanted = [
@@ -78,7 +78,7 @@ async def destinations(visitor: Visitor) -> web.StreamResponse:
 
 
 def _with_filters(
-    visitor: Visitor, rows: list[answers.DestinationStatus]
+    visitor: PageRequest, rows: list[answers.DestinationStatus]
 ) -> list[tuple[answers.DestinationStatus, str]]:
     """Return each destination with a filter for its mail. The name of a next hop is not a recipient's
     domain.
@@ -94,7 +94,7 @@ def _with_filters(
     ]
 
 
-async def queue(visitor: Visitor) -> web.StreamResponse:
+async def queue(visitor: PageRequest) -> web.StreamResponse:
     q = visitor.given("q")
     try:
         wanted = parse(q)
@@ -117,14 +117,14 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-def message_id_of(visitor: Visitor) -> str:
+def message_id_of(visitor: PageRequest) -> str:
     found = visitor.request.match_info["id"]
     if not is_message_id(found):
         raise PageError(404, "Not found", f"{found} is not a message id")
     return found
 
 
-async def message(visitor: Visitor) -> web.StreamResponse:
+async def message(visitor: PageRequest) -> web.StreamResponse:
     message_id = message_id_of(visitor)
     detail, absent, queued = None, "", tuple[answers.TraceStep, ...]()
     try:
@@ -147,7 +147,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
 
 
 async def _time_line(
-    visitor: Visitor, message_id: str, queued: Sequence[answers.TraceStep], known: Sequence[str]
+    visitor: PageRequest, message_id: str, queued: Sequence[answers.TraceStep], known: Sequence[str]
 ) -> tuple[list[answers.TraceStep], list[str]]:
     """Return the whole time line of a message, and a description of the gaps in the history."""
     settings, now = visitor.operators.settings(), visitor.now
@@ -161,7 +161,7 @@ async def _time_line(
     return line, in_words(gaps, when, several=settings.workers > 1)
 
 
-async def body(visitor: Visitor) -> web.StreamResponse:
+async def body(visitor: PageRequest) -> web.StreamResponse:
     """Show the message as text, whatever its type. The relay's log names the reader."""
     message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
     found, octets = None, bytearray()
@@ -185,21 +185,21 @@ async def body(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-async def history(visitor: Visitor) -> web.StreamResponse:
+async def history(visitor: PageRequest) -> web.StreamResponse:
     given = {name: visitor.given(name) for name in ("value", "since", "outcome", "reply")}
     common = {"given": given, "outcomes": OUTCOMES, "asked": any(given.values())}
 
     wanted = given if common["asked"] else {**given, "since": RECENT}
     try:
         answer = await _found(visitor, wanted)
-    except (ValueError, RedactKeyError, SearchError) as error:
+    except (ValueError, RedactKeyError, UnsearchableError) as error:
         return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)
 
 
-async def _found(visitor: Visitor, given: Mapping[str, str]) -> dict[str, object]:
-    """Return the values for the template `history`. Raise ValueError, SearchError or RedactKeyError if the
-    search is not possible.
+async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, object]:
+    """Return the values for the template `history`. Raise ValueError, UnsearchableError or RedactKeyError if
+    the search is not possible.
     """
     settings, now = visitor.operators.settings(), visitor.now
     value, outcome = given["value"], given["outcome"]
@@ -226,7 +226,7 @@ async def _found(visitor: Visitor, given: Mapping[str, str]) -> dict[str, object
     }
 
 
-async def configuration(visitor: Visitor) -> web.StreamResponse:
+async def configuration(visitor: PageRequest) -> web.StreamResponse:
     changed = bool(visitor.given("changed"))
     shown = toml_text.changed if changed else toml_text.effective
     # Without the file's lines, every value would be marked as derived.
@@ -235,7 +235,7 @@ async def configuration(visitor: Visitor) -> web.StreamResponse:
     return await visitor.page("configuration.html", text=text, changed=changed)
 
 
-async def tail(visitor: Visitor) -> web.StreamResponse:
+async def tail(visitor: PageRequest) -> web.StreamResponse:
     given = {name: visitor.given(name) for name in ("address", "event", "zone")}
     words = [f"--{name} {value}" for name, value in given.items() if value and name != "address"]
     return await visitor.page(
@@ -247,7 +247,7 @@ async def tail(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-async def tail_events(visitor: Visitor) -> web.StreamResponse:
+async def tail_events(visitor: PageRequest) -> web.StreamResponse:
     """Send server-sent events until the operator leaves or the session ends."""
     wanted = requests.Tail(
         address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone")
@@ -265,7 +265,7 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
                     async for frame in frames:
                         await response.write(_event(frame))
             except ControlError as error:
-                await response.write(b"retry: 60000\n" + _event(answers.Missed(why=str(error))))
+                await response.write(b"retry: 60000\n" + _event(answers.StreamGap(why=str(error))))
     except BusyError as error:
         raise PageError(503, "Busy", str(error)) from error
     except ConnectionError:
@@ -286,7 +286,7 @@ def _event(frame: answers.Frame) -> bytes:
                 shown["message"] = message_id
             what = " ".join(f"{name}={value}" for name, value in fields.items())
             shown |= {"at": when(frame.at), "name": frame.event}
-        case answers.Missed():
+        case answers.StreamGap():
             what = frame.why or f"{frame.count:,} events are missing here: they came too fast"
         case _:
             return b": beat\n\n"

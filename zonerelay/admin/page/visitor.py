@@ -13,13 +13,13 @@ from aiohttp import web
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.sessions import PageSession
 from zonerelay.config.credentials.identities import Scope
-from zonerelay.operations.answers import End, Frame
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.answers import EndFrame, Frame
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.requests import Request
 from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
-    from zonerelay.admin.page.rendering import Renderer
+    from zonerelay.admin.page.rendering import PageRenderer
 
 F = TypeVar("F")
 
@@ -47,7 +47,7 @@ class PageError(Exception):
         self.status, self.heading = status, heading
 
 
-class Visitor:
+class PageRequest:
     """A request with its session. `given` are the fields of the form, or those of the URL."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Visitor:
         request: web.Request,
         operators: Operators,
         *,
-        renderer: Renderer,
+        renderer: PageRenderer,
         session: PageSession | None,
         given: Mapping[str, str],
         is_open: Callable[[PageSession], bool],
@@ -99,12 +99,12 @@ class Visitor:
         """Return the single answer to a request. Raise ControlError on failure."""
         return await self.operators.asking.one(request, answer, self.caller)
 
-    async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], End]:
+    async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], EndFrame]:
         """Return all answers to a request, and its end. Raise ControlError on failure."""
         return await self.operators.asking.all(request, answer, self.caller)
 
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
-        call = Call(request=request, caller=self.caller, clear=self.operates)
+        call = OperationCall(request=request, caller=self.caller, clear=self.operates)
         return self.operators.asking.frames(call, beat=beat)
 
     async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:

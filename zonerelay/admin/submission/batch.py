@@ -32,7 +32,7 @@ _TEXTS = ("subject", "text", "html")
 _TAG = re.compile(r"\{\{\s*(?:[#^&{]\s*)?([^\s{}!/>=#^&][^{}]*?)\s*\}\}")
 
 
-class _Renderer(Renderer):
+class _TemplateRenderer(Renderer):
     """Renders the templates of one batch."""
 
     def str_coerce(self, val: str | float | None) -> str:
@@ -71,7 +71,9 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
         for name in _TAG.findall(text):
             if name not in values and name != ".":
                 raise wrong(pointer, f"there is no substitution for {name}")
-        renderer = _Renderer(escape=html.escape if escapes else str, missing_tags="strict", partials={})
+        renderer = _TemplateRenderer(
+            escape=html.escape if escapes else str, missing_tags="strict", partials={}
+        )
         try:
             return renderer.render(text, values)
         except KeyNotFoundError as error:

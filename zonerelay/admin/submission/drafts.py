@@ -18,16 +18,16 @@ from typing import Annotated
 
 import msgspec
 
-from zonerelay.admin.api.problems import FieldError, Problem, malformed, pointer_to
+from zonerelay.admin.api.problems import ApiError, FieldError, malformed, pointer_to
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key
-from zonerelay.inbound.cleanup.submit import Options, SubmittedEnvelope
+from zonerelay.inbound.cleanup.submit import SubmitOptions, SubmittedEnvelope
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
-from zonerelay.message.compose.compose import Address, Draft, File
+from zonerelay.message.compose.compose import Address, AttachedFile, Draft
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
-from zonerelay.model.envelope import METADATA, TAG, Body, Recipient
+from zonerelay.model.envelope import METADATA, TAG, BodyType, Recipient
 from zonerelay.outbox import drafts
 from zonerelay.outbox.drafts import (
     MAX_FILES,
@@ -84,7 +84,7 @@ class Upload:
     is_inline: bool
 
 
-class EnvelopeGiven(
+class ExplicitEnvelope(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
     """An explicit envelope, which replaces the addresses in the header. `from` "" is the null sender."""
@@ -115,13 +115,13 @@ class Submission(
     metadata: dict[str, str | int | float | bool] = {}
     send_at: float | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     require_tls: bool = False
-    envelope: EnvelopeGiven = EnvelopeGiven()
+    envelope: ExplicitEnvelope = ExplicitEnvelope()
     zone: str = ""
     partial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class ValidatedMessage:
     """A validated message that can be submitted. `pointers` maps each recipient to the field that names it;
     `draft` is None if the message was sent as bytes.
     """
@@ -129,12 +129,12 @@ class Sending:
     envelope: SubmittedEnvelope
     pointers: Mapping[Mailbox, str]
     message_id: str
-    options: Options
+    options: SubmitOptions
     draft: Draft | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class SubmissionOrigin:
     """The submitter and the idempotency key of a message, with the current settings and those of the
     listener.
     """
@@ -149,7 +149,7 @@ class Origin:
 BAD_KEY = "an idempotency key must consist of 1 to 255 visible ASCII characters"
 
 
-class Faults:
+class FieldErrors:
     """Collects the errors of all fields of a request."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Faults:
     def add(self, pointer: str, detail: str) -> None:
         self._found.append(FieldError(pointer=pointer, detail=detail))
 
-    def at(self, pointer: str) -> Faults:
+    def at(self, pointer: str) -> FieldErrors:
         """Record errors in the following `with` block for this field. Such blocks cannot be nested."""
         self._at = pointer
         return self
@@ -179,14 +179,14 @@ class Faults:
         """Raise Problem if errors were found."""
         if self._found:
             first = self._found[0]
-            raise Problem(422, "invalid", f"{first.pointer}: {first.detail}", errors=self._found)
+            raise ApiError(422, "invalid", f"{first.pointer}: {first.detail}", errors=self._found)
 
 
 def sending_of(
-    given: Submission, body: JsonBody, origin: Origin, now: float, uploads: Sequence[Upload] = ()
-) -> Sending:
+    given: Submission, body: JsonBody, origin: SubmissionOrigin, now: float, uploads: Sequence[Upload] = ()
+) -> ValidatedMessage:
     """Return the message of a validated submission. Raise Problem with all errors if it is invalid."""
-    faults = Faults()
+    faults = FieldErrors()
     author = _one(given.from_, "from", faults)
     named = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
     shown = {name: tuple(each for each, _ in some) for name, some in named.items()}
@@ -245,12 +245,12 @@ def sending_of(
     smtputf8 = not "".join((sender, *recipients, *written)).isascii()
     mail = MailCommand(
         sender,
-        body=Body.EIGHT_BIT if smtputf8 else Body.SEVEN_BIT,
+        body=BodyType.EIGHT_BIT if smtputf8 else BodyType.SEVEN_BIT,
         smtputf8=smtputf8,
         hold_until=hold_until,
         require_tls=given.require_tls,
     )
-    return Sending(
+    return ValidatedMessage(
         envelope=envelope_of(mail, recipients),
         pointers=recipients,
         message_id=message_id,
@@ -282,7 +282,7 @@ _Named = tuple[Address, str]
 """An address, and the pointer to the field that names it."""
 
 
-def _one(given: One, name: str, faults: Faults) -> Address | None:
+def _one(given: One, name: str, faults: FieldErrors) -> Address | None:
     with faults.at(f"/{name}"):
         if isinstance(given, str):
             return address(given, name)
@@ -299,7 +299,7 @@ def _of_person(given: Person, name: str) -> Address:
     return address(f'"{quoted}" <{found.mailbox}>', name) if given.name else found
 
 
-def _some(given: Some, name: str, faults: Faults) -> list[_Named]:
+def _some(given: Some, name: str, faults: FieldErrors) -> list[_Named]:
     found: list[_Named] = []
     listed = isinstance(given, tuple)
     for at, each in enumerate(given if isinstance(given, tuple) else (given,)):
@@ -311,7 +311,7 @@ def _some(given: Some, name: str, faults: Faults) -> list[_Named]:
 
 
 def _recipients(
-    given: Submission, named: Mapping[str, Sequence[_Named]], faults: Faults
+    given: Submission, named: Mapping[str, Sequence[_Named]], faults: FieldErrors
 ) -> dict[Mailbox, str]:
     """Return each recipient once, in order, with the pointer to its field."""
     people: list[_Named] = []
@@ -330,13 +330,13 @@ def _recipients(
     return dict(found.values())
 
 
-def _text(given: str | None, body: JsonBody, pointer: str, faults: Faults) -> str | None:
+def _text(given: str | None, body: JsonBody, pointer: str, faults: FieldErrors) -> str | None:
     long = None if given is None else body.long(given)
     try:
         with faults.at(pointer):
             return checked_text(given if long is None else long.text(), pointer[1:])
     except TooLargeError as error:
-        raise Problem(
+        raise ApiError(
             413, "too_large", str(error), errors=[FieldError(pointer=pointer, detail=str(error))]
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -344,7 +344,9 @@ def _text(given: str | None, body: JsonBody, pointer: str, faults: Faults) -> st
     return None
 
 
-def _files(given: Submission, body: JsonBody, uploads: Sequence[Upload], faults: Faults) -> tuple[File, ...]:
+def _files(
+    given: Submission, body: JsonBody, uploads: Sequence[Upload], faults: FieldErrors
+) -> tuple[AttachedFile, ...]:
     files = []
     if len(given.attachments) + len(uploads) > MAX_FILES:
         faults.add("/attachments", f"there are more than {MAX_FILES}")
@@ -355,16 +357,18 @@ def _files(given: Submission, body: JsonBody, uploads: Sequence[Upload], faults:
         with faults.at(f"/attachments/{at}"):
             if body.refers(f"{each.filename}{each.content_type}{each.content_id}".encode()):
                 raise BadRowError(f"the name or the type of {name} is too long")
-            files.append(checked_file(File(each.filename, each.content_type, content, each.content_id), name))
+            files.append(
+                checked_file(AttachedFile(each.filename, each.content_type, content, each.content_id), name)
+            )
     for at, upload in enumerate(uploads[:MAX_FILES], len(given.attachments)):
         with faults.at(f"/attachments/{at}"):
             shown = upload.name if upload.is_inline else ""
-            file = File(upload.name, upload.content_type, upload.content, shown)
+            file = AttachedFile(upload.name, upload.content_type, upload.content, shown)
             files.append(checked_file(file, f"attachments[{at}]"))
     return tuple(files)
 
 
-def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
+def _options(given: Submission, origin: SubmissionOrigin, faults: FieldErrors) -> SubmitOptions:
     listener = origin.listener
     notes = [f"{TAG}{tag}" for tag in given.tags]
     for at, tag in enumerate(given.tags):
@@ -390,7 +394,9 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
             or Networks(listener.zone_header_networks).match(origin.client)
         ):
             faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
-    return Options(idempotency_key=origin.key, zone=given.zone, notes=tuple(notes), partial=given.partial)
+    return SubmitOptions(
+        idempotency_key=origin.key, zone=given.zone, notes=tuple(notes), partial=given.partial
+    )
 
 
 def as_text(value: str | float | None) -> str:
@@ -400,7 +406,7 @@ def as_text(value: str | float | None) -> str:
     return "" if value is None else msgspec.json.encode(value).decode()
 
 
-def _hold_until(given: Submission, origin: Origin, now: float, faults: Faults) -> float | None:
+def _hold_until(given: Submission, origin: SubmissionOrigin, now: float, faults: FieldErrors) -> float | None:
     if given.send_at is None:
         return None
     due = given.send_at.timestamp() if isinstance(given.send_at, datetime) else given.send_at

@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from zonerelay.admin.api.problems import wrong
-from zonerelay.admin.api.verbs import Call
+from zonerelay.admin.api.verbs import ApiCall
 from zonerelay.control.history import ask, entries, sent
-from zonerelay.history.reader import Entry, Query, Sent
+from zonerelay.history.reader import HistoryEntry, Query, SentMessage
 from zonerelay.operations.answers import MessageDetail
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import QueueShow
-from zonerelay.telemetry.logs.redact import SearchError
+from zonerelay.telemetry.logs.redact import UnsearchableError
 
 
 class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +43,9 @@ class MessageState(msgspec.Struct, frozen=True, kw_only=True):
     recipients: tuple[RecipientState, ...]
 
 
-class Sought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class MessageSearch(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A search for messages; all given conditions must match. Times are Unix seconds. `state` is the state of
     at least one recipient. `cursor` is `next` of the previous page.
     """
@@ -72,7 +74,7 @@ class MessageList(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-async def list_of(call: Call) -> MessageList:
+async def list_of(call: ApiCall) -> MessageList:
     """Return the messages that were found. Raise Problem if a parameter is invalid, or ControlError without a
     history.
     """
@@ -92,7 +94,7 @@ async def list_of(call: Call) -> MessageList:
         found = await ask(
             partial(sent, user=user, recipient=wanted.recipient, limit=most + 1), settings, query, now
         )
-    except SearchError as error:
+    except UnsearchableError as error:
         raise wrong("", str(error)) from None
     page = found[:most]
     return MessageList(
@@ -101,7 +103,7 @@ async def list_of(call: Call) -> MessageList:
     )
 
 
-def _summary(found: Sent) -> MessageSummary:
+def _summary(found: SentMessage) -> MessageSummary:
     text = found.accepted.text
     return MessageSummary(
         id=text("id"),
@@ -113,7 +115,7 @@ def _summary(found: Sent) -> MessageSummary:
     )
 
 
-async def detail_of(call: Call, message_id: str) -> MessageDetail | None:
+async def detail_of(call: ApiCall, message_id: str) -> MessageDetail | None:
     """Return the message while it is in the queue. A user's token sees the messages of its user only; for
     others, raise NotFoundError.
     """
@@ -126,7 +128,7 @@ async def detail_of(call: Call, message_id: str) -> MessageDetail | None:
     return detail
 
 
-async def state_of(call: Call, message_id: str) -> MessageState:
+async def state_of(call: ApiCall, message_id: str) -> MessageState:
     """Return the state of a message. Raise NotFoundError if the message is unknown."""
     detail = await detail_of(call, message_id)
     user = call.token.user if call.token.scope == "submit" else None
@@ -153,7 +155,7 @@ async def state_of(call: Call, message_id: str) -> MessageState:
     return MessageState(id=message_id, created=created, recipients=tuple(states[at] for at in sorted(states)))
 
 
-def _of_entry(entry: Entry, index: int) -> RecipientState:
+def _of_entry(entry: HistoryEntry, index: int) -> RecipientState:
     return RecipientState(
         address=entry.recipient,
         index=index,

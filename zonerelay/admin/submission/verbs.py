@@ -21,26 +21,26 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from zonerelay.admin.api.problems import (
+    ApiError,
     Code,
     FieldError,
-    Problem,
     ProblemBody,
     decoded,
     invalid,
     malformed,
     wrong,
 )
-from zonerelay.admin.api.verbs import Answer, Call, Verb
+from zonerelay.admin.api.verbs import Answer, ApiCall, Verb
 from zonerelay.admin.requests import media_type
 from zonerelay.admin.submission import zonemta
 from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
     BAD_KEY,
-    Faults,
-    Origin,
-    Sending,
+    FieldErrors,
     Submission,
+    SubmissionOrigin,
     Upload,
+    ValidatedMessage,
     address,
     envelope_of,
     new_message_id,
@@ -48,24 +48,24 @@ from zonerelay.admin.submission.drafts import (
 )
 from zonerelay.admin.submission.states import (
     MessageList,
+    MessageSearch,
     MessageState,
     RecipientState,
-    Sought,
     detail_of,
     list_of,
     state_of,
 )
 from zonerelay.admin.visit import VISIT
 from zonerelay.inbound.cleanup.intake import is_key, key_in
-from zonerelay.inbound.cleanup.submit import Options, Pieces, Principal, Refused
+from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitOptions
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.compose.compose import Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.address_list import read_addresses, recipient_fields
-from zonerelay.model.envelope import Body
-from zonerelay.operations.answers import Changed
+from zonerelay.model.envelope import BodyType
+from zonerelay.operations.answers import ChangeResult
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Drop, Filter
 from zonerelay.outbox.drafts import MAX_FILES, BadRowError, mailbox
@@ -110,7 +110,7 @@ FORM = Annotated[
 """The type of a form in the description. openapi-generator imports a named one and does not make it."""
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted message. `id` is the relay's id, and `message_id` is the header field of the message."""
 
     id: str
@@ -118,14 +118,14 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     recipients: tuple[RecipientState, ...]
 
 
-class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of deliveries that were cancelled, and of those being attempted."""
 
     withdrawn: int
     in_flight: int
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MessageBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A batch of messages. Each message has the fields of a submission, which override those of `template`,
     and `substitutions`: texts and numbers for the {{names}} in subject, text, html and headers.
     """
@@ -140,7 +140,7 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     status: int
-    accepted: Accepted | None = None
+    accepted: AcceptedMessage | None = None
     problem: ProblemBody | None = None
 
 
@@ -155,13 +155,13 @@ _reading = Counter[str]()
 
 
 @contextlib.contextmanager
-def _submitted(call: Call) -> Iterator[Origin]:
+def _submitted(call: ApiCall) -> Iterator[SubmissionOrigin]:
     origin = _origin(call)
     if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
         yield origin  # it has already arrived and is small
         return
     if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
-        raise Problem(
+        raise ApiError(
             503, "busy", "too many messages are being received; try again", fields={"Retry-After": "1"}
         )
     _reading[origin.user] += 1
@@ -173,17 +173,17 @@ def _submitted(call: Call) -> Iterator[Origin]:
             del _reading[origin.user]
 
 
-def _origin(call: Call) -> Origin:
+def _origin(call: ApiCall) -> SubmissionOrigin:
     if not call.token.user:
         text = (
             f"the token {call.token.name} has no user; create one with: zonerelay token add NAME --scope "
             "submit --user USER"
         )
-        raise Problem(403, "forbidden", text)
+        raise ApiError(403, "forbidden", text)
     key = call.request.headers.get("Idempotency-Key", "")
     if "Idempotency-Key" in call.request.headers and not is_key(key):
-        raise Problem(400, "malformed", BAD_KEY)
-    return Origin(
+        raise ApiError(400, "malformed", BAD_KEY)
+    return SubmissionOrigin(
         user=call.token.user,
         client=VISIT.get().client,
         key=key,
@@ -192,13 +192,13 @@ def _origin(call: Call) -> Origin:
     )
 
 
-async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
+async def _pieces(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[bytes]:
     read = _patiently(origin)
     while piece := await read(call.request.content.readany()):
         yield piece
 
 
-class Read(Protocol):
+class BodyRead(Protocol):
     """Awaits the next bytes of a body, within the client's time limits. Raises Problem if the client is too
     slow.
     """
@@ -206,7 +206,7 @@ class Read(Protocol):
     async def __call__(self, coming: Awaitable[T]) -> T: ...
 
 
-def _patiently(origin: Origin) -> Read:
+def _patiently(origin: SubmissionOrigin) -> BodyRead:
     """Return a function that reads the next bytes of a body within the client's time limits."""
     end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
 
@@ -215,39 +215,39 @@ def _patiently(origin: Origin) -> Read:
             async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + SILENCE)):
                 return await coming
         except TimeoutError:
-            raise Problem(408, "too_slow", "timed out waiting for the request body") from None
+            raise ApiError(408, "too_slow", "timed out waiting for the request body") from None
 
     return read
 
 
 @contextlib.contextmanager
-def _stored(call: Call, origin: Origin) -> Iterator[JsonBody]:
+def _stored(call: ApiCall, origin: SubmissionOrigin) -> Iterator[JsonBody]:
     """Open the storage of a body until the block ends. Raise Problem if the body is too large."""
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
-        raise Problem(413, "too_large", f"the body exceeds {limit} bytes")
+        raise ApiError(413, "too_large", f"the body exceeds {limit} bytes")
     with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
         yield body
 
 
 @contextlib.contextmanager
-def _problems_for(call: Call) -> Iterator[None]:
+def _problems_for(call: ApiCall) -> Iterator[None]:
     """Report to the client why its body cannot be accepted. Raise Problem on failure."""
     try:
         yield
     except TooLargeError as error:
-        raise Problem(413, "too_large", str(error)) from None
+        raise ApiError(413, "too_large", str(error)) from None
     except OSError as error:
         call.operators.on_error("submission", error)
         again = {"Retry-After": "60"}
-        raise Problem(503, "unavailable", "not enough free space to store the body", fields=again) from None
+        raise ApiError(503, "unavailable", "not enough free space to store the body", fields=again) from None
 
 
 @contextlib.asynccontextmanager
-async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes]]:
+async def _json(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[tuple[JsonBody, bytes]]:
     """Read the whole body, and provide it during the block."""
     if media_type(call.request) != _JSON:
-        raise Problem(
+        raise ApiError(
             415, "unsupported_media_type", f"the media type {media_type(call.request)} is not supported"
         )
     with _stored(call, origin) as body:
@@ -272,16 +272,18 @@ async def _fed(body: JsonBody, piece: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes, list[Upload]]]:
+async def _form(
+    call: ApiCall, origin: SubmissionOrigin
+) -> AsyncIterator[tuple[JsonBody, bytes, list[Upload]]]:
     """Read a form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
     read, uploads, found = _patiently(origin), list[Upload](), b""
     with _stored(call, origin) as body:
         with _problems_for(call):
             async for name, file_name, part in _parts(call, read):
                 if name == "message" and found:
-                    raise Problem(422, "invalid", "the form has two parts named message")
+                    raise ApiError(422, "invalid", "the form has two parts named message")
                 if len(uploads) == MAX_FILES and name != "message":  # a chunked form has no other limit
-                    raise Problem(422, "invalid", f"the form has more than {MAX_FILES} files")
+                    raise ApiError(422, "invalid", f"the form has more than {MAX_FILES} files")
                 if name != "message":
                     body.begin_file()
                 async for piece in _octets(part, read):
@@ -311,10 +313,10 @@ def _well_formed() -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError) as error:
-        raise Problem(400, "malformed", f"the body is not valid multipart/form-data: {error}") from None
+        raise ApiError(400, "malformed", f"the body is not valid multipart/form-data: {error}") from None
 
 
-async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, str, BodyPartReader]]:
+async def _parts(call: ApiCall, read: BodyRead) -> AsyncIterator[tuple[str, str, BodyPartReader]]:
     """Yield each part with its name and the name of its file."""
     with _well_formed():
         reader = await call.request.multipart()
@@ -328,13 +330,13 @@ async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, str, BodyPa
             name, file_name = found
         if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
             text = f"unknown part {name!r}; use message, attachment or inline"
-            raise Problem(422, "invalid", text)
+            raise ApiError(422, "invalid", text)
         if "Content-Transfer-Encoding" in part.headers:
-            raise Problem(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
+            raise ApiError(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
         yield name, file_name, part
 
 
-async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
+async def _octets(part: BodyPartReader, read: BodyRead) -> AsyncIterator[bytes]:
     while True:
         with _well_formed():
             piece = await read(part.read_chunk(WRITE))
@@ -360,7 +362,7 @@ def _converted(fields: dict[str, Any]) -> Submission:
         raise invalid(error, "the message", fields, Submission) from error
 
 
-async def _submit(call: Call) -> Answer:
+async def _submit(call: ApiCall) -> Answer:
     with _submitted(call) as origin:
         if media_type(call.request) == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
@@ -373,21 +375,21 @@ async def _submit(call: Call) -> Answer:
             return _accepted(await _take(call, origin, given, body, size=len(data)))
 
 
-def _accepted(accepted: Accepted) -> web.Response:
+def _accepted(accepted: AcceptedMessage) -> web.Response:
     data = msgspec.json.encode(accepted) + b"\n"
     fields = {"Location": f"/v1/messages/{accepted.id}", "Content-Type": _JSON}
     return web.Response(status=202, body=data, headers=fields)
 
 
 async def _take(
-    call: Call,
-    origin: Origin,
+    call: ApiCall,
+    origin: SubmissionOrigin,
     given: Submission,
     body: JsonBody,
     uploads: Sequence[Upload] = (),
     *,
     size: int = SMALL + 1,
-) -> Accepted:
+) -> AcceptedMessage:
     """Submit a message. `size` is the size of the JSON: large messages are checked and composed in a
     thread.
     """
@@ -417,7 +419,9 @@ async def _composed_in_thread(draft: Draft) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pieces) -> Accepted:
+async def _submitted_as(
+    call: ApiCall, origin: SubmissionOrigin, sending: ValidatedMessage, pieces: Pieces
+) -> AcceptedMessage:
     """Submit the message, and return its answer. Raise Problem if it is refused."""
     principal = Principal(
         protocol="HTTP",
@@ -427,7 +431,7 @@ async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pi
         may_relay=True,
     )
     result = await call.operators.submit(principal, sending.envelope, pieces, sending.options)
-    if isinstance(result, Refused):
+    if isinstance(result, Rejection):
         raise problem_of(result, sending.pointers)
     states = (
         RecipientState(
@@ -439,7 +443,7 @@ async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pi
         for index, each in enumerate(sending.pointers)
     )
     message_id = result.message_id or sending.message_id
-    return Accepted(id=result.id, message_id=message_id, recipients=tuple(states))
+    return AcceptedMessage(id=result.id, message_id=message_id, recipients=tuple(states))
 
 
 # A rejection becomes an HTTP problem by its reason, its enhanced status code, or its reply class.
@@ -457,7 +461,7 @@ _BY_STATUS: dict[str, tuple[int, Code]] = {
 _RETRY_AFTER = {429: 60.0, 503: 10.0}
 
 
-def problem_of(refused: Refused, pointers: Mapping[Mailbox, str]) -> Problem:
+def problem_of(refused: Rejection, pointers: Mapping[Mailbox, str]) -> ApiError:
     """Return the problem with the fields that caused it. `pointers` has the fields of the recipients."""
     reply = refused.reply
     status, code = _status_of(refused)
@@ -471,10 +475,10 @@ def problem_of(refused: Refused, pointers: Mapping[Mailbox, str]) -> Problem:
     if status in _RETRY_AFTER:
         fields["Retry-After"] = str(math.ceil(refused.retry_after or _RETRY_AFTER[status]))
     detail = f"{reply.status} {reply.text}" if reply.detail else reply.text
-    return Problem(status, code, detail, errors=errors, fields=fields, smtp_reply=str(reply))
+    return ApiError(status, code, detail, errors=errors, fields=fields, smtp_reply=str(reply))
 
 
-def _status_of(refused: Refused) -> tuple[int, Code]:
+def _status_of(refused: Rejection) -> tuple[int, Code]:
     reply = refused.reply
     if refused.reason is Reason.QUOTA and reply.is_transient:
         return 429, "too_many"
@@ -482,17 +486,17 @@ def _status_of(refused: Refused) -> tuple[int, Code]:
     return _BY_REASON.get(refused.reason) or _BY_STATUS.get(reply.status, by_class)
 
 
-async def _take_raw(call: Call, origin: Origin) -> Accepted:
+async def _take_raw(call: ApiCall, origin: SubmissionOrigin) -> AcceptedMessage:
     limit = origin.listener.max_message_size
     if (call.request.content_length or 0) > limit:
-        raise Problem(413, "too_large", f"the message exceeds {limit} bytes")
+        raise ApiError(413, "too_large", f"the message exceeds {limit} bytes")
     pieces = _strict_lines(_pieces(call, origin))
     scanner = HeaderScanner(origin.listener.max_header_size)
     try:
         while scanner.header is None and (piece := await anext(pieces, None)) is not None:
             scanner.feed(piece)
     except HeaderTooLargeError:
-        raise Problem(413, "too_large", "the header of the message is too large") from None
+        raise ApiError(413, "too_large", "the header of the message is too large") from None
     header = scanner.finish()
     given: RawQuery = call.parameters
     block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
@@ -508,15 +512,15 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     shown = _BCC.sub(b"", held[: scanner.size])
     mail = MailCommand(
         sender,
-        body=Body.EIGHT_BIT,
+        body=BodyType.EIGHT_BIT,
         smtputf8=not "".join((sender, *recipients)).isascii(),
         require_tls=given.require_tls,
     )
-    sending = Sending(
+    sending = ValidatedMessage(
         envelope=envelope_of(mail, recipients),
         pointers=recipients,
         message_id=message_id,
-        options=Options(idempotency_key=origin.key, partial=given.partial),
+        options=SubmitOptions(idempotency_key=origin.key, partial=given.partial),
     )
 
     async def message() -> AsyncIterator[bytes]:
@@ -545,7 +549,7 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
     """Return the envelope from the header section, unless the parameters override it. Raise Problem if it is
     invalid.
     """
-    faults = Faults()
+    faults = FieldErrors()
     fields = all_fields(block)
     with faults.at("/from"):
         sender = _raw_sender(fields) if given.from_ is None else NULL_SENDER
@@ -587,11 +591,11 @@ def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -
     return _converted(substituted({**template, **message}, body))
 
 
-async def _batch(call: Call) -> Answer:
+async def _batch(call: ApiCall) -> Answer:
     """Submit the messages concurrently, so that they are committed together."""
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
-            given: Batch = await _decoded(data, Batch)
+            given: MessageBatch = await _decoded(data, MessageBatch)
             template_size = len(msgspec.json.encode(given.template))
 
             room = asyncio.Semaphore(SIDE_BY_SIDE)
@@ -607,7 +611,7 @@ async def _batch(call: Call) -> Answer:
                 try:
                     filled = await _run(size, _filled, given.template, message, body)
                     accepted = await _take(call, replace(origin, key=key), filled, body, size=size)
-                except Problem as problem:
+                except ApiError as problem:
                     return BatchAnswer(status=problem.body.status, problem=problem.body)
                 return BatchAnswer(status=202, accepted=accepted)
 
@@ -615,20 +619,20 @@ async def _batch(call: Call) -> Answer:
     return BatchAnswers(messages=tuple(answers))
 
 
-async def _state(call: Call) -> Answer:
+async def _state(call: ApiCall) -> Answer:
     return await state_of(call, call.path["message_id"])
 
 
-async def _withdraw(call: Call) -> Answer:
+async def _withdraw(call: ApiCall) -> Answer:
     message_id = call.path["message_id"]
     if await detail_of(call, message_id) is None:
         await state_of(call, message_id)  # raises NotFoundError, unless the message is the caller's
         raise ControlError("no delivery of this message is queued any more")
     request = Drop(filter=Filter(message_id=message_id), reason="withdrawn")
-    changed = await call.one(request, Changed)
+    changed = await call.one(request, ChangeResult)
     if not changed.changed:
         raise ControlError("all remaining deliveries of this message are being attempted now")
-    return Withdrawn(withdrawn=changed.changed, in_flight=changed.busy)
+    return Cancellation(withdrawn=changed.changed, in_flight=changed.busy)
 
 
 def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
@@ -636,25 +640,25 @@ def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
     return _converted(zonemta.submission_of(document, body))
 
 
-async def _zonemta_send(call: Call) -> Answer:
+async def _zonemta_send(call: ApiCall) -> Answer:
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
             message = await _run(len(data), _of_zonemta, await _decoded(data, dict[str, Any]), body)
             return zonemta.answer_of(await _take(call, origin, message, body, size=len(data)), message)
 
 
-async def _zonemta_send_raw(call: Call) -> Answer:
+async def _zonemta_send_raw(call: ApiCall) -> Answer:
     if media_type(call.request) != _MESSAGE:
-        raise Problem(
+        raise ApiError(
             415, "unsupported_media_type", f"the media type {media_type(call.request)} is not supported"
         )
     with _submitted(call) as origin:
         accepted = await _take_raw(call, origin)
-    return zonemta.Sent(id=accepted.id, to=[each.address for each in accepted.recipients])
+    return zonemta.ZoneMtaResponse(id=accepted.id, to=[each.address for each in accepted.recipients])
 
 
 def _mail(
-    path: str, summary: str, run: Callable[[Call], Awaitable[Answer]], answer: object, **more: Any
+    path: str, summary: str, run: Callable[[ApiCall], Awaitable[Answer]], answer: object, **more: Any
 ) -> Verb:
     return Verb(method="POST", path=path, scope="submit", summary=summary, run=run, answer=answer, **more)
 
@@ -668,13 +672,13 @@ SUBMISSION: tuple[Verb, ...] = (
         summary="Find messages: your own, or any as an operator.",
         run=list_of,
         answer=MessageList,
-        parameters=Sought,
+        parameters=MessageSearch,
     ),
     _mail(
         "/v1/messages",
         "Submit a message. The response 202 means that it is accepted and stored.",
         _submit,
-        Accepted,
+        AcceptedMessage,
         parameters=RawQuery,
         streams={_JSON: Submission, _MESSAGE: None, _FORM: FORM},
         success=202,
@@ -684,7 +688,7 @@ SUBMISSION: tuple[Verb, ...] = (
         "Submit up to 500 messages; each gets its own response.",
         _batch,
         BatchAnswers,
-        streams={_JSON: Batch},
+        streams={_JSON: MessageBatch},
         success=207,
     ),
     Verb(
@@ -703,20 +707,20 @@ SUBMISSION: tuple[Verb, ...] = (
         also="operate",
         summary="Cancel the queued deliveries of a message without sending a DSN.",
         run=_withdraw,
-        answer=Withdrawn,
+        answer=Cancellation,
     ),
     _mail(
         "/send",
         "ZoneMTA-compatible: submit a message in the fields of Nodemailer.",
         _zonemta_send,
-        zonemta.Sent,
+        zonemta.ZoneMtaResponse,
         streams={_JSON: dict[str, Any]},
     ),
     _mail(
         "/send-raw",
         "ZoneMTA-compatible: submit a raw message.",
         _zonemta_send_raw,
-        zonemta.Sent,
+        zonemta.ZoneMtaResponse,
         parameters=RawQuery,
         streams={_MESSAGE: None},
         name="post_raw",

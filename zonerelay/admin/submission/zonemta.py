@@ -21,7 +21,7 @@ _PEOPLE = ("to", "cc", "bcc")
 _HEADERS = {"messageId": "Message-ID", "inReplyTo": "In-Reply-To", "references": "References"}
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
+class ZoneMtaResponse(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
     """The response to ZoneMTA's send requests."""
 
     id: str
@@ -57,13 +57,13 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
     return found
 
 
-def answer_of(accepted: Any, message: Submission) -> Sent:
+def answer_of(accepted: Any, message: Submission) -> ZoneMtaResponse:
     sender = message.envelope.from_
     if sender is None:
         sender = (
             address(message.from_, "from").mailbox if isinstance(message.from_, str) else message.from_.email
         )
-    return Sent(id=accepted.id, from_=sender, to=[each.address for each in accepted.recipients])
+    return ZoneMtaResponse(id=accepted.id, from_=sender, to=[each.address for each in accepted.recipients])
 
 
 def _has_key(field: object) -> bool:

@@ -22,7 +22,7 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control.client import ControlClient
-from zonerelay.operations.answers import ActRow, Changed, Count
+from zonerelay.operations.answers import ActRow, ChangeResult, Count
 from zonerelay.operations.requests import CHANGES, Acts, Bounce, Drop, QueueChange, Undo
 
 SAMPLE = 5
@@ -113,16 +113,16 @@ def _dry_run(client: ControlClient, request: QueueChange, *, as_json: bool) -> i
     return OK
 
 
-def changed_by(client: ControlClient, request: QueueChange | Undo, name: str) -> tuple[Changed, int]:
+def changed_by(client: ControlClient, request: QueueChange | Undo, name: str) -> tuple[ChangeResult, int]:
     """Send a changing request and show its progress. Return its result, and the exit status, which tells
     whether all parts of the relay have answered.
     """
     with output.progress(name) as reach:
-        changed, end = client.answered(request, Changed, output.frames_seen(reach))
+        changed, end = client.answered(request, ChangeResult, output.frames_seen(reach))
     return changed, output.completeness(end)
 
 
-def _tell(request: QueueChange, total: Changed) -> None:
+def _tell(request: QueueChange, total: ChangeResult) -> None:
     if (at := getattr(request, "at", None)) is not None:
         # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
         done = f"will be retried at {text.when(at)} ({text.until(at + 30, time.time())})"
@@ -136,7 +136,7 @@ def _tell(request: QueueChange, total: Changed) -> None:
         )
 
 
-def tell_act(changed: Changed) -> None:
+def tell_act(changed: ChangeResult) -> None:
     """Print how to undo the change, or why that is not possible."""
     if changed.no_undo:
         output.chatter().print(f"Change {changed.act} cannot be undone: {changed.no_undo}.")
@@ -177,7 +177,7 @@ def undo(arguments: Namespace) -> int:
     return FAILED if changed.busy else status
 
 
-def _tell_undone(changed: Changed) -> None:
+def _tell_undone(changed: ChangeResult) -> None:
     were = "was restored" if changed.changed == 1 else "were restored"
     before = f"to the state before change {changed.undoes}"
     output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")

@@ -18,14 +18,14 @@ from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.explain import (
     ChangePlans,
     Explainer,
-    GuardPlans,
     RewritePlans,
+    SilentReports,
     SourcePlans,
-    Unreported,
+    UserLimitsPlans,
 )
 from zonerelay.delivery.auth.logins import first_for, senders_of
 from zonerelay.delivery.source import SourceSelection
-from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import Explanation
@@ -34,7 +34,7 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts import StsFiles, StsPolicies, StsUnreported, policy_directory
+from zonerelay.routing.mta_sts import SilentStsObserver, StsFiles, StsPolicies, policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.outbound import build_srs
 from zonerelay.worker.tables import build_dkim_keys
@@ -49,7 +49,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     resolver = Resolver(settings.dns, clock)
     # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
-    sts = StsPolicies(resolver, StsUnreported(), clock, files=files)
+    sts = StsPolicies(resolver, SilentStsObserver(), clock, files=files)
     try:
         with refused(ValueError, status=USAGE):
             explainer = _explainer(settings, resolver, sts, clock, hostname)
@@ -63,7 +63,7 @@ def _explainer(
     settings: Settings, resolver: Resolver, sts: StsPolicies, clock: SystemClock, hostname: str
 ) -> Explainer:
     """Build the explainer. Raise ValueError if the configuration is not valid."""
-    rewriting = Rewriting(settings.rewrite)
+    rewriting = RewriteRules(settings.rewrite)
     senders = senders_of(settings.credential)
     router = MxRouter(
         resolver,
@@ -74,7 +74,7 @@ def _explainer(
         sts=sts,
         destinations=DestinationTable(settings.destination),
     )
-    sources = SourceSelection(clock, Unreported())
+    sources = SourceSelection(clock, SilentReports())
     sources.configure(settings.source)
     return Explainer(
         Zones(settings.zone, settings.route),
@@ -86,12 +86,12 @@ def _explainer(
         rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
         credential=lambda zone, sender: first_for(sender, zone, senders),
         changes=ChangePlans(lambda: build_dkim_keys(settings), lambda: _srs(settings), clock),
-        guard=GuardPlans(partial(_rails, settings), clock),
+        guard=UserLimitsPlans(partial(_rails, settings), clock),
         relay_running=False,
     )
 
 
-async def _rails(settings: Settings, user: str) -> rails.Rails | None:
+async def _rails(settings: Settings, user: str) -> rails.UserLimits | None:
     try:
         return rails.read(rails.file_beside(settings.auth.credentials)).of(user)
     except CredentialsError:

@@ -27,14 +27,14 @@ from zonerelay.control.client import ControlClient
 from zonerelay.control.report import report as figures
 from zonerelay.control.socket import control_socket_path
 from zonerelay.history.database import forget, open_for_writing
-from zonerelay.history.reader import Entry, Gap
+from zonerelay.history.reader import HistoryEntry, HistoryGap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import Address, RelayStatus, TraceStep, addresses_in
+from zonerelay.operations.answers import RelayStatus, ResolvedAddress, TraceStep, addresses_in
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import HistoryFind, Resolve, Status
 from zonerelay.process.setup import redact_key_of
-from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError
+from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ def show(arguments: Namespace) -> int:
     return OK if shown.steps else FAILED
 
 
-def known_addresses(settings: Settings, found: Iterable[Entry]) -> list[str]:
+def known_addresses(settings: Settings, found: Iterable[HistoryEntry]) -> list[str]:
     """Return the addresses in these entries that the running relay knows."""
     known: list[str] = []
     relay = ControlClient(control_socket_path(settings))
@@ -115,7 +115,7 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
     try:
         yield
     except NotFoundError:
-        with contextlib.suppress(CliError, RedactKeyError, SearchError):
+        with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
             if shown := history.became(load_for_reading(config, quietly=True), message_id, time.time()):
                 raise NotFoundError(
                     f"{shown}. Run zonerelay log show {message_id} for its time line"
@@ -125,7 +125,7 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
     """Return the history of a message, followed by the steps that the queue reports."""
-    with contextlib.suppress(CliError, RedactKeyError, SearchError):
+    with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
         settings = load_for_reading(config, quietly=True)
         now = time.time()
         known = known_addresses(settings, history.entries(settings, message_id, None, now))
@@ -194,11 +194,11 @@ def report(arguments: Namespace) -> int:
         status = error
 
     def known(senders: Sequence[str]) -> Mapping[str, str]:
-        found: list[Address] = []
+        found: list[ResolvedAddress] = []
         with contextlib.suppress(ControlError):
             for recent in (True, False):
                 request = Resolve(pseudonym=" ".join(senders), recent=recent)
-                found += client.all(request, Address)[0]
+                found += client.all(request, ResolvedAddress)[0]
         return history.pseudonyms(settings, [each.address for each in found])
 
     shown = figures(settings, hostname, (now - arguments.since, now), status, known)
@@ -229,11 +229,11 @@ def pseudonym_of(settings: Settings, address: str) -> str:
 
 def _answer(ask: Callable[[], T]) -> T:
     """Call a function. Turn errors of the search or of the pseudonym key into usage errors."""
-    with refused(SearchError, RedactKeyError, status=USAGE):
+    with refused(UnsearchableError, RedactKeyError, status=USAGE):
         return ask()
 
 
-def _table(found: Sequence[Entry], known: Mapping[str, str], *, wide: bool) -> Table:
+def _table(found: Sequence[HistoryEntry], known: Mapping[str, str], *, wide: bool) -> Table:
     columns = ["time", "id", "outcome", "from", "to", "host", "reply"]
     if not wide:
         columns = [name for name in columns if name not in ("from", "host")]
@@ -274,7 +274,7 @@ def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
         output.chatter().print(f"There is no history that can be read in {place}.")
 
 
-def _tell_gaps(gaps: Sequence[Gap], several: bool) -> None:
+def _tell_gaps(gaps: Sequence[HistoryGap], several: bool) -> None:
     if gaps:
         output.chatter().print("The history is not whole:")
     for line in history.in_words(gaps, text.when, several=several):

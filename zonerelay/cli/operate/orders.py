@@ -34,7 +34,7 @@ def suspend(arguments: Namespace) -> int:
         raise CliError(
             "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
         )
-    answer, status = _ask(arguments, request, answers.OrderGiven)
+    answer, status = _ask(arguments, request, answers.OrderResult)
     if arguments.json:
         output.print_document(answer)
         return status
@@ -47,7 +47,7 @@ def suspend(arguments: Namespace) -> int:
     return status
 
 
-def _clock(given: answers.OrderGiven, now: float) -> Iterator[str]:
+def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
     if given.order.stop_clock or given.first_expiry is None:
         return
     at, until = given.first_expiry, given.order.until
@@ -61,7 +61,7 @@ def _clock(given: answers.OrderGiven, now: float) -> Iterator[str]:
 
 
 def resume(arguments: Namespace) -> int:
-    ended, status = _ask(arguments, request_of(arguments, Resume), answers.OrdersEnded)
+    ended, status = _ask(arguments, request_of(arguments, Resume), answers.OrdersResult)
     if arguments.json:
         output.print_document(ended)
     elif not ended.orders:

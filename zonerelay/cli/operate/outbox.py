@@ -100,14 +100,14 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
     """Query the database for the status. Raise StoreError if it does not answer."""
     from zonerelay.outbox.attach import access_of
-    from zonerelay.outbox.database.sql import Statements
+    from zonerelay.outbox.database.sql import OutboxStatements
     from zonerelay.outbox.database.tables import check
     from zonerelay.outbox.keeper import names_of
-    from zonerelay.store.postgres.driver import Link
+    from zonerelay.store.postgres.driver import DatabaseConnection
 
     names = names_of(settings)
-    statements = Statements(names)
-    link = await Link.open(access_of(settings, os.environ))
+    statements = OutboxStatements(names)
+    link = await DatabaseConnection.open(access_of(settings, os.environ))
     try:
         await check(link, names)
         rows = await link.fetch(statements.figures)

@@ -16,7 +16,7 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED
 from zonerelay.operations.catalogue import OPERATIONS
-from zonerelay.operations.operation import Shape
+from zonerelay.operations.operation import ResponseKind
 from zonerelay.operations.requests import Request
 
 
@@ -27,7 +27,7 @@ def show(arguments: Namespace) -> int:
         request = cast(Request, request_of(arguments, operation.request))
         saw = output.frames_seen(reach)
         found, end = connect(arguments).all(request, operation.reply or msgspec.Struct, saw)
-    if operation.shape is Shape.ROWS:
+    if operation.shape is ResponseKind.ROWS:
         output.print_rows(found, _table, "There are none.", as_json=arguments.json)
         return output.completeness(end)
     for frame in found:

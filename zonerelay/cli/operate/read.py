@@ -50,21 +50,21 @@ def list_deliveries(arguments: Namespace) -> int:
 
 
 def _list_json(frames: Iterator[answers.Frame]) -> int:
-    end = answers.End()
+    end = answers.EndFrame()
     with output.progress("Listing the queue", enabled=not sys.stdout.isatty()) as reach:
         saw = output.frames_seen(reach)
         for frame in frames:
             saw(frame)
             if isinstance(frame, answers.DeliveryRow):
                 output.print_line(frame)
-            elif isinstance(frame, answers.End):
+            elif isinstance(frame, answers.EndFrame):
                 end = frame
     return output.completeness(end)
 
 
 def _list_tables(frames: Iterator[answers.Frame], limit: int) -> int:
     console = output.console()
-    reader = _Rows(frames)
+    reader = _RowPrinter(frames)
     while rows := reader.page():
         console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
     end = reader.end
@@ -78,14 +78,14 @@ def _list_tables(frames: Iterator[answers.Frame], limit: int) -> int:
     return output.completeness(end)
 
 
-class _Rows:
+class _RowPrinter:
     """Prints the rows of a list that is fetched page by page. A progress bar is shown while the first row of
     a page is awaited.
     """
 
     def __init__(self, frames: Iterator[answers.Frame]) -> None:
         self._frames = frames
-        self.end = answers.End()
+        self.end = answers.EndFrame()
 
     def page(self) -> list[answers.DeliveryRow]:
         with output.progress("Scanning the queue") as reach:
@@ -96,7 +96,7 @@ class _Rows:
             saw(frame)
             if isinstance(frame, answers.DeliveryRow):
                 yield frame
-            elif isinstance(frame, answers.End):
+            elif isinstance(frame, answers.EndFrame):
                 self.end = frame
 
 
@@ -244,9 +244,9 @@ def resolve(arguments: Namespace) -> int:
     with output.progress("Scanning the queue") as reach:
         request, saw = request_of(arguments, Resolve), output.frames_seen(reach)
         relay = connect(arguments)
-        found, end = relay.all(request, answers.Address, saw)
+        found, end = relay.all(request, answers.ResolvedAddress, saw)
         if not found and not request.recent:
-            found, end = relay.all(msgspec.structs.replace(request, recent=True), answers.Address)
+            found, end = relay.all(msgspec.structs.replace(request, recent=True), answers.ResolvedAddress)
     if arguments.json:
         for address in found:
             output.print_line(address)

@@ -19,7 +19,7 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
-from zonerelay.operations.answers import MailEvent, Missed, TranscriptLine
+from zonerelay.operations.answers import MailEvent, StreamGap, TranscriptLine
 from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.telemetry.events.events import Field
 
@@ -50,12 +50,14 @@ def tail(arguments: Namespace) -> int:
     wide = console.width >= output.WIDE
     with contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments).stream(request):
-            if not isinstance(frame, MailEvent | Missed):
+            if not isinstance(frame, MailEvent | StreamGap):
                 continue
             if arguments.json:
                 output.print_line(frame)
             else:
-                _print(console, _missed(frame) if isinstance(frame, Missed) else event_line(frame, wide=wide))
+                _print(
+                    console, _missed(frame) if isinstance(frame, StreamGap) else event_line(frame, wide=wide)
+                )
             sys.stdout.flush()
     return OK
 
@@ -99,14 +101,14 @@ def transcript(arguments: Namespace) -> int:
     request = request_of(arguments, Transcript)
     with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments).stream(request):
-            if not isinstance(frame, TranscriptLine | Missed):
+            if not isinstance(frame, TranscriptLine | StreamGap):
                 continue
-            if isinstance(frame, Missed) and not arguments.json and not frame.count:
+            if isinstance(frame, StreamGap) and not arguments.json and not frame.count:
                 output.chatter().print(_missed(frame))
             elif arguments.json:
                 output.print_line(frame, stream)
             else:
-                console.print(_missed(frame) if isinstance(frame, Missed) else said(frame), soft_wrap=True)
+                console.print(_missed(frame) if isinstance(frame, StreamGap) else said(frame), soft_wrap=True)
             stream.flush()
     return OK
 
@@ -141,7 +143,7 @@ def _short(address: str) -> str:
     return address if len(address) <= SHORT else address[: SHORT - 1] + "…"
 
 
-def _missed(frame: Missed) -> Text:
+def _missed(frame: StreamGap) -> Text:
     why = f"{text.plural(frame.count, 'line')} skipped: this reader is too slow" if frame.count else ""
     return Text(f"… {why or text.clean(frame.why)}", style="yellow")
 

@@ -22,7 +22,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.process.certificate import Issued, Name, issue, written
+from zonerelay.process.certificate import IssuedCertificate, Name, issue, written
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.smtp.server.paths import literal_address
 
@@ -101,7 +101,7 @@ def _lines(paths: tuple[Path, Path]) -> list[str]:
     return ["[[listener]]", 'tls = "starttls"', f"certificate = [{certificate}]", f"key = [{key}]"]
 
 
-def _print_text(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> None:
+def _print_text(issued: IssuedCertificate, names: list[Name], paths: tuple[Path, Path]) -> None:
     console = output.console()
     facts = [
         ("certificate", str(paths[0])),

@@ -44,7 +44,7 @@ from zonerelay.config.settings import (
 )
 
 if TYPE_CHECKING:
-    from zonerelay.inbound.tls.certificate_files import Pair
+    from zonerelay.inbound.tls.certificate_files import CertificatePair
 
 
 _PATTERNS = (
@@ -161,7 +161,7 @@ def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> 
     return notes
 
 
-def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterator[str]:
+def _about(pair: CertificatePair, certificate: Path, key: Path, taken: set[str]) -> Iterator[str]:
     from zonerelay.inbound.tls.certificate_files import is_exposed
     from zonerelay.inbound.tls.certificates import EXPIRES_SOON
 
@@ -185,7 +185,7 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
     except CredentialsError as error:
         report.refuse(("auth", "credentials"), str(error))
         return
-    named: dict[str, rails.Rails] = {}
+    named: dict[str, rails.UserLimits] = {}
     for user in found.users():
         try:
             named[f"the user {user}"] = found.own(user)

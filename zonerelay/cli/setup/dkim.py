@@ -25,7 +25,14 @@ from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, refused
 from zonerelay.config.settings import Settings, read_key_file, read_selector
-from zonerelay.message.dkim.dns_record import Finding, RecordStatus, judge, record_name, record_text, strings
+from zonerelay.message.dkim.dns_record import (
+    RecordFinding,
+    RecordStatus,
+    judge,
+    record_name,
+    record_text,
+    strings,
+)
 from zonerelay.message.dkim.keys import DkimEntry, DkimKeys
 from zonerelay.message.dkim.private_keys import load_private_key, new_private_key
 from zonerelay.message.dkim.signature import ED25519, RSA
@@ -37,7 +44,7 @@ from zonerelay.routing.idna import ascii_domain
 ALGORITHMS = {"rsa": RSA, "ed25519": ED25519}
 
 
-class Signs(enum.StrEnum):
+class KeyActivity(enum.StrEnum):
     """Whether a key is used now, according to its dates."""
 
     NOW = "now"
@@ -54,7 +61,7 @@ class CheckedKey(msgspec.Struct, frozen=True):
     algorithm: str
     bits: int
     record: str
-    signs: Signs
+    signs: KeyActivity
     status: RecordStatus
     detail: str
     not_before: float
@@ -136,7 +143,7 @@ def _instructions(domain: str, selector: str, path: Path, name: str, record: str
     return "\n".join(lines) + "\n"
 
 
-async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[Finding]:
+async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[RecordFinding]:
     resolver = Resolver(settings.dns, SystemClock())
     try:
         return await asyncio.gather(*(_finding(resolver, entry) for entry in entries))
@@ -144,21 +151,21 @@ async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[Fin
         await resolver.close()
 
 
-async def _finding(resolver: Resolver, entry: DkimEntry) -> Finding:
+async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
     domain = entry.signing_domain or entry.domain
     if domain.startswith("*."):
         detail = "each name below needs its own record; with signing_domain one record is enough for all"
-        return Finding(RecordStatus.WILDCARD, detail)
+        return RecordFinding(RecordStatus.WILDCARD, detail)
     answer = await resolver.txt(record_name(entry.selector, domain))
     if not answer.status.is_definite:
-        return Finding(RecordStatus.UNKNOWN, str(answer.status))
+        return RecordFinding(RecordStatus.UNKNOWN, str(answer.status))
     found = judge(answer.records, entry.key)
     if answer.status is DnsStatus.NXDOMAIN:
-        return Finding(found.status, f"the name does not exist: {found.detail}")
+        return RecordFinding(found.status, f"the name does not exist: {found.detail}")
     return found
 
 
-def _checked(entry: DkimEntry, finding: Finding, now: float) -> CheckedKey:
+def _checked(entry: DkimEntry, finding: RecordFinding, now: float) -> CheckedKey:
     domain = entry.signing_domain or entry.domain
     return CheckedKey(
         option=entry.option,
@@ -175,17 +182,17 @@ def _checked(entry: DkimEntry, finding: Finding, now: float) -> CheckedKey:
     )
 
 
-def _signs(entry: DkimEntry, now: float) -> Signs:
+def _signs(entry: DkimEntry, now: float) -> KeyActivity:
     if entry.fits(now):
-        return Signs.NOW
-    return Signs.LATER if entry.not_before > now else Signs.NO_MORE
+        return KeyActivity.NOW
+    return KeyActivity.LATER if entry.not_before > now else KeyActivity.NO_MORE
 
 
 def _is_wrong(row: CheckedKey) -> bool:
     """Return whether a record is wrong. That of an expired key may be absent; a failed query also counts as
     wrong.
     """
-    return row.signs is not Signs.NO_MORE and row.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
+    return row.signs is not KeyActivity.NO_MORE and row.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
 
 
 def _style(row: CheckedKey) -> str:

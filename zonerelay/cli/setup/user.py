@@ -32,7 +32,7 @@ from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User, change_user
-from zonerelay.config.rails import Rails
+from zonerelay.config.rails import UserLimits
 from zonerelay.config.settings import Settings
 from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
@@ -222,7 +222,7 @@ def _rotate(arguments: Namespace, path: Path) -> int:
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
-    def second(_: User, there: Rails) -> Rails:
+    def second(_: User, there: UserLimits) -> UserLimits:
         if there.second_hash:
             raise _rotating(name)
         return dataclasses.replace(there, second_hash=hashed)
@@ -244,7 +244,7 @@ def _finish_rotation(arguments: Namespace, path: Path) -> int:
             f"{text.clean(name)} has one password; add a second one with: zonerelay user rotate NAME"
         )
 
-    def drop(_: User, there: Rails) -> Rails:
+    def drop(_: User, there: UserLimits) -> UserLimits:
         if there.second_hash != hashed:
             raise CliError("the passwords were changed by someone else; nothing was changed")
         return dataclasses.replace(there, second_hash="")
@@ -318,7 +318,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
     return {level.limit: level.used for level in levels}, ""
 
 
-def _rails(path: Path, name: str) -> Rails:
+def _rails(path: Path, name: str) -> UserLimits:
     """Return the limits that apply to the user: its own ones, on top of the defaults."""
     return rails.read(rails.file_beside(path), whole=True).of(name)
 

@@ -38,16 +38,16 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
-from zonerelay.store.contract import Kept, QueueView, Store, StoreError
+from zonerelay.store.contract import QueueView, Store, StoredKey, StoreError
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import KEYS, is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey
-from zonerelay.transfer.loader import Loaded
-from zonerelay.transfer.register import Register
-from zonerelay.transfer.stored import TransferError, Unusable
+from zonerelay.transfer.loader import ImportResult
+from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.stored import TransferError, UnusableMessage
 
 FORMAT = 1
 _SHEET = "backup.json"
@@ -56,7 +56,7 @@ _KEYS = ".keys"
 _PAGE = 256 * 1024
 
 
-class BackupSheet(msgspec.Struct, kw_only=True):
+class BackupDescription(msgspec.Struct, kw_only=True):
     """The description of a backup, in `backup.json`. `made` is the Unix time whose state the backup contains.
     `files` maps names to SHA-256 hashes. `unusable` counts messages that could not be read, and `missing`
     names files in the spool's directory that could not.
@@ -74,7 +74,7 @@ class BackupSheet(msgspec.Struct, kw_only=True):
     files: dict[str, str] = {}
 
 
-class _Format(msgspec.Struct):
+class _BackupFormat(msgspec.Struct):
     """The version of a backup's format."""
 
     format: int
@@ -112,8 +112,10 @@ def backup(arguments: Namespace) -> int:
     return FAILED if sheet.unusable or sheet.missing else OK
 
 
-async def _backup(settings: Settings, draft: Path) -> BackupSheet:
-    sheet = BackupSheet(made=time.time(), hostname=socket.gethostname(), backend=settings.spool.backend.value)
+async def _backup(settings: Settings, draft: Path) -> BackupDescription:
+    sheet = BackupDescription(
+        made=time.time(), hostname=socket.gethostname(), backend=settings.spool.backend.value
+    )
     async with contextlib.AsyncExitStack() as stack:
         views = [
             await stack.enter_async_context(
@@ -138,7 +140,7 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
 
 async def _octets(store: QueueView) -> int:
     now = time.time()
-    return (await survey(store, Matcher(QueueFilter(), now), now)).octets
+    return (await survey(store, FilterMatcher(QueueFilter(), now), now)).octets
 
 
 def _check_room(draft: Path, octets: int) -> None:
@@ -147,13 +149,13 @@ def _check_room(draft: Path, octets: int) -> None:
         raise StoreError(f"{draft.parent} requires {text.size(octets)}, but only {text.size(free)} are free")
 
 
-async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) -> None:
+async def _export(store: QueueView, sheet: BackupDescription, target: files.Target) -> None:
     now = time.time()
-    everything = Matcher(QueueFilter(), now)
+    everything = FilterMatcher(QueueFilter(), now)
     meant = await survey(store, everything, now)
     with output.progress("backup") as reach:
 
-        def saw(deliveries: int, skipped: Unusable | None) -> None:
+        def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
             sheet.messages += deliveries > 0
             sheet.deliveries += deliveries
             if skipped is not None:
@@ -164,11 +166,11 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) ->
         await export(store, meant, everything, now, target, saw=saw)
 
 
-class _Key(msgspec.Struct):
+class _StoredKeyLine(msgspec.Struct):
     """One line of the file of idempotency keys."""
 
     identity: str
-    kept: Kept
+    kept: StoredKey
 
 
 async def _export_keys(store: QueueView, path: Path) -> None:
@@ -177,7 +179,9 @@ async def _export_keys(store: QueueView, path: Path) -> None:
     while True:
         page, cursor = await store.kept_keys(cursor)
         if page:
-            durable.append(path, b"".join(msgspec.json.encode(_Key(*each)) + b"\n" for each in page))
+            durable.append(
+                path, b"".join(msgspec.json.encode(_StoredKeyLine(*each)) + b"\n" for each in page)
+            )
         if not cursor:
             return
 
@@ -185,7 +189,7 @@ async def _export_keys(store: QueueView, path: Path) -> None:
 async def _load_keys(store: Store, path: Path) -> None:
     with path.open("rb") as file:
         while lines := file.readlines(_PAGE):
-            keys = [msgspec.json.decode(line, type=_Key) for line in lines]
+            keys = [msgspec.json.decode(line, type=_StoredKeyLine) for line in lines]
             await store.keep_keys([(key.identity, key.kept) for key in keys])
 
 
@@ -220,13 +224,13 @@ def restore(arguments: Namespace) -> int:
     return FAILED if unusable else OK
 
 
-def _checked(source: Path) -> BackupSheet:
+def _checked(source: Path) -> BackupDescription:
     """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
     with refused(OSError, msgspec.MsgspecError, before=f"{source} is not a zonerelay backup: ", status=USAGE):
         raw = (source / _SHEET).read_bytes()
-        if (version := msgspec.json.decode(raw, type=_Format).format) != FORMAT:
+        if (version := msgspec.json.decode(raw, type=_BackupFormat).format) != FORMAT:
             raise CliError(f"{source} has format {version}; this release supports {FORMAT}", USAGE)
-        sheet = msgspec.json.decode(raw, type=BackupSheet)
+        sheet = msgspec.json.decode(raw, type=BackupDescription)
         for name, wanted in sheet.files.items():
             if _checksum(source / name) != wanted:
                 raise CliError(
@@ -235,7 +239,9 @@ def _checked(source: Path) -> BackupSheet:
     return sheet
 
 
-async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: Path) -> tuple[int, int, int]:
+async def _restore(
+    settings: Settings, source: Path, sheet: BackupDescription, home: Path
+) -> tuple[int, int, int]:
     """Restore the mail. Each restore has its own import log, so that an interrupted one can be continued and
     another one begins from the start.
     """
@@ -250,7 +256,7 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
         durable.make_directory(under_way)
         carried = home_files.restore(settings, source / _HOME)
         carried.tell()
-        register = Register(under_way)
+        register = ImportRegister(under_way)
         try:
             loaded = await _load(settings, source, sheet, store, register)
         finally:
@@ -266,8 +272,8 @@ async def _left_over(settings: Settings, store: Store) -> str:
 
 
 async def _load(
-    settings: Settings, source: Path, sheet: BackupSheet, store: Store, register: Register
-) -> Loaded:
+    settings: Settings, source: Path, sheet: BackupDescription, store: Store, register: ImportRegister
+) -> ImportResult:
     now, messages = time.time(), sheet.messages
     with loading("restoring", settings, store, register, messages=messages, now=now) as loader:
         for part in sorted(source.glob("[0-9][0-9].tar")):

@@ -25,7 +25,7 @@ def cat(arguments: Namespace) -> int:
         raise CliError(
             "--zone can be used only with --as-sent: the stored body is the same in all zones", USAGE
         )
-    show = output.print_line if arguments.json else _Octets().show
+    show = output.print_line if arguments.json else _ByteWriter().show
     try:
         for frame in connect(arguments).stream(request):
             if isinstance(frame, MessageBody | BodyPiece):
@@ -38,7 +38,7 @@ def cat(arguments: Namespace) -> int:
     return OK
 
 
-class _Octets:
+class _ByteWriter:
     """Writes the bytes of a message to standard output."""
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ async def _send(
 def _renderer(settings: Settings, store: Store) -> Renderer:
     """Build the renderer. Raise ValueError if the configuration is not valid."""
     clock = SystemClock()
-    events = Events(_Shown(), Metrics(), Redactor(b"", enabled=False), clock)
+    events = Events(_EventPrinter(), Metrics(), Redactor(b"", enabled=False), clock)
     renderer = Renderer(read_body=store.read_body, events=events, clock=clock)
     largest = max((listener.max_header_size for listener in settings.listener), default=0)
     renderer.configure(
@@ -63,7 +63,7 @@ def _renderer(settings: Settings, store: Store) -> Renderer:
     return renderer
 
 
-class _Shown:
+class _EventPrinter:
     """Prints the events that the relay would log about a rendition."""
 
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:

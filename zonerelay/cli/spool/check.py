@@ -22,7 +22,7 @@ from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Settings, SpoolSettings
-from zonerelay.store.check import HARMLESS, Contents, Examination, Finding, Findings
+from zonerelay.store.check import HARMLESS, CheckOptions, Finding, Findings, SpoolContents
 from zonerelay.store.contract import StoreError
 from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import check_spool
@@ -57,7 +57,7 @@ def check(arguments: Namespace) -> int:
     findings = Findings()
     with output.without_log():
         parts = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
-    contents = Contents(*map(sum, zip(*parts, strict=True)))
+    contents = SpoolContents(*map(sum, zip(*parts, strict=True)))
     home_files.check(settings, findings)
     report = SpoolReport(
         backend=settings.spool.backend.value,
@@ -76,12 +76,12 @@ def check(arguments: Namespace) -> int:
     return OK if report.clean else FAILED
 
 
-def _check_one(settings: Settings, worker: int, tmp: Path | None, findings: Findings) -> Contents:
+def _check_one(settings: Settings, worker: int, tmp: Path | None, findings: Findings) -> SpoolContents:
     spool = spool_of(settings.spool, worker)
     name = f"checking {spool.path.name}" if worker else "checking the spool"
     with output.progress(name, octets=True) as reach:
         try:
-            examination = Examination(_scratch(spool, tmp), findings, reach, os.environ)
+            examination = CheckOptions(_scratch(spool, tmp), findings, reach, os.environ)
             return asyncio.run(check_spool(settings, worker, examination))
         except (StoreError, OSError) as error:
             place = place_of_queue(settings) or spool.path

@@ -27,21 +27,21 @@ from zonerelay.control.acts import queue_filter
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.operations.requests import QueueCount
-from zonerelay.queue.operator.filters import Matcher
+from zonerelay.queue.operator.filters import FilterMatcher
 from zonerelay.queue.orders.order import Order, OrderTable, Subject
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import export, files, others
-from zonerelay.transfer.loader import Loaded, Loader
-from zonerelay.transfer.register import Register
-from zonerelay.transfer.stored import Source, TransferError, Unusable
+from zonerelay.transfer.loader import ImportResult, Loader
+from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.stored import Source, TransferError, UnusableMessage
 
 _BRACKETS = str.maketrans("", "", "[] ")
 
 
-class Exported(msgspec.Struct):
+class ExportResult(msgspec.Struct):
     """The result of `spool export --json`. `suspended` counts deliveries that were exported as held."""
 
     messages: int = 0
@@ -54,7 +54,7 @@ def export_to(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     target: Path = arguments.path.absolute()
     now = time.time()
-    matcher = Matcher(queue_filter(request_of(arguments, QueueCount).filter), now)
+    matcher = FilterMatcher(queue_filter(request_of(arguments, QueueCount).filter), now)
     with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
         done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
@@ -68,9 +68,9 @@ def export_to(arguments: Namespace) -> int:
 
 
 async def _export(
-    settings: Settings, matcher: Matcher, now: float, target: files.Target, place: Path
-) -> Exported:
-    done = Exported()
+    settings: Settings, matcher: FilterMatcher, now: float, target: files.Target, place: Path
+) -> ExportResult:
+    done = ExportResult()
     octets = 0
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
@@ -89,7 +89,9 @@ async def _export(
             meant = await export.survey(store, matcher, now)
             with output.progress("Exporting") as reach:
 
-                def saw(deliveries: int, skipped: Unusable | None, reach: output.Reach = reach) -> None:
+                def saw(
+                    deliveries: int, skipped: UnusableMessage | None, reach: output.Reach = reach
+                ) -> None:
                     done.messages += deliveries > 0
                     done.deliveries += deliveries
                     if skipped is not None:
@@ -136,7 +138,7 @@ def import_from(arguments: Namespace) -> int:
     return _report(arguments, done)
 
 
-async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> Loaded:
+async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> ImportResult:
     now = time.time()
     if system is None:
         # A backup includes the suspensions for its mail, and so does a restore.
@@ -147,11 +149,11 @@ async def _import_from(settings: Settings, system: str | None, place: str, home:
         return await _import(settings, source, home, now)
 
 
-async def _import(settings: Settings, source: Source, home: Path, now: float) -> Loaded:
+async def _import(settings: Settings, source: Source, home: Path, now: float) -> ImportResult:
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
         check_room(source.octets + export.SHEET_SIZE * source.messages, place, settings.spool.min_free_space)
-    register = Register(home)
+    register = ImportRegister(home)
     try:
         async with opened(settings) as store:
             with loading("Importing", settings, store, register, messages=source.messages, now=now) as loader:
@@ -163,13 +165,13 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
 
 @contextlib.contextmanager
 def loading(
-    text: str, settings: Settings, store: Store, register: Register, *, messages: int, now: float
+    text: str, settings: Settings, store: Store, register: ImportRegister, *, messages: int, now: float
 ) -> Iterator[Loader]:
     """Yield a loader that reports the progress and each message that cannot be imported."""
     with output.progress(text) as reach:
         seen = 0
 
-        def saw(skipped: Unusable | None) -> None:
+        def saw(skipped: UnusableMessage | None) -> None:
             nonlocal seen
             seen += 1
             if skipped is not None:
@@ -179,7 +181,7 @@ def loading(
         yield Loader(store, register, Zones(settings.zone, settings.route), now=now, saw=saw)
 
 
-def _report(arguments: Namespace, done: Loaded) -> int:
+def _report(arguments: Namespace, done: ImportResult) -> int:
     if arguments.json:
         output.print_line(done)
     else:
@@ -189,7 +191,7 @@ def _report(arguments: Namespace, done: Loaded) -> int:
     return FAILED if done.unusable else OK
 
 
-def _tell(skipped: Unusable) -> None:
+def _tell(skipped: UnusableMessage) -> None:
     output.chatter().print(f"{skipped.name}: not taken: {skipped.why}")
 
 

@@ -30,7 +30,7 @@ from zonerelay.queue.operator.journal import DIRECTORY as ACTS
 from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.mta_sts import policy_directory
-from zonerelay.store.check import Fault, Findings
+from zonerelay.store.check import DamageKind, Findings
 from zonerelay.transfer.register import FILE as REGISTER
 from zonerelay.transfer.register import merge_registers
 
@@ -62,7 +62,7 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 
 @dataclass(slots=True)
-class Carried:
+class CopiedFiles:
     """The files that were copied, by name. `kept`: the target already has its own file. `lost`: the file is
     damaged at its source and was not copied; the entry includes the reason.
     """
@@ -83,21 +83,21 @@ def octets_of(settings: Settings) -> int:
     return sum(file.stat().st_size + _BLOCK for _, path in files_of(settings) for file in _files(path))
 
 
-def save(settings: Settings, target: Path) -> Carried:
+def save(settings: Settings, target: Path) -> CopiedFiles:
     """Copy all files to the directory of a backup. Raise OSError if one cannot be written."""
-    carried = Carried()
+    carried = CopiedFiles()
     for name, path in files_of(settings):
         _union(name, path, target / name, carried)
     return carried
 
 
-def restore(settings: Settings, source: Path) -> Carried:
+def restore(settings: Settings, source: Path) -> CopiedFiles:
     """Copy the files back from a backup. An existing file with the same name and other content is renamed.
     Existing suspensions and key registers stay valid, in addition to those of the backup. Raise OSError or
     OrdersError if that fails.
     """
     stamp = time.strftime("%Y%m%dT%H%M%S")
-    carried = Carried()
+    carried = CopiedFiles()
     for name, path in files_of(settings):
         saved = source / name
         if name in _MERGED:
@@ -109,13 +109,13 @@ def restore(settings: Settings, source: Path) -> Carried:
     return carried
 
 
-def bring_along(source: Settings, target: Settings, *, records: bool) -> Carried:
+def bring_along(source: Settings, target: Settings, *, records: bool) -> CopiedFiles:
     """Copy the files that the directory of another spool does not have yet. The first call copies what must
     be active before mail arrives there; a second one (`records`) copies the databases, which relays of the
     source may write until the end. Repeating it completes an interrupted run. Raise OSError or OrdersError if
     it fails.
     """
-    carried = Carried()
+    carried = CopiedFiles()
     theirs = dict(files_of(target))
     for name, path in files_of(source):
         if (name in _DATABASES) is not records:
@@ -134,7 +134,7 @@ def check(settings: Settings, findings: Findings) -> None:
     for _, path in files_of(settings):
         for file in _files(path):
             if problem := _problem_in(file):
-                findings.add(Fault.BESIDE, str(file), problem)
+                findings.add(DamageKind.BESIDE, str(file), problem)
 
 
 def _problem_in(file: Path) -> str:
@@ -179,7 +179,7 @@ def _is_same(one: Path, other: Path) -> bool:
     return one.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
-def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
+def _merge(name: str, path: Path, target: Path, carried: CopiedFiles) -> None:
     if name == ORDERS:
         changed = OrdersFile(target.parent).merge(OrdersFile(path.parent).read(), time.time())
     else:
@@ -189,7 +189,12 @@ def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
 
 
 def _union(
-    name: str, path: Path, target: Path, carried: Carried, *, copy: Callable[[Path, Path], None] | None = None
+    name: str,
+    path: Path,
+    target: Path,
+    carried: CopiedFiles,
+    *,
+    copy: Callable[[Path, Path], None] | None = None,
 ) -> None:
     """Copy each file that the target does not have. A database is copied in the state of one moment, unless
     `copy` is given.
@@ -204,13 +209,13 @@ def _union(
             continue
         try:
             if file.suffix != ".db" and (problem := _problem_in(file)):
-                raise DamagedError(problem)
+                raise DamagedDatabaseError(problem)
             (copy or (_copy_database if file.suffix == ".db" else durable.copy))(file, place)
             copied = True
         except FileNotFoundError:
             if file.exists():
                 raise  # otherwise it is a change that has become too old to be undone
-        except DamagedError as error:
+        except DamagedDatabaseError as error:
             carried.lost.append(f"{file}: {error}")
     if copied:
         carried.copied.append(name)
@@ -218,13 +223,13 @@ def _union(
         carried.kept.append(name)
 
 
-class DamagedError(Exception):
+class DamagedDatabaseError(Exception):
     """A database that cannot be read."""
 
 
 def _copy_database(path: Path, target: Path) -> None:
-    """Copy a database in the state of one moment. Raise DamagedError if it cannot be read, OSError if the
-    copy cannot be written.
+    """Copy a database in the state of one moment. Raise DamagedDatabaseError if it cannot be read, OSError if
+    the copy cannot be written.
     """
     durable.make_directory(target.parent)
     draft = target.with_name(f".{target.name}{durable.DRAFT}")
@@ -237,12 +242,12 @@ def _copy_database(path: Path, target: Path) -> None:
             source.backup(copy)
             found = str(copy.execute("PRAGMA quick_check(1)").fetchone()[0])
         if found != "ok":
-            raise DamagedError(" ".join(found.split()))
+            raise DamagedDatabaseError(" ".join(found.split()))
         draft.chmod(durable.PRIVATE)
         durable.rename(draft, target)
     except sqlite3.Error as error:
         if (getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF) in _DAMAGE:
-            raise DamagedError(str(error)) from error
+            raise DamagedDatabaseError(str(error)) from error
         raise OSError(f"{path} cannot be copied to {target}: {error}") from error
     finally:
         for end in ("", "-journal", "-wal", "-shm"):

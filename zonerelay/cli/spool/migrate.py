@@ -40,7 +40,7 @@ import msgspec
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.exchange import check_rooms
-from zonerelay.cli.spool.stopped import RunningError, alongside, opened, spools, stopped
+from zonerelay.cli.spool.stopped import RelayRunningError, alongside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
@@ -50,16 +50,16 @@ from zonerelay.operations.answers import OrderRow, RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Orders, Status
 from zonerelay.process.sockets import answers
-from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import QueueCounts, Store, StoreError
 from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import living
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
-from zonerelay.transfer.export import Survey, survey
-from zonerelay.transfer.journal import Journal
-from zonerelay.transfer.migration import Migration, Moved
-from zonerelay.transfer.stored import TransferError, Unusable
+from zonerelay.transfer.export import ExportSelection, survey
+from zonerelay.transfer.journal import MigrationJournal
+from zonerelay.transfer.migration import Migration, MigrationResult
+from zonerelay.transfer.stored import TransferError, UnusableMessage
 
 FILE = "migration"
 STRETCH = 10_000
@@ -70,7 +70,7 @@ _PATIENCE = 120.0
 _PAUSE = 1.0
 
 
-class Migrated(msgspec.Struct, kw_only=True):
+class MigrationSummary(msgspec.Struct, kw_only=True):
     """The result of `spool migrate --json`. `already` counts messages that the source listed again after they
     had been moved. `left` messages stay in the source because a relay is attempting them, `unusable` ones
     because they cannot be moved. `spool` is the directory next to a running relay's own spools that contains
@@ -103,18 +103,18 @@ def migrate(arguments: Namespace) -> int:
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(_source(source))
         with _translated():
-            journal = Journal(home / FILE, *places)
+            journal = MigrationJournal(home / FILE, *places)
             stack.callback(journal.close)
         process = _enter_target(stack, source, target, journal)
         with _translated(), output.without_log():
-            run = _Run(_as_node(source), _as_node(target), journal)
+            run = _MigrationRun(_as_node(source), _as_node(target), journal)
             left, beside_spool = asyncio.run(run.go())
             if not process:  # the workers of the target rebuild it from their spools
                 shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
         beside_spool.tell()
         moved = run.moved
         journal.is_over = not left and not moved.unusable
-    done = Migrated(
+    done = MigrationSummary(
         messages=moved.messages,
         deliveries=moved.deliveries,
         octets=moved.octets,
@@ -157,11 +157,13 @@ def _source(settings: Settings) -> Iterator[Path]:
         ". To accept mail during the migration, start the relay of the other configuration first, with "
         "another [spool] path, and send clients there; then stop this one and migrate"
     )
-    with refused(RunningError, after=beside, status=USAGE), stopped(settings) as home:
+    with refused(RelayRunningError, after=beside, status=USAGE), stopped(settings) as home:
         yield home
 
 
-def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Settings, journal: Journal) -> int:
+def _enter_target(
+    stack: contextlib.ExitStack, source: Settings, target: Settings, journal: MigrationJournal
+) -> int:
     """Choose the spools of the target permanently, and return the process id of the relay that uses its other
     spools.
     """
@@ -171,7 +173,7 @@ def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Setting
     elif _may_run(source) or target.spool.path.parent.resolve() != source.spool.path.parent.resolve():
         try:
             stack.enter_context(stopped(target))
-        except RunningError as error:
+        except RelayRunningError as error:
             if is_shared(target.spool) or (journal.spools and not journal.spools[0]):
                 raise
             process = error.process
@@ -244,10 +246,10 @@ def _patience(settings: Settings) -> float:
     return min(2 * leases.get(settings.spool.backend, 0.0), _PATIENCE)
 
 
-class _Run:
+class _MigrationRun:
     """One run of `spool migrate`."""
 
-    def __init__(self, source: Settings, target: Settings, journal: Journal) -> None:
+    def __init__(self, source: Settings, target: Settings, journal: MigrationJournal) -> None:
         self._source = source
         self._target = target
         self._journal = journal
@@ -255,11 +257,11 @@ class _Run:
         self._seen = 0.0
         self._total = 0
         self._reach: output.Reach = lambda _done, _total: None
-        self.moved = Moved()
+        self.moved = MigrationResult()
         self.keys = dict[int, int]()
         """How many were copied from the spool of each worker."""
 
-    async def go(self) -> tuple[int, home_files.Carried]:
+    async def go(self) -> tuple[int, home_files.CopiedFiles]:
         """Return the number of messages that relays still have in the source, and the result of copying the
         files in its directory.
 
@@ -294,7 +296,7 @@ class _Run:
             beside_spool = home_files.octets_of(self._source)
         check_rooms(spool, octets, beside_spool)
 
-    async def _bring_along(self) -> home_files.Carried:
+    async def _bring_along(self) -> home_files.CopiedFiles:
         """Copy the files that must be active in every relay that may receive the mail. Raise CliError if
         suspensions cannot be made active there; nothing is changed then.
         """
@@ -362,15 +364,15 @@ class _Run:
                     break
         self.keys[worker] = copied
 
-    async def _look(self, store: Store) -> Survey:
-        found = await survey(store, Matcher(QueueFilter(), time.time()), time.time())
+    async def _look(self, store: Store) -> ExportSelection:
+        found = await survey(store, FilterMatcher(QueueFilter(), time.time()), time.time())
         for identity in self.moved.unusable:
             with contextlib.suppress(ValueError):
                 found.ids.remove(int(identity, 16))
         self._total = int(self._seen) + len(found.ids)
         return found
 
-    async def _pass(self, store: Store, worker: int, meant: Survey) -> None:
+    async def _pass(self, store: Store, worker: int, meant: ExportSelection) -> None:
         start = 0
         while start < len(meant.ids) or not self._journal.is_finished(worker):
             stretch = [MessageId(f"{number:0{LENGTH}x}") for number in meant.ids[start : start + STRETCH]]
@@ -398,14 +400,14 @@ class _Run:
                 await stack.enter_async_context(opened(self._target, each)) for each in self._journal.spools
             ]
 
-    def _saw(self, messages: float, skipped: Unusable | None) -> None:
+    def _saw(self, messages: float, skipped: UnusableMessage | None) -> None:
         self._seen += messages
         if skipped is not None:
             output.chatter().print(f"{skipped.name}: not moved: {skipped.why}")
         self._reach(int(self._seen), max(int(self._seen), self._total))
 
 
-def _print(done: Migrated, process: int) -> None:
+def _print(done: MigrationSummary, process: int) -> None:
     print(
         f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} moved, and compared"
         f" on both sides: {text.size(done.octets)} in {done.seconds:.1f} s."

@@ -31,13 +31,13 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import Repaired, Salvaged
+from zonerelay.store.check import RepairResult, SalvagedMessage
 from zonerelay.store.contract import StoreError
 from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import repair_spool
 from zonerelay.store.spool_paths import spool_of
 from zonerelay.transfer import files
-from zonerelay.transfer.stored import Stored
+from zonerelay.transfer.stored import StoredMessage
 
 MAX_SHOWN = 50
 _ZONE = "default"
@@ -87,7 +87,7 @@ def repair(arguments: Namespace) -> int:
     return FAILED if report.lost or report.more_lost else OK
 
 
-def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) -> Repaired:
+def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) -> RepairResult:
     writer = _Salvage(salvage) if carry_out else None
     with output.progress("repairing" if carry_out else "looking", octets=True) as reach:
         try:
@@ -106,11 +106,11 @@ def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) 
             raise CliError(f"{place} cannot be repaired: {error}", USAGE) from error
 
 
-def _leave(salvaged: Salvaged) -> None:
+def _leave(salvaged: SalvagedMessage) -> None:
     """Do nothing: a preview salvages nothing."""
 
 
-class _Rest(msgspec.Struct, omit_defaults=True):
+class _IncompleteMessage(msgspec.Struct, omit_defaults=True):
     """The known data of an incomplete message, for the salvage."""
 
     id: str
@@ -128,7 +128,7 @@ class _Salvage:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def add(self, salvaged: Salvaged) -> None:
+    def add(self, salvaged: SalvagedMessage) -> None:
         """Write one message. Raise OSError if that fails."""
         place = self._directory if salvaged.is_whole else self._directory / "incomplete"
         durable.make_directory(place)
@@ -136,10 +136,10 @@ class _Salvage:
         durable.write(place / f"{salvaged.message_id}.json", _sheet(salvaged))
 
 
-def _sheet(salvaged: Salvaged) -> bytes:
+def _sheet(salvaged: SalvagedMessage) -> bytes:
     message = salvaged.message
     if message is None or not salvaged.is_whole:
-        rest = _Rest(
+        rest = _IncompleteMessage(
             id=salvaged.message_id,
             why=salvaged.why,
             message=msgspec.Raw(msgspec.json.encode(message)),
@@ -161,7 +161,9 @@ def _sheet(salvaged: Salvaged) -> bytes:
         for piece in salvaged.body():
             yield piece
 
-    return files.encode(Stored(key="", message=message, deliveries=salvaged.deliveries + unknown, body=body))
+    return files.encode(
+        StoredMessage(key="", message=message, deliveries=salvaged.deliveries + unknown, body=body)
+    )
 
 
 def _print(report: RepairReport) -> None:

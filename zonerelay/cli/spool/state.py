@@ -19,8 +19,8 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.model.queue_name import Kind
-from zonerelay.operations.answers import Acknowledged
+from zonerelay.model.queue_name import QueueKind
+from zonerelay.operations.answers import LossDismissal
 from zonerelay.operations.errors import NotRunningError
 from zonerelay.operations.requests import SpoolAcknowledge
 from zonerelay.store.contract import StoreError
@@ -35,7 +35,7 @@ PROOF_TIMEOUT = 10.0
 
 def acknowledge(arguments: Namespace) -> int:
     try:
-        done = connect(arguments).ask(request_of(arguments, SpoolAcknowledge), Acknowledged)
+        done = connect(arguments).ask(request_of(arguments, SpoolAcknowledge), LossDismissal)
     except NotRunningError:
         settings = load_settings(arguments.config)
         with refused(StoreError, OSError):
@@ -43,7 +43,7 @@ def acknowledge(arguments: Namespace) -> int:
                 raise CliError(
                     f"the spool in {settings.spool.path} has no unacknowledged loss {arguments.loss}"
                 ) from None
-        done = Acknowledged(loss=arguments.loss)
+        done = LossDismissal(loss=arguments.loss)
     output.print_answer(done, f"{done.loss}: acknowledged", as_json=arguments.json)
     return OK
 
@@ -101,7 +101,7 @@ async def _left_in(settings: Settings, worker: int) -> str:
         try:
             if queues := await store.queues():
                 path = spool_of(settings.spool, worker).path
-                if zones := sorted(str(each) for each in queues if each.kind is not Kind.BIN):
+                if zones := sorted(str(each) for each in queues if each.kind is not QueueKind.BIN):
                     return f"mail is queued in the zones {', '.join(zones)} of {path}"
                 return f"{path}: {IN_BIN} (`zonerelay queue drop --purge --state dropped` destroys it)"
             await asyncio.wait_for(until_empty(store, reasons.append), PROOF_TIMEOUT)

@@ -26,7 +26,7 @@ from zonerelay.process.setup import StartError, prepare_home
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_store
 from zonerelay.store.spool_paths import is_shared, spools_beyond
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 from zonerelay.supervisor import lock
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT = 2.0
 
 
-class RunningError(CliError):
+class RelayRunningError(CliError):
     """The relay is running with this process id."""
 
     def __init__(self, text: str, process: int) -> None:
@@ -46,8 +46,8 @@ class RunningError(CliError):
 
 @contextlib.contextmanager
 def stopped(settings: Settings) -> Iterator[Path]:
-    """Yield the directory that contains the spool. Raise RunningError while the relay runs, and CliError if
-    the directory cannot be used.
+    """Yield the directory that contains the spool. Raise RelayRunningError while the relay runs, and CliError
+    if the directory cannot be used.
     """
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
         raise CliError('backend = "memory" without shelve stores nothing while the relay is stopped', USAGE)
@@ -106,7 +106,7 @@ def _refuse_running(settings: Settings) -> None:
         except OSError as error:
             raise CliError(f"{path}: {error.strerror}; check whether the relay is running", USAGE) from error
         process, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    raise RunningError(
+    raise RelayRunningError(
         f"the relay is running as process {process} (it answers at {path}); stop it first, because it has "
         "exclusive use of the spool",
         process,
@@ -127,7 +127,7 @@ def spools(spool: SpoolSettings) -> tuple[int, ...]:
 async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
     """Open one worker's store. Raise CliError, with status 2 if it cannot be opened."""
     with refused(StoreError, status=USAGE):
-        store = await open_store(settings, Surroundings(clock=SystemClock(), environment=os.environ), worker)
+        store = await open_store(settings, StoreContext(clock=SystemClock(), environment=os.environ), worker)
     try:
         yield store
     finally:

@@ -23,7 +23,7 @@ from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.text import clean_lines
 
 if TYPE_CHECKING:
-    from zonerelay.operations.answers import End
+    from zonerelay.operations.answers import EndFrame
 
 PIPE_WIDTH = 100_000
 WIDE = 110
@@ -45,16 +45,16 @@ def chatter() -> Console:
     return _console(sys.stderr)
 
 
-class _Printable(RenderHook):
+class _ControlCharacterFilter(RenderHook):
     """Makes a terminal safe from control characters in untrusted text. Control sequences of rich itself are
     kept.
     """
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Cleaned(each) for each in renderables]
+        return [_CleanText(each) for each in renderables]
 
 
-class _Cleaned:
+class _CleanText:
     """Text without control characters."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
@@ -96,7 +96,7 @@ def _console(stream: TextIO) -> Console:
         emoji=False,
         highlight=False,
     )
-    made.push_render_hook(_Printable())
+    made.push_render_hook(_ControlCharacterFilter())
     return made
 
 
@@ -176,7 +176,7 @@ def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
     return saw
 
 
-def completeness(end: End) -> int:
+def completeness(end: EndFrame) -> int:
     """Print what a list does not include, and return its exit status."""
     for missing in end.missing:
         chatter().print(f"Not in this answer: {missing}")

@@ -66,7 +66,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.scope == scope or (self.scope, scope) == ("operate", "read")
 
 
-class _Content(msgspec.Struct, frozen=True, kw_only=True):
+class _TokenFile(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the token file."""
 
     version: int = VERSION
@@ -177,7 +177,7 @@ def read(path: Path) -> tuple[Token, ...]:
     if len(data) > MAX_FILE:
         raise IdentitiesError(f"{path}: the file exceeds {MAX_FILE} bytes")
     try:
-        content = msgspec.json.decode(data, type=_Content)
+        content = msgspec.json.decode(data, type=_TokenFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IdentitiesError(
             f"{path} is damaged ({error}): restore it, or remove it and add tokens"
@@ -232,7 +232,7 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
         )
     try:
         with locked(path.parent):
-            content = _Content(tokens=change(read(path)))
+            content = _TokenFile(tokens=change(read(path)))
             text = msgspec.json.format(msgspec.json.encode(content).decode(), indent=1) + "\n"
             refuse_too_large(path, text, MAX_FILE)
             replace_file(path, text)

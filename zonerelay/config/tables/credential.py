@@ -27,7 +27,7 @@ _PASSWORDS_END = {
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 
 
-class Mechanism(enum.StrEnum):
+class SaslMechanismName(enum.StrEnum):
     """The SASL mechanism for a login at a smarthost."""
 
     AUTO = "auto"
@@ -63,7 +63,7 @@ class CredentialSettings:
     """The place of the password: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
     "credential:NAME" (systemd's LoadCredential). Never write the password itself.
     """
-    mechanism: Mechanism = choice(Mechanism.AUTO)
+    mechanism: SaslMechanismName = choice(SaslMechanismName.AUTO)
     """auto: the strongest mechanism that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN,
     or xoauth2 if token_url is set. After a refused login, no other mechanism is tried.
     """
@@ -171,7 +171,7 @@ def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: 
 def _check_password(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
     if not credential.user:
         report.refuse((*path, "user"), "is missing: the name that the smarthost knows")
-    if credential.token_url or credential.mechanism is Mechanism.XOAUTH2:
+    if credential.token_url or credential.mechanism is SaslMechanismName.XOAUTH2:
         if credential.password:
             text = "a password cannot be used with XOAUTH2; remove it"
             report.refuse((*path, "password"), text)
@@ -184,14 +184,14 @@ def _check_password(credential: CredentialSettings, path: KeyPath, report: Repor
 
 def _check_oauth(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
     if not credential.token_url:
-        if credential.mechanism is Mechanism.XOAUTH2:
+        if credential.mechanism is SaslMechanismName.XOAUTH2:
             report.refuse((*path, "token_url"), "is missing: XOAUTH2 needs access tokens from somewhere")
             return
         for key in _OAUTH_KEYS:
             if getattr(credential, key):
                 report.refuse((*path, key), "goes with token_url alone: write that, or leave this out")
         return
-    if credential.mechanism not in {Mechanism.AUTO, Mechanism.XOAUTH2}:
+    if credential.mechanism not in {SaslMechanismName.AUTO, SaslMechanismName.XOAUTH2}:
         text = f'{credential.mechanism} does not support access tokens; use "xoauth2", or remove token_url'
         report.refuse((*path, "mechanism"), text)
     if not credential.client_id:

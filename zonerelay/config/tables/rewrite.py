@@ -247,7 +247,7 @@ _ANY = "*"
 _NULL_SENDER = "<>"
 
 
-class RewriteWhere(enum.StrEnum):
+class RewriteScope(enum.StrEnum):
     """The addresses to which a [[rewrite]] applies."""
 
     ALL = "all"
@@ -269,7 +269,7 @@ class RewriteSettings:
     """
     to: str = text("", form=forms.replacement)
     """The new address: "user@example.com", or "@example.com" to keep the local part."""
-    where: RewriteWhere = choice(RewriteWhere.ALL)
+    where: RewriteScope = choice(RewriteScope.ALL)
     """sender, recipient: that envelope address. envelope: both. header: From, Sender, Reply-To, To and Cc.
     all: everywhere.
     """
@@ -280,8 +280,8 @@ class RewriteSettings:
 
 
 _PLACES = {
-    RewriteWhere.ALL: {"sender", "recipient", "header"},
-    RewriteWhere.ENVELOPE: {"sender", "recipient"},
+    RewriteScope.ALL: {"sender", "recipient", "header"},
+    RewriteScope.ENVELOPE: {"sender", "recipient"},
 }
 
 

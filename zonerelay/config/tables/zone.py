@@ -50,7 +50,7 @@ class TlsMode(enum.StrEnum):
     DANE = "dane"
 
 
-class SourceBy(enum.StrEnum):
+class SourceUnit(enum.StrEnum):
     """The unit that is assigned to one source: each message, or all mail of a sender."""
 
     MESSAGE = "message"
@@ -65,7 +65,7 @@ class DkimMode(enum.StrEnum):
     REQUIRED = "required"
 
 
-class Convert(enum.StrEnum):
+class BodyConversion(enum.StrEnum):
     """Whether messages are converted to 7 bits for hosts without 8BITMIME."""
 
     UNSIGNED = "unsigned"
@@ -73,7 +73,7 @@ class Convert(enum.StrEnum):
     NEVER = "never"
 
 
-class InDoubt(enum.StrEnum):
+class InDoubtAction(enum.StrEnum):
     """What happens to a delivery whose connection was lost before the final reply."""
 
     RETRY = "retry"
@@ -143,7 +143,7 @@ class ZoneSettings:
 
     sources: tuple[str, ...] = texts(())
     """Names of [[source]] to send from. Empty: the address that the system chooses."""
-    source_by: SourceBy = choice(SourceBy.MESSAGE)
+    source_by: SourceUnit = choice(SourceUnit.MESSAGE)
     """message: a source is chosen for each message, by weight; sender: for each sender, so that the sender's
     reputation depends on one address.
     """
@@ -187,7 +187,7 @@ class ZoneSettings:
     """The number of attempts after which a delivery in this zone fails. 0: max_attempts of [retry]."""
     max_age: float = duration(0.0, optional=True, most=YEAR)
     """How long this zone's mail is tried. 0: max_age of [retry]."""
-    in_doubt: InDoubt = choice(InDoubt.RETRY)
+    in_doubt: InDoubtAction = choice(InDoubtAction.RETRY)
     """What to do if the connection is lost after the message was sent and before the reply, so that the
     message may have been delivered. retry risks a duplicate; hold waits for an operator; bounce risks a false
     DSN. No mode loses mail.
@@ -212,7 +212,7 @@ class ZoneSettings:
     them can be taken for the end of the message. A server that does not support BDAT, does not answer it or
     refuses one gets DATA for a day; `zonerelay explain` shows this.
     """
-    convert: Convert = choice(Convert.UNSIGNED)
+    convert: BodyConversion = choice(BodyConversion.UNSIGNED)
     """Which mail is converted to seven bits for servers without 8BITMIME or SMTPUTF8, and to lines of at most
     998 bytes for all servers, with folded fields, encoded words and quoted-printable. unsigned: messages
     without a DKIM signature of their author; always: also signed ones, whose signature breaks; never: none.

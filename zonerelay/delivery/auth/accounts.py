@@ -23,7 +23,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
-from zonerelay.model.queue_name import Kind, queue_of
+from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.process.threads import FILES
 
 FIRST_PAUSE = 300.0
@@ -159,7 +159,7 @@ class Secrets:
 
     async def get(self, reference: str) -> str:
         """Return the secret behind a reference. Raise SecretError."""
-        if self.of_mailbox is not None and queue_of(reference).kind is Kind.MAILBOX:
+        if self.of_mailbox is not None and queue_of(reference).kind is QueueKind.MAILBOX:
             return self.of_mailbox(reference)
         path = secret_path(reference, self.environment)
         if path is None:
@@ -190,7 +190,7 @@ def _look(path: Path) -> _Look:
 MAX_KEPT = 256 * 1024
 
 
-class KeptTokens:
+class RefreshTokenFiles:
     """Stores refresh tokens in `directory`, which must be private to the relay. Methods block, so run them in
     a thread.
     """

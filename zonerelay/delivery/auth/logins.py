@@ -32,13 +32,13 @@ from zonerelay.config.settings import (
     ZoneSettings,
     passwords_that_end,
 )
-from zonerelay.delivery.auth.accounts import Account, KeptTokens, Secrets, digest
+from zonerelay.delivery.auth.accounts import Account, RefreshTokenFiles, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
 from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.tls.verify import ENCRYPTED
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Scope
-from zonerelay.model.queue_name import Kind, queue_of
+from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.process.threads import LOGIN
 from zonerelay.routing.zones.address_patterns import AddressPatterns
@@ -219,7 +219,7 @@ class Logins:
 
     def __post_init__(self, environment: Mapping[str, str], directory: Path) -> None:
         self._secrets = Secrets(environment)
-        self._kept = KeptTokens(directory)
+        self._kept = RefreshTokenFiles(directory)
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
         # The credentials of mailboxes, each under the name of the only zone that uses it.
@@ -302,7 +302,7 @@ class Logins:
     def login_states(self) -> Iterator[tuple[str, str, bool]]:
         """Yield zone, credential and whether it can log in, for accounts that have tried."""
         for account in self._accounts.values():
-            if account.is_known and queue_of(account.zone).kind is not Kind.MAILBOX:
+            if account.is_known and queue_of(account.zone).kind is not QueueKind.MAILBOX:
                 yield account.zone, account.credential, not account.problem
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.settings import CredentialSettings, OauthGrant
-from zonerelay.delivery.auth.accounts import KeptTokens, Secrets
+from zonerelay.delivery.auth.accounts import RefreshTokenFiles, Secrets
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Response, WebError, request
@@ -70,7 +70,7 @@ class TokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class AccessToken:
     """An access token with its expiry. `refresh_token` replaces the one that was used, unless it is `""`."""
 
     access_token: str = field(repr=False)
@@ -91,7 +91,7 @@ def request_form(settings: CredentialSettings, *, client_secret: str, refresh_to
     return {name: value for name, value in form.items() if value}
 
 
-def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Grant:
+def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> AccessToken:
     """Return the token. Raise TokenError, whose message omits the `secrets` that a server may repeat."""
     document = _document(body)
     if status == 200:
@@ -117,7 +117,7 @@ def _document(body: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _granted(document: dict[str, object]) -> Grant:
+def _granted(document: dict[str, object]) -> AccessToken:
     token = document.get("access_token")
     if not isinstance(token, str) or len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
         raise TokenError("the response contains no usable access token")
@@ -127,7 +127,7 @@ def _granted(document: dict[str, object]) -> Grant:
     refresh = document.get("refresh_token")
     if not isinstance(refresh, str) or len(refresh) > MAX_ANSWER or not _TOKEN.fullmatch(refresh):
         refresh = ""
-    return Grant(token, _life(document.get("expires_in")), refresh)
+    return AccessToken(token, _life(document.get("expires_in")), refresh)
 
 
 def _life(expires_in: object) -> float:
@@ -177,7 +177,7 @@ class TokenSource:
     settings: CredentialSettings
     _: KW_ONLY
     secrets: Secrets
-    kept: KeptTokens
+    kept: RefreshTokenFiles
     clock: Clock
     warn: Callable[[str], None]
     post: Post = post
@@ -280,7 +280,7 @@ class TokenSource:
         self._renew_at = now + grant.life * AHEAD
         return grant.access_token
 
-    async def _ask(self) -> Grant:
+    async def _ask(self) -> AccessToken:
         settings = self.settings
         self._failed_with = None
         client_secret, refresh_token = self._failed_with = await self.material()

@@ -8,10 +8,10 @@ choice to the relay), and that form is sent from then on. What cannot be convert
 `PATIENCE` seconds it is bounced only by a host that has accepted mail, because some hosts in front of others
 (greylisting daemons) offer less than those behind them.
 
-MAILMAX is `Session.max_transactions`. RCPTDOMAINMAX counts the domains of all recipients that were named on a
-connection (RFC 9422 4.3), accepted or not. A host that announces no RCPTDOMAINMAX gets one domain in a
-transaction, unless the zone says that domains mix: of several domains Google accepts the first and replies
-451 4.3.0 for the others.
+MAILMAX is `OutgoingSession.max_transactions`. RCPTDOMAINMAX counts the domains of all recipients that were
+named on a connection (RFC 9422 4.3), accepted or not. A host that announces no RCPTDOMAINMAX gets one domain
+in a transaction, unless the zone says that domains mix: of several domains Google accepts the first and
+replies 451 4.3.0 for the others.
 
 A next hop that replies 530 (RFC 4954 6, RFC 3207 4) requires a login or TLS that the zone does not configure.
 The reply is about the configuration, not about the mail: the recipients are deferred with scope HOST instead
@@ -32,16 +32,22 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
 from zonerelay.delivery.batch.extensions import chunked
 from zonerelay.delivery.batch.transaction_io import SentBody
-from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.session import OutgoingSession
 from zonerelay.delivery.connection.session_limits import Suspect
 from zonerelay.delivery.peer import HostFailure, Terms
-from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Rendered, Renderer
+from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, RenderedMessage, Renderer
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
-from zonerelay.smtp.client.transaction import Peer, Phase, Transaction, needs_smtputf8, too_large
+from zonerelay.smtp.client.transaction import (
+    ClientTransaction,
+    Peer,
+    TransactionPhase,
+    needs_smtputf8,
+    too_large,
+)
 
 OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer accepts in one transaction")
 CLOSING = 421
@@ -130,7 +136,7 @@ class BatchProgress:
             if self._tentative[index] is None:
                 self._tentative[index] = outcome
 
-    def record(self, indices: Sequence[int], transaction: Transaction, peer: Peer) -> None:
+    def record(self, indices: Sequence[int], transaction: ClientTransaction, peer: Peer) -> None:
         """Record the outcomes of a finished transaction for these recipients."""
         if transaction.unanswered:
             self._suppose(transaction.outcomes[0])
@@ -145,14 +151,18 @@ class BatchProgress:
         if transaction.overflow or transaction.again:
             self.left_out([index for index in indices if self._known[index] is None], peer)
 
-    def suspect(self, indices: Sequence[int], transaction: Transaction) -> None:
+    def suspect(self, indices: Sequence[int], transaction: ClientTransaction) -> None:
         """Record the outcomes of a transaction whose refusal may be about the connection. Recipients without
         a reply of their own stay open.
 
         They are deferred without an attempt if nothing is left to try, even after a permanent refusal.
         """
         refusal = transaction.refusal
-        everyone = transaction.refused_at is Phase.RCPT and refusal is not None and refusal.code != CLOSING
+        everyone = (
+            transaction.refused_at is TransactionPhase.RCPT
+            and refusal is not None
+            and refusal.code != CLOSING
+        )
         for index, outcome in zip(indices, transaction.outcomes, strict=True):
             if outcome is not None and outcome.scope is Scope.RECIPIENT and outcome.counts and not everyone:
                 self._known[index] = outcome
@@ -247,17 +257,17 @@ class BatchState:
         """Suspect refusals since the latest accepted message."""
         self.opening = ""
         """The host and the address of the latest connection that was opened."""
-        self.exchange: tuple[Transaction, Session] | None = None
+        self.exchange: tuple[ClientTransaction, OutgoingSession] | None = None
         """The transaction in progress, and its connection."""
         self.unverified: tuple[str, HostFailure] | None = None
         """The latest host whose TLS does not meet the message's demand, although other mail demands less."""
 
-    def send(self, rendered: Rendered) -> None:
+    def send(self, rendered: RenderedMessage) -> None:
         """Use this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
         self.body = SentBody(self._read_body, self.message, self._check_claim)
 
-    def wants_conversion(self, session: Session) -> bool:
+    def wants_conversion(self, session: OutgoingSession) -> bool:
         """Return whether this peer accepts the message only in seven bits, and no conversion was tried."""
         message, capabilities = self.message, session.capabilities
         if self._conversion_tried:
@@ -277,7 +287,7 @@ class BatchState:
             self.send(rendered)
             await self.body.open()
 
-    def transaction(self, session: Session) -> Transaction | None:
+    def transaction(self, session: OutgoingSession) -> ClientTransaction | None:
         """Return the transaction for the open recipients that this peer can serve, or None if
         there are none.
         """
@@ -295,7 +305,7 @@ class BatchState:
             transaction = chunked(session, self.message, deliveries, self.body)
             if transaction is not None:
                 return transaction
-        return Transaction(self.message, deliveries, session.capabilities, session.peer)
+        return ClientTransaction(self.message, deliveries, session.capabilities, session.peer)
 
     async def reopen_body(self) -> None:
         """Read the body again from its beginning. Raise StoreError."""
@@ -303,7 +313,9 @@ class BatchState:
         self.body = SentBody(self._read_body, self.message, self._check_claim)
         await self.body.open()
 
-    def record(self, transaction: Transaction, session: Session, *, suspect: bool = False) -> None:
+    def record(
+        self, transaction: ClientTransaction, session: OutgoingSession, *, suspect: bool = False
+    ) -> None:
         """Record the outcomes of a finished transaction. `suspect` is its refusal if that may be about the
         connection.
         """
@@ -316,7 +328,7 @@ class BatchState:
         else:
             self.progress.record(self._asking, transaction, session.peer)
 
-    def _servable(self, session: Session) -> list[int]:
+    def _servable(self, session: OutgoingSession) -> list[int]:
         message, progress, capabilities = self.message, self.progress, session.capabilities
         refusal = too_large(message, capabilities)
         if refusal is not None:
@@ -331,7 +343,7 @@ class BatchState:
             return []
         return servable
 
-    def _without_smtputf8(self, session: Session) -> list[int]:
+    def _without_smtputf8(self, session: OutgoingSession) -> list[int]:
         wanted, needy = self.progress.open, self.progress.open
         if not needs_smtputf8(self.message):
             needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
@@ -339,10 +351,10 @@ class BatchState:
         self.lacking = self.lacking or bool(needy)
         return [index for index in wanted if index not in needy] if needy else wanted
 
-    def _for_now(self, session: Session) -> bool:
+    def _for_now(self, session: OutgoingSession) -> bool:
         return self._is_young and not session.has_taken_mail
 
-    def _within_limits(self, servable: list[int], session: Session) -> list[int]:
+    def _within_limits(self, servable: list[int], session: OutgoingSession) -> list[int]:
         self.batch.rcptdomainmax = session.capabilities.limits.rcptdomainmax
         asking = within_limits(session, self.batch.zone, self.batch.deliveries, servable)
         self.left_out = len(asking) < len(servable)
@@ -397,7 +409,7 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
 
 
 def within_limits(
-    session: Session, zone: ZoneSettings, deliveries: Sequence[Delivery], wanted: list[int]
+    session: OutgoingSession, zone: ZoneSettings, deliveries: Sequence[Delivery], wanted: list[int]
 ) -> list[int]:
     """Return the positions of `wanted` that the next transaction may name, or none if the connection cannot
     serve them.

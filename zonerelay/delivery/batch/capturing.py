@@ -32,7 +32,7 @@ _HOST = "capture"
 
 
 @dataclass(eq=False, repr=False)
-class Capturing:
+class CaptureCourier:
     """Delivers batches to the capture store. It opens the store with the first batch, or with `start`."""
 
     settings: Settings

@@ -51,10 +51,10 @@ from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
 from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
-from zonerelay.delivery.connection.pool import Pool
+from zonerelay.delivery.connection.pool import ConnectionPool
 from zonerelay.delivery.connection.session import (
     AllowanceOf,
-    Session,
+    OutgoingSession,
     SessionOpener,
     Slot,
     TlsFailure,
@@ -73,16 +73,16 @@ from zonerelay.delivery.peer import (
 )
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, TlsPolicy, named_after
+from zonerelay.delivery.tls.plan import HostLookup, TlsPlanner, TlsPolicy, TlsRequirements, named_after
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import NO_NAMES, TLS_REQUIRED, Reply
 from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
-from zonerelay.smtp.client.transaction import Phase, Transaction
+from zonerelay.smtp.client.transaction import ClientTransaction, TransactionPhase
 from zonerelay.store.contract import ClaimLostError, StoreError
-from zonerelay.telemetry.events.transcript import Record, Transcripts
+from zonerelay.telemetry.events.transcript import SessionRecorder, Transcripts
 
 MAX_ASKED_AGAIN = 3
 """Suspect refusals, without an accepted message in between, until a batch stops trying."""
@@ -135,7 +135,7 @@ class SmtpCourier:
         self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
         self._extensions = UsedExtensions(clock)
         self._limits = SessionLimits(clock)
-        self.pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
+        self.pool = ConnectionPool(quit_timeout=settings.quit_timeout, shared=shared)
 
     def learned(self, address: str) -> tuple[str, ...]:
         """Return the adjustments for an address (`ip:port`) that result from the host's earlier behavior."""
@@ -170,7 +170,9 @@ class SmtpCourier:
             protocol.record = record = self._record(state, peer.host, peer.address, before)
             if record is not None and record is not before:
                 left = exact_span(protocol.time_left)
-                record.joined(f"waits {left} for {transaction.phase}", transaction.phase is Phase.BODY)
+                record.joined(
+                    f"waits {left} for {transaction.phase}", transaction.phase is TransactionPhase.BODY
+                )
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Deliver a batch and return one outcome per delivery, in order. Only CancelledError and
@@ -300,8 +302,8 @@ class SmtpCourier:
                 slot.release()
 
     async def _open(
-        self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
-    ) -> Session | HostFailure:
+        self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsRequirements
+    ) -> OutgoingSession | HostFailure:
         """Return a new connection, which then owns the slot, or the reason why there is none."""
         terms = state.terms
         state.opening = f"{host.name} [{display_address(ip, host.port)}]"
@@ -326,14 +328,16 @@ class SmtpCourier:
         self._limits.apply(session)
         return session
 
-    def _report_skipped(self, session: Session, line: str) -> None:
+    def _report_skipped(self, session: OutgoingSession, line: str) -> None:
         """Report a skipped line without a code, at most once a day per host."""
         peer = session.peer
         if line and peer.address not in self._seen_skipped:
             self._seen_skipped.add(peer.address)
             self._skipped(peer.host, peer.address, line)
 
-    def _record(self, state: BatchState, host: str, peer: str, before: Record | None) -> Record | None:
+    def _record(
+        self, state: BatchState, host: str, peer: str, before: SessionRecorder | None
+    ) -> SessionRecorder | None:
         """Return the record of a connection that carries this batch, if an operator has started a transcript
         of it.
         """
@@ -360,14 +364,16 @@ class SmtpCourier:
         else:
             self._order.failed(host, ip, failure)
 
-    async def _endpoints(self, state: BatchState) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
+    async def _endpoints(
+        self, state: BatchState
+    ) -> AsyncGenerator[tuple[MxHost, str, TlsRequirements], None]:
         """Yield hosts and addresses to try. A host that cannot be found counts as tried.
 
         A host that lacks what the message needs does not count.
         """
         left, lacking = self._max_hosts, MAX_LACKING
         found = False
-        dead: list[tuple[MxHost, str, TlsPlan]] = []
+        dead: list[tuple[MxHost, str, TlsRequirements]] = []
         again = None if state.suspect is None else state.suspect.session.peer
         for host in self._order.hosts(state.terms, again.host if again is not None else ""):
             if left <= 0 or lacking <= 0:
@@ -421,7 +427,7 @@ class SmtpCourier:
             state.progress.host_failed(host.name, HostFailure(reply, asked=False))
         return found
 
-    async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsPlan | None:
+    async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsRequirements | None:
         """Return the TLS requirements for this host, or None if DNS excludes it."""
         try:
             return await self._planner.plan(state.terms, host, found)
@@ -429,7 +435,7 @@ class SmtpCourier:
             state.progress.host_failed(host.name, failure)
             return None
 
-    async def _use(self, session: Session, state: BatchState) -> bool:
+    async def _use(self, session: OutgoingSession, state: BatchState) -> bool:
         """Run transactions on a connection until no recipient is open or the connection can serve no more.
 
         Return true if the peer's limits ended it and another connection to the host may serve more. If the
@@ -450,7 +456,7 @@ class SmtpCourier:
                 state.progress.give_up()
         return limited
 
-    async def _run(self, session: Session, state: BatchState) -> bool:
+    async def _run(self, session: OutgoingSession, state: BatchState) -> bool:
         """Run transactions as `_use` does, only on this connection."""
         in_step, transaction = False, None
         protocol = session.protocol
@@ -490,7 +496,9 @@ class SmtpCourier:
                 self.pool.abort(session)
         return in_step and (state.left_out or session.transactions >= session.max_transactions)
 
-    def _is_suspect(self, transaction: Transaction, session: Session, state: BatchState) -> bool:
+    def _is_suspect(
+        self, transaction: ClientTransaction, session: OutgoingSession, state: BatchState
+    ) -> bool:
         """Return true if the refusal that ended a transaction may be about the connection, and end the
         connection.
 
@@ -508,13 +516,13 @@ class SmtpCourier:
         elif suspect is not None:
             state.suspect = suspect
             state.asked_again += 1
-        refusal = transaction.refusal if transaction.refused_at is Phase.FINAL_DOT else None
+        refusal = transaction.refusal if transaction.refused_at is TransactionPhase.FINAL_DOT else None
         is_put_off = refusal is not None and refusal.is_transient and session.delivered > 0
         if suspect is not None or is_put_off:
             session.max_transactions = session.transactions
         return suspect is not None
 
-    def _hear(self, transaction: Transaction, session: Session, state: BatchState) -> None:
+    def _hear(self, transaction: ClientTransaction, session: OutgoingSession, state: BatchState) -> None:
         """Note replies that refuse our address. Recipients of one transaction usually share their reply."""
         replies = {
             outcome.reply

@@ -12,13 +12,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zonerelay.delivery.batch.transaction_io import SentBody
-from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.session import OutgoingSession
 from zonerelay.delivery.peer import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.smtp.client.stuffing import as_chunk
-from zonerelay.smtp.client.transaction import BdatFailure, ChunkedTransaction, Transaction, can_be_chunked
+from zonerelay.smtp.client.transaction import (
+    BdatFailure,
+    ChunkedTransaction,
+    ClientTransaction,
+    can_be_chunked,
+)
 
 REMEMBER_FOR = 24 * 3600.0
 
@@ -39,7 +44,7 @@ class UsedExtensions:
         """Return true if a host has refused parameters that it offers, and accepted mail without them."""
         return address in self._few_parameters
 
-    def allow(self, session: Session) -> None:
+    def allow(self, session: OutgoingSession) -> None:
         """Remove extensions that the host does not support correctly from a new session."""
         address = session.peer.address
         session.has_taken_mail = address in self._took_mail
@@ -52,7 +57,7 @@ class UsedExtensions:
             surplus = self._without_bdat[BdatFailure.SURPLUS]
             session.protocol.on_surplus = functools.partial(surplus.add, address)
 
-    def learn(self, session: Session, transaction: Transaction) -> None:
+    def learn(self, session: OutgoingSession, transaction: ClientTransaction) -> None:
         """Learn from a finished transaction."""
         if transaction.parameters_refused:
             session.capabilities = replace(session.capabilities, few_parameters=True)
@@ -71,8 +76,8 @@ class UsedExtensions:
 
 
 def chunked(
-    session: Session, message: Message, deliveries: Sequence[Delivery], body: SentBody
-) -> Transaction | None:
+    session: OutgoingSession, message: Message, deliveries: Sequence[Delivery], body: SentBody
+) -> ClientTransaction | None:
     """Return the transaction with BDAT, or None for a body that is sent with DATA."""
     if not (body.whole and can_be_chunked(body.head)):
         return None

@@ -23,26 +23,26 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import PeerError
 from zonerelay.smtp.client.stuffing import END, DotStuffer, stuffed
-from zonerelay.smtp.client.transaction import Phase, Transaction
+from zonerelay.smtp.client.transaction import ClientTransaction, TransactionPhase
 from zonerelay.store.contract import ClaimLostError, StoreCorruptError, StoreError
 
 MOST_AT_ONCE = 16 * 1024
 """Bytes that the system's buffer for a connection accepts when everything before them was acknowledged."""
 
-Timeouts = dict[Phase, float]
+Timeouts = dict[TransactionPhase, float]
 
 
 def phase_timeouts(settings: DeliverySettings) -> Timeouts:
     return {
-        Phase.MAIL: settings.mail_timeout,
-        Phase.RCPT: settings.rcpt_timeout,
-        Phase.DATA: settings.data_timeout,
-        Phase.BODY: settings.block_timeout,
-        Phase.FINAL_DOT: settings.final_dot_timeout,
-        Phase.LONE_DOT: settings.data_timeout,
-        Phase.FIRST_CHUNK: settings.data_timeout,
-        Phase.LAST_CHUNK: settings.final_dot_timeout,
-        Phase.RSET: settings.mail_timeout,
+        TransactionPhase.MAIL: settings.mail_timeout,
+        TransactionPhase.RCPT: settings.rcpt_timeout,
+        TransactionPhase.DATA: settings.data_timeout,
+        TransactionPhase.BODY: settings.block_timeout,
+        TransactionPhase.FINAL_DOT: settings.final_dot_timeout,
+        TransactionPhase.LONE_DOT: settings.data_timeout,
+        TransactionPhase.FIRST_CHUNK: settings.data_timeout,
+        TransactionPhase.LAST_CHUNK: settings.final_dot_timeout,
+        TransactionPhase.RSET: settings.mail_timeout,
     }
 
 
@@ -97,7 +97,7 @@ class SentBody:
 
 
 async def run_transaction(
-    transaction: Transaction, protocol: ClientProtocol, body: SentBody, timeouts: Timeouts
+    transaction: ClientTransaction, protocol: ClientProtocol, body: SentBody, timeouts: Timeouts
 ) -> None:
     """Run the transaction until it is DONE. Only CancelledError, ClaimLostError, and exceptions that are bugs
     are raised.
@@ -105,8 +105,8 @@ async def run_transaction(
     try:
         body.check_claim()
         protocol.write(transaction.begin())
-        while (phase := transaction.phase) is not Phase.DONE:
-            if phase is Phase.BODY and (
+        while (phase := transaction.phase) is not TransactionPhase.DONE:
+            if phase is TransactionPhase.BODY and (
                 _send_whole(body, protocol)
                 if body.whole and len(body.head) <= MOST_AT_ONCE
                 else await _send(body, protocol, timeouts[phase])
@@ -116,7 +116,7 @@ async def run_transaction(
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
             command = transaction.receive(reply)
             # When something is written or nothing is left to do, every command has its reply.
-            if (command or transaction.phase is Phase.DONE) and protocol.heard:
+            if (command or transaction.phase is TransactionPhase.DONE) and protocol.heard:
                 transaction.surplus(protocol.next_reply())
             elif command:
                 await _write(command, protocol, body, timeouts[phase])

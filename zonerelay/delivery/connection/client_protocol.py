@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import ReplyParser
-from zonerelay.telemetry.events.transcript import Record
+from zonerelay.telemetry.events.transcript import SessionRecorder
 
 WRITE_LIMIT = 256 * 1024
 """Bytes queued in this process before the writer waits."""
@@ -47,7 +47,7 @@ class ClientProtocol(asyncio.Protocol):
     ) -> None:
         self.lost = False
         self.idle = False
-        self.record: Record | None = None
+        self.record: SessionRecorder | None = None
         """The record of a transcript that an operator has started."""
         self.on_surplus: Callable[[], None] | None = None
         """Called when unexpected bytes other than a 421 arrive on the idle connection."""

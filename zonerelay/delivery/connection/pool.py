@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from zonerelay.delivery.connection.session import AllowanceOf, Session, Slot, Slots
+from zonerelay.delivery.connection.session import AllowanceOf, OutgoingSession, Slot, Slots
 from zonerelay.delivery.peer import PoolKey, Terms
 from zonerelay.routing.destinations.route import Route
 
@@ -40,10 +40,10 @@ again sooner.
 """
 
 # Idle connections, in the order in which they became idle.
-_Idle = dict[Slot, Session]
+_Idle = dict[Slot, OutgoingSession]
 
 
-class Pool:
+class ConnectionPool:
     """The connection pool of one courier. Belongs to one event loop."""
 
     def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
@@ -74,7 +74,7 @@ class Pool:
         closing = sum(slot.site == site for slot in self._closing[terms.zone.name])
         return self._slots.open_at(site) - closing
 
-    async def next_idle(self, terms: Terms, timeout: float) -> Session | None:
+    async def next_idle(self, terms: Terms, timeout: float) -> OutgoingSession | None:
         """Wait until a connection is idle or none to the hosts is open. Return the idle one, or None."""
         try:
             async with asyncio.timeout(timeout):
@@ -84,7 +84,7 @@ class Pool:
             return None
         return session
 
-    async def acquire(self, terms: Terms) -> Session | Slot:
+    async def acquire(self, terms: Terms) -> OutgoingSession | Slot:
         """Return an idle connection, or the right to open one. Wait while there is neither."""
         place = object()
         try:
@@ -106,7 +106,7 @@ class Pool:
         finally:
             self._leave_line(terms.zone.name, place)
 
-    def give_back(self, session: Session, *, more: bool = False) -> None:
+    def give_back(self, session: OutgoingSession, *, more: bool = False) -> None:
         """Keep or close a connection after a transaction. `more` says that the next transaction follows at
         once.
 
@@ -123,7 +123,7 @@ class Pool:
         else:
             self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
 
-    def abort(self, session: Session) -> None:
+    def abort(self, session: OutgoingSession) -> None:
         """Close a connection on which a command has no reply."""
         if not session.slot.released:
             self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
@@ -182,7 +182,7 @@ class Pool:
 
     # Idle connections.
 
-    def take(self, terms: Terms) -> Session | None:
+    def take(self, terms: Terms) -> OutgoingSession | None:
         """Return an idle connection, or None."""
         pool_key = terms.pool_key
         while waiting := self._idle_of.get(pool_key):
@@ -200,7 +200,7 @@ class Pool:
                 self._quit(session)
         return None
 
-    def _keep(self, session: Session, timeout: float, *, more: bool) -> None:
+    def _keep(self, session: OutgoingSession, timeout: float, *, more: bool) -> None:
         slot = session.slot
         session.protocol.idle = True
         loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ class Pool:
         if self._waiters:
             self._wake()
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: OutgoingSession) -> None:
         slot = session.slot
         self._leave_zone(slot)
         waiting = self._idle_of[session.pool_key]
@@ -236,11 +236,11 @@ class Pool:
         self._used_once[slot.zone].pop(slot, None)
         self._more.discard(slot)
 
-    def _dismiss(self, session: Session) -> None:
+    def _dismiss(self, session: OutgoingSession) -> None:
         self._forget(session)
         self._quit(session)
 
-    def _quit(self, session: Session) -> None:
+    def _quit(self, session: OutgoingSession) -> None:
         self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
         session.protocol.quit(self._quit_timeout)
 

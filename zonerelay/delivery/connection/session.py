@@ -34,9 +34,9 @@ from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.peer import HostFailure, PoolKey, Terms, display_address, open_socket
-from zonerelay.delivery.tls.plan import TlsPlan, TlsPolicy
+from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements
 from zonerelay.delivery.tls.resumption import ResumingContext
-from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
+from zonerelay.delivery.tls.verify import ENCRYPTED, PeerVerification, WrongPeerError, handshake_words, prove
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
@@ -44,7 +44,7 @@ from zonerelay.routing.destinations.route import DestinationKey, MxHost, SiteKey
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
 from zonerelay.smtp.client.replies import PeerError, ReplyParser, make_reply, printable
 from zonerelay.smtp.client.transaction import Peer
-from zonerelay.telemetry.events.transcript import Record
+from zonerelay.telemetry.events.transcript import SessionRecorder
 
 # Counts open connections against the zone's and the destination's limits.
 #
@@ -73,7 +73,7 @@ class Slot:
         self.site = site
         self.line = line
         self.released = False
-        self.record: Record | None = None
+        self.record: SessionRecorder | None = None
         self._on_release = on_release
 
     def release(self) -> None:
@@ -82,7 +82,7 @@ class Slot:
             self._on_release(self)
 
 
-class _Line:
+class _DestinationSlots:
     """The connections of one destination, and its limit when it was last checked."""
 
     __slots__ = ("limit", "open")
@@ -105,7 +105,7 @@ class Slots:
     def __init__(self, on_release: Callable[[Slot], None], shared: AllowanceOf | None = None) -> None:
         self.shared = shared
         self._in_zone: Counter[str] = Counter()
-        self._at_site: dict[SiteKey, dict[DestinationKey, _Line]] = {}
+        self._at_site: dict[SiteKey, dict[DestinationKey, _DestinationSlots]] = {}
         self._tell = on_release
 
     def open_in(self, zone: str) -> int:
@@ -151,7 +151,7 @@ class Slots:
         if self.shared is not None:
             self.shared(terms.zone.name).connected(route.site, route.destination)
         self._in_zone[terms.zone.name] += 1
-        line = self._at_site.setdefault(route.site, {}).setdefault(route.destination, _Line())
+        line = self._at_site.setdefault(route.site, {}).setdefault(route.destination, _DestinationSlots())
         line.open += 1
         line.limit = terms.limits.max_connections
         return Slot(terms.zone.name, route.site, route.destination, self._released)
@@ -171,7 +171,7 @@ class Slots:
         self._tell(slot)
 
 
-def _open_within(lines: dict[DestinationKey, _Line], most: int) -> int:
+def _open_within(lines: dict[DestinationKey, _DestinationSlots], most: int) -> int:
     return sum(line.open for line in lines.values() if line.limit <= most)
 
 
@@ -200,11 +200,11 @@ class TlsObserver(Protocol):
         """Note the `result`: ok, failed or fallback. `why` is given with the first fallback of a host."""
 
 
-IN_CLEAR = Proof("none")
+IN_CLEAR = PeerVerification("none")
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class OutgoingSession:
     """A connection that is ready for transactions, with the known facts about the peer."""
 
     protocol: ClientProtocol
@@ -228,7 +228,7 @@ class Session:
     """Whether the peer has accepted a BDAT on this connection."""
     has_taken_mail: bool = False
     """Whether the peer has accepted a message lately, on this connection or another."""
-    proof: Proof = IN_CLEAR
+    proof: PeerVerification = IN_CLEAR
     skipped: str = ""
     """A line without a code among the replies before the first transaction."""
 
@@ -259,21 +259,30 @@ class SessionOpener:
     observe_tls: TlsObserver
     logins: Logins
 
-    async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
+    async def open(
+        self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsRequirements
+    ) -> OutgoingSession:
         """Return a session, which owns the slot and releases it with its socket. After an exception the
         caller owns it.
         """
         if terms.key.credential is None:
             return await self._open_as_planned(terms, host, ip, slot, plan)
 
-        def open_with(login: Login) -> Awaitable[Session]:
+        def open_with(login: Login) -> Awaitable[OutgoingSession]:
             return self._open_as_planned(terms, host, ip, slot, plan, login=login)
 
         return await self.logins.opening(terms, open_with)
 
     async def _open_as_planned(
-        self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan, *, login: Login | None = None
-    ) -> Session:
+        self,
+        terms: Terms,
+        host: MxHost,
+        ip: str,
+        slot: Slot,
+        plan: TlsRequirements,
+        *,
+        login: Login | None = None,
+    ) -> OutgoingSession:
         key = f"{host.name}:{host.port}"
         zone, why = terms.zone.name, ""
         if plan.may_fall_back and key in self.tls.broken:
@@ -294,8 +303,8 @@ class SessionOpener:
         return session
 
     async def _open_asking_twice(
-        self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
-    ) -> Session:
+        self, terms: Terms, host: MxHost, ip: str, plan: TlsRequirements, slot: Slot, *, login: Login | None
+    ) -> OutgoingSession:
         """Open a session. A host that does not answer the handshake is tried once more with a smaller one."""
         key = f"{host.name}:{host.port}"
         try:
@@ -311,8 +320,8 @@ class SessionOpener:
                 raise failure from None
 
     async def _open(
-        self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
-    ) -> Session:
+        self, terms: Terms, host: MxHost, ip: str, plan: TlsRequirements, slot: Slot, *, login: Login | None
+    ) -> OutgoingSession:
         zone, record = terms.zone, slot.record
         timeout = self.settings.connect_timeout
         try:
@@ -334,7 +343,7 @@ class SessionOpener:
             greeter.abort()
             raise
         peer = Peer(host.name, greeter.address, greeter.tls_words)
-        session = Session(protocol, peer, capabilities, terms, slot, proof=greeter.proof)
+        session = OutgoingSession(protocol, peer, capabilities, terms, slot, proof=greeter.proof)
         session.skipped = greeter.skipped
         return session
 
@@ -390,7 +399,7 @@ class _Greeter:
     sock: socket.socket
     host: MxHost
     ip: InitVar[str]
-    plan: TlsPlan
+    plan: TlsRequirements
     _: KW_ONLY
     ehlo_name: str
     settings: DeliverySettings
@@ -402,7 +411,7 @@ class _Greeter:
         self.tls_words = ""
         """The TLS version, with the security of the connection if the plan required more: "TLSv1.3 dane"."""
         self.who = self.address if self.host.literal else f"{self.host.name} ({self.address})"
-        self.record: Record | None = None
+        self.record: SessionRecorder | None = None
         self._reader = _Reader(asyncio.get_running_loop())
         self._transport: asyncio.Transport | None = None
 

@@ -44,13 +44,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.session import OutgoingSession
 from zonerelay.delivery.peer import HostFailure, Terms, display_address
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import MxHost, Route
-from zonerelay.smtp.client.transaction import Phase, Transaction
+from zonerelay.smtp.client.transaction import ClientTransaction, TransactionPhase
 
 FIRST_PAUSE = 30.0
 LONGEST_PAUSE = 600.0
@@ -59,7 +59,7 @@ PROBE_TIME = 60.0
 """Seconds for which a probe keeps other batches from the host if the probe never reports a result."""
 
 
-class _Down:
+class _DownHost:
     """A host that is considered down, and until when."""
 
     __slots__ = ("failures", "probed", "until")
@@ -75,7 +75,7 @@ class DeadHosts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._down: OrderedDict[str, _Down] = OrderedDict()
+        self._down: OrderedDict[str, _DownHost] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._down)
@@ -106,7 +106,7 @@ class DeadHosts:
         now = self._clock.monotonic()
         down = self._down.get(key)
         if down is None:
-            down = self._down[key] = _Down()
+            down = self._down[key] = _DownHost()
             if len(self._down) > MAX_REMEMBERED:
                 self._down.popitem(last=False)
         if down.probed or now >= down.until:
@@ -192,7 +192,13 @@ MAX_REFUSALS = 32
 MAX_TEXT = 200
 """Characters of a reply that are compared."""
 
-_PROGRESS = {Phase.MAIL: 0, Phase.RCPT: 1, Phase.DATA: 2, Phase.LAST_CHUNK: 3, Phase.FINAL_DOT: 3}
+_PROGRESS = {
+    TransactionPhase.MAIL: 0,
+    TransactionPhase.RCPT: 1,
+    TransactionPhase.DATA: 2,
+    TransactionPhase.LAST_CHUNK: 3,
+    TransactionPhase.FINAL_DOT: 3,
+}
 """How far mail gets before it is refused in a phase. A single BDAT (LAST_CHUNK) is DATA and
 final dot in one.
 """
@@ -210,24 +216,24 @@ class Suspect:
     `others` is the number of other open connections to the host, if the refusal may be about their number.
     """
 
-    session: Session
-    phase: Phase
+    session: OutgoingSession
+    phase: TransactionPhase
     reply: Reply
     messages: int
     others: int = 0
 
 
 @dataclass(slots=True)
-class _Host:
+class _HostLimits:
     """The learned limits of one host."""
 
     most: int | None = None
     until: float = 0.0
     was_reached: bool = False
     """Whether a connection has carried `most` messages since the number was learned."""
-    about_mail: dict[Phase, OrderedDict[str, float]] = field(default_factory=dict)
+    about_mail: dict[TransactionPhase, OrderedDict[str, float]] = field(default_factory=dict)
     """The time until which a refusal is not suspect."""
-    in_vain: dict[Phase, deque[float]] = field(default_factory=dict)
+    in_vain: dict[TransactionPhase, deque[float]] = field(default_factory=dict)
     """The times at which the latest suspect refusals were retried in vain."""
 
 
@@ -236,7 +242,7 @@ class SessionLimits:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        self._hosts: OrderedDict[str, _HostLimits] = OrderedDict()
 
     def most(self, address: str) -> int | None:
         """Return how many messages a session with this address (`ip:port`) accepts, or None if unknown."""
@@ -245,13 +251,15 @@ class SessionLimits:
             return None
         return host.most
 
-    def apply(self, session: Session) -> None:
+    def apply(self, session: OutgoingSession) -> None:
         """End the session after the known number of messages."""
         most = self.most(session.peer.address)
         if most is not None:
             session.max_transactions = min(session.max_transactions, most)
 
-    def suspect(self, session: Session, transaction: Transaction, *, others: int) -> Suspect | None:
+    def suspect(
+        self, session: OutgoingSession, transaction: ClientTransaction, *, others: int
+    ) -> Suspect | None:
         """Return the refusal that ended the transaction if it may be about the connection.
 
         Call it after every transaction, because it also notes what the session has delivered. `others` is the
@@ -260,23 +268,23 @@ class SessionLimits:
         if transaction.delivered:
             self._carried(session, transaction)
         phase, reply = transaction.refused_at, transaction.refusal
-        if phase is None or phase is Phase.FINAL_DOT or reply is None:
+        if phase is None or phase is TransactionPhase.FINAL_DOT or reply is None:
             return None
         if session.delivered:
             others = 0
-        elif phase is not Phase.MAIL or not others:  # a new connection, and not one too many
+        elif phase is not TransactionPhase.MAIL or not others:  # a new connection, and not one too many
             self._note(session.peer.address, phase, reply)
             return None
         if self._is_about_mail(session.peer.address, phase, reply):
             return None
         # A limit that is reported at RCPT may count recipients.
         messages = session.transactions - 1
-        if phase is Phase.RCPT:
+        if phase is TransactionPhase.RCPT:
             messages = max(messages, session.delivered)
         return Suspect(session, phase, reply, messages, others)
 
     def still_suspect(
-        self, suspect: Suspect, session: Session, transaction: Transaction, *, others: int
+        self, suspect: Suspect, session: OutgoingSession, transaction: ClientTransaction, *, others: int
     ) -> Suspect | None:
         """Learn from the transaction that follows a suspect refusal, on another connection to the address.
 
@@ -309,14 +317,14 @@ class SessionLimits:
             host.until = self._clock.monotonic() + REMEMBER_FOR
         host.was_reached = False
 
-    def _carried(self, session: Session, transaction: Transaction) -> None:
+    def _carried(self, session: OutgoingSession, transaction: ClientTransaction) -> None:
         taken = (each for each in transaction.outcomes if each and each.verdict is Verdict.DELIVERED)
         session.delivered += sum(1 for _ in taken)
         host = self._hosts.get(session.peer.address)
         if host is not None and host.most is not None and session.transactions >= host.most:
             host.was_reached = True
 
-    def _note(self, address: str, phase: Phase, reply: Reply) -> None:
+    def _note(self, address: str, phase: TransactionPhase, reply: Reply) -> None:
         known = self._host(address).about_mail.setdefault(phase, OrderedDict())
         text = comparable(reply)
         known[text] = self._clock.monotonic() + ABOUT_MAIL_FOR
@@ -324,7 +332,7 @@ class SessionLimits:
         if len(known) > MAX_REFUSALS:
             known.popitem(last=False)
 
-    def _is_about_mail(self, address: str, phase: Phase, reply: Reply) -> bool:
+    def _is_about_mail(self, address: str, phase: TransactionPhase, reply: Reply) -> bool:
         host = self._hosts.get(address)
         if host is None:
             return False
@@ -335,10 +343,10 @@ class SessionLimits:
         in_vain = host.in_vain.get(phase, deque())
         return len(in_vain) >= MOST_IN_VAIN and in_vain[0] + ABOUT_MAIL_FOR > now
 
-    def _host(self, address: str) -> _Host:
+    def _host(self, address: str) -> _HostLimits:
         host = self._hosts.get(address)
         if host is None:
-            host = self._hosts[address] = _Host()
+            host = self._hosts[address] = _HostLimits()
             if len(self._hosts) > MAX_REMEMBERED:
                 self._hosts.popitem(last=False)
         self._hosts.move_to_end(address)

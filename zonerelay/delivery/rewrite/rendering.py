@@ -38,8 +38,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from zonerelay.config.settings import Convert, DkimMode, ZoneSettings
-from zonerelay.message.conversion import Encoder, NotConvertibleError, Plan, Survey
+from zonerelay.config.settings import BodyConversion, DkimMode, ZoneSettings
+from zonerelay.message.conversion import ConversionPlan, ConversionSurvey, Encoder, NotConvertibleError
 from zonerelay.message.dkim.signature import (
     DkimKey,
     RelaxedBody,
@@ -51,7 +51,7 @@ from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Body, Message
+from zonerelay.model.envelope import BodyType, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
@@ -61,14 +61,14 @@ from zonerelay.telemetry.events.events import Events
 class Conversion:
     """The conversion of a message and the resulting size."""
 
-    plan: Plan
+    plan: ConversionPlan
     size: int
 
     def of(self, message: Message) -> Message:
         message = replace(message, size=self.size, plain_lines=False, long_lines=False, body_hash="")
         if not self.plan.seven_bit:
             return message
-        envelope = replace(message.envelope, body=Body.SEVEN_BIT, smtputf8=False)
+        envelope = replace(message.envelope, body=BodyType.SEVEN_BIT, smtputf8=False)
         return replace(message, envelope=envelope, eight_bit=False)
 
     def reader(self, read_body: ReadBody) -> ReadBody:
@@ -84,7 +84,7 @@ async def conversion_of(
     """Return the conversion that the message needs, or None if it needs none. It is read once, or twice if it
     must be converted. Raise NotConvertibleError and StoreError.
     """
-    survey = Survey(seven_bit=seven_bit)
+    survey = ConversionSurvey(seven_bit=seven_bit)
     pieces = read_body(message_id)
     try:
         async for piece in pieces:
@@ -103,7 +103,7 @@ async def conversion_of(
     return Conversion(survey.plan, size)
 
 
-async def _converted(plan: Plan, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _converted(plan: ConversionPlan, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the message as it is written. No chunk is empty."""
     writer = Encoder(plan)
     try:
@@ -135,7 +135,7 @@ _AT_ONCE = 8  # digests that the thread gets at a time; their messages wait for 
 _Job = tuple[UnsignedField, asyncio.Future[bytes]]
 
 
-class Signing:
+class DkimSigner:
     """Signs messages with DKIM. `threaded` enables a thread, which starts with the first slow signature."""
 
     def __init__(self, *, threaded: bool) -> None:
@@ -323,7 +323,7 @@ class SigningKeys(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedMessage:
     """The message and body that are sent instead of the stored ones."""
 
     message: Message
@@ -331,7 +331,7 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ZoneChanges:
     """The changes that one zone makes to messages."""
 
     zone: ZoneSettings
@@ -352,7 +352,7 @@ class _Rendition:
     the header stays unchanged.
     """
 
-    plan: _Plan
+    plan: _ZoneChanges
     header: bytes
     skipped: int
     sender: Mailbox
@@ -379,10 +379,10 @@ class Renderer:
     """
 
     def __init__(
-        self, *, read_body: ReadBody, events: Events, clock: Clock, signing: Signing | None = None
+        self, *, read_body: ReadBody, events: Events, clock: Clock, signing: DkimSigner | None = None
     ) -> None:
         self._read_body = read_body
-        self._signing = signing or Signing(threaded=False)
+        self._signing = signing or DkimSigner(threaded=False)
         self._events = events
         self._clock = clock
         self._kept: OrderedDict[_Key, _Rendition] = OrderedDict()
@@ -396,7 +396,7 @@ class Renderer:
         self._keys = keys
         self._srs = srs
         self._max_header = max(max_header_size, MAX_HEADER) + OUR_FIELDS
-        self._plans: dict[str, tuple[ZoneSettings, _Plan | None]] = {}
+        self._plans: dict[str, tuple[ZoneSettings, _ZoneChanges | None]] = {}
         self._complained: set[str] = set()
         self._kept.clear()
         self._kept_octets = 0
@@ -411,17 +411,17 @@ class Renderer:
             known = self._plans[zone.name] = (zone, self._plan(zone))
         return known[1] is not None
 
-    async def render(self, zone: ZoneSettings, message: Message) -> Rendered:
+    async def render(self, zone: ZoneSettings, message: Message) -> RenderedMessage:
         """Return the zone's rendition of the message. Raise StoreError and RenderError."""
         if not self.changes(zone, message):
-            return Rendered(message, self._read_body)
+            return RenderedMessage(message, self._read_body)
         return await self._of_plan(zone, message, seven_bit=False)
 
-    async def in_seven_bits(self, zone: ZoneSettings, message: Message) -> Rendered | None:
+    async def in_seven_bits(self, zone: ZoneSettings, message: Message) -> RenderedMessage | None:
         """Return the message converted to 7-bit for the zone, or None if the zone does not convert it or the
         conversion would lose content. Raise StoreError and RenderError.
         """
-        if zone.convert is Convert.NEVER:
+        if zone.convert is BodyConversion.NEVER:
             return None
         self._changes_all(zone)
         try:
@@ -430,8 +430,8 @@ class Renderer:
             self._events.sent_unchanged(message.id, zone.name, f"no form in seven bits: {error}")
             return None
 
-    async def _of_plan(self, zone: ZoneSettings, message: Message, *, seven_bit: bool) -> Rendered:
-        plan = self._plans[zone.name][1] or _Plan(zone, (), (), None, None)
+    async def _of_plan(self, zone: ZoneSettings, message: Message, *, seven_bit: bool) -> RenderedMessage:
+        plan = self._plans[zone.name][1] or _ZoneChanges(zone, (), (), None, None)
         key = (message.id, zone.name, seven_bit)
         while (rendition := self._known(key, plan)) is None:
             other = self._rendering.get(key)
@@ -440,8 +440,8 @@ class Renderer:
             await asyncio.wait([other])  # if the other task failed, this one tries
         return self._rendered(message, rendition)
 
-    def _plan(self, zone: ZoneSettings) -> _Plan | None:
-        plan = _Plan(
+    def _plan(self, zone: ZoneSettings) -> _ZoneChanges | None:
+        plan = _ZoneChanges(
             zone,
             add=_rules(zone.header_add),
             replace=_rules(zone.header_replace),
@@ -450,13 +450,13 @@ class Renderer:
         )
         return plan if plan.changes_header or plan.srs is not None else None
 
-    def _is_current(self, plan: _Plan) -> bool:
+    def _is_current(self, plan: _ZoneChanges) -> bool:
         known = self._plans.get(plan.zone.name)
         return known is not None and known[1] == plan
 
     # Cached renditions.
 
-    def _known(self, key: _Key, plan: _Plan) -> _Rendition | None:
+    def _known(self, key: _Key, plan: _ZoneChanges) -> _Rendition | None:
         rendition = self._kept.get(key)
         if rendition is None:
             return None
@@ -479,7 +479,7 @@ class Renderer:
 
     def _rendered(
         self, message: Message, rendition: _Rendition, ahead: StoredPieces | None = None
-    ) -> Rendered:
+    ) -> RenderedMessage:
         """Render the message. `ahead` is the part of the body that was read already, for the first reader."""
         read = self._reader(rendition.conversion)
 
@@ -490,12 +490,12 @@ class Renderer:
                 pieces = StoredPieces(read(message_id))
             return pieces.spliced(rendition.header, rendition.skipped)
 
-        return Rendered(rendition.of(message), read_body)
+        return RenderedMessage(rendition.of(message), read_body)
 
     def _reader(self, conversion: Conversion | None) -> ReadBody:
         return self._read_body if conversion is None else conversion.reader(self._read_body)
 
-    async def _make(self, plan: _Plan, message: Message, key: _Key) -> Rendered:
+    async def _make(self, plan: _ZoneChanges, message: Message, key: _Key) -> RenderedMessage:
         done = self._rendering[key] = asyncio.get_running_loop().create_future()
         pieces = None
         try:
@@ -523,7 +523,7 @@ class Renderer:
         """
         if not (seven_bit or _needs_repair(zone, message)):
             return None
-        always = zone.convert is Convert.ALWAYS
+        always = zone.convert is BodyConversion.ALWAYS
         try:
             return await conversion_of(message.id, self._read_body, seven_bit=seven_bit, signed_too=always)
         except NotConvertibleError as error:
@@ -533,7 +533,7 @@ class Renderer:
             return None
 
     async def _rendition(
-        self, plan: _Plan, message: Message, pieces: StoredPieces, conversion: Conversion | None
+        self, plan: _ZoneChanges, message: Message, pieces: StoredPieces, conversion: Conversion | None
     ) -> _Rendition:
         if conversion is not None:
             message = conversion.of(message)
@@ -553,7 +553,7 @@ class Renderer:
                     old = new = b""
         return _Rendition(plan, new, len(old), sender, until, conversion)
 
-    def _sender(self, plan: _Plan, message: Message, now: float) -> Mailbox:
+    def _sender(self, plan: _ZoneChanges, message: Message, now: float) -> Mailbox:
         sender = message.envelope.sender
         if plan.srs is None:
             return sender
@@ -568,7 +568,7 @@ class Renderer:
             return sender
 
     async def _signature(
-        self, plan: _Plan, message: Message, pieces: StoredPieces, header: bytes, now: float
+        self, plan: _ZoneChanges, message: Message, pieces: StoredPieces, header: bytes, now: float
     ) -> bytes:
         """Return the fields to prepend. Raise RenderError if the zone requires a signature and has no key."""
         if plan.keys is None:
@@ -593,7 +593,7 @@ class Renderer:
         self._events.metrics.dkim.add((SIGNED,))
         return fields
 
-    def _not_signed(self, plan: _Plan, why: str) -> None:
+    def _not_signed(self, plan: _ZoneChanges, why: str) -> None:
         """Handle a missing signature. If the zone requires one, report it once and raise RenderError."""
         if plan.zone.dkim is not DkimMode.REQUIRED:
             return
@@ -608,7 +608,11 @@ def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
     """Return whether a line of the message is too long and the message is not from an
     unauthenticated client.
     """
-    return message.long_lines and zone.convert is not Convert.NEVER and not message.envelope.origin.stranger
+    return (
+        message.long_lines
+        and zone.convert is not BodyConversion.NEVER
+        and not message.envelope.origin.stranger
+    )
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:

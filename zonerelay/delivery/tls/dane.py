@@ -8,7 +8,7 @@ malformed records are ignored. Of several digests of the same kind only the stro
 - DANE-TA: the certificate chain leads to the authority in the record, which the server has to send unless the
   record holds the complete certificate. Dates are checked, and one of the names must match (3.2.2).
 
-No I/O, no clock. `verify` raises NotVouchedForError with the reason for an operator.
+No I/O, no clock. `verify` raises UntrustedCertificateError with the reason for an operator.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _FULL, _SHA256, _SHA512 = 0, 1, 2
 _DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
 
 
-class NotVouchedForError(Exception):
+class UntrustedCertificateError(Exception):
     """The server's certificate does not match the TLSA records. The message says why."""
 
 
@@ -157,16 +157,17 @@ def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
 def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float) -> str:
     """Return the name for which the certificate is valid: one of `names`, or `""` if names do not matter.
 
-    `chain` is DER, the server's own certificate first. `records` are usable ones. Raise NotVouchedForError.
+    `chain` is DER, the server's own certificate first. `records` are usable ones. Raise
+    UntrustedCertificateError.
     """
     if not chain:
-        raise NotVouchedForError("the server presented no certificate")
+        raise UntrustedCertificateError("the server presented no certificate")
     chain = chain[:MAX_CHAIN]
     if any(record.usage == DANE_EE and _matches(chain[0], record) for record in records):
         return ""
     authorities = [record for record in records if record.usage == DANE_TA]
     if not authorities:
-        raise NotVouchedForError(_mismatch(chain[0], records))
+        raise UntrustedCertificateError(_mismatch(chain[0], records))
     return _verify_by_authority(chain, authorities, names, now=now)
 
 
@@ -183,7 +184,7 @@ def _verify_by_authority(
             # proof.
             anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
     if not anchors:
-        raise NotVouchedForError(
+        raise UntrustedCertificateError(
             "the server did not present the certificate of the authority in the TLSA records "
             f"({_shown(records)})"
         )
@@ -191,10 +192,10 @@ def _verify_by_authority(
         chains.verify(chain, list(dict.fromkeys(anchors)), now=now)
         presented = chains.names(chain[0])
     except chains.ChainError as error:
-        raise NotVouchedForError(str(error)) from error
+        raise UntrustedCertificateError(str(error)) from error
     fitting = matching_name(names, presented)
     if fitting is None:
-        raise NotVouchedForError(
+        raise UntrustedCertificateError(
             f"its certificate is for {shown_names(presented)}, not for {' or '.join(dict.fromkeys(names))}"
         )
     return fitting

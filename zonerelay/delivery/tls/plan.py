@@ -109,7 +109,7 @@ class HostLookup(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TlsPlan:
+class TlsRequirements:
     """The TLS requirements of a connection. `level` is the demand that applies: a `TlsMode`, or "mta-sts".
     `why` is a clause for display.
 
@@ -144,8 +144,8 @@ class TlsPlan:
         """Whether a session may be resumed. DANE and pinned certificates need the server's present chain."""
         return not (self.tlsa or self.certificates)
 
-    def in_clear(self) -> TlsPlan:
-        return TlsPlan(TlsMode.NONE, self.name)
+    def in_clear(self) -> TlsRequirements:
+        return TlsRequirements(TlsMode.NONE, self.name)
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
@@ -170,7 +170,7 @@ class TlsPlanner:
     def __init__(self, lookup: HostLookup) -> None:
         self._lookup = lookup
 
-    async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsPlan:
+    async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsRequirements:
         """Return the plan. `found` are the addresses of the host to which the connection is about to be made.
         Raise HostFailure.
         """
@@ -216,10 +216,10 @@ class TlsPlanner:
         return [host.name] if alias.secure else []
 
 
-def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsPlan:
+def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsRequirements:
     mode = demand.mode
     from_policy = mode is TlsMode.VERIFY and demand.because == MTA_STS
-    return TlsPlan(
+    return TlsRequirements(
         level=MTA_STS if from_policy else mode,
         name=host.name,
         why=f"{_who(terms, demand)} requires {_WHAT.get(mode, 'a valid certificate')}",
@@ -230,7 +230,9 @@ def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsPlan:
     )
 
 
-def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple[TlsaRecord, ...]) -> TlsPlan:
+def _held_to(
+    plan: TlsRequirements, terms: Terms, host: MxHost, base: str, usable: tuple[TlsaRecord, ...]
+) -> TlsRequirements:
     domain = terms.route.name if _is_plain_domain(terms.route.name) else ""
     return replace(
         plan,
@@ -244,7 +246,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
     )
 
 
-def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
+def _with_unusable(plan: TlsRequirements, host: MxHost, base: str) -> TlsRequirements:
     """Require TLS with any certificate: there are records, but none is usable (RFC 7672 2.2)."""
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has no usable TLSA record, and {plan.why}")

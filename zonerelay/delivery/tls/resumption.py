@@ -19,7 +19,7 @@ LIFETIME = 3600.0
 """Seconds after which the server must show its certificate again."""
 
 
-class _Kept(NamedTuple):
+class _StoredSession(NamedTuple):
     session: ssl.SSLSession
     shown: float
 
@@ -29,7 +29,7 @@ class ResumingContext(ssl.SSLContext):
 
     def __init__(self, protocol: int, clock: Clock) -> None:
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _StoredSession] = {}
 
     def wrap_bio(
         self,
@@ -56,7 +56,7 @@ class ResumingContext(ssl.SSLContext):
             if before is None:
                 return
             shown = before.shown
-        self._kept[name] = _Kept(session, shown)
+        self._kept[name] = _StoredSession(session, shown)
         if len(self._kept) > MOST:
             del self._kept[next(iter(self._kept))]
 

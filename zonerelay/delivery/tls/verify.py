@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zonerelay.delivery.tls import dane
 from zonerelay.delivery.tls.dane import fingerprint, matching_name, names_in, shown_names
-from zonerelay.delivery.tls.plan import MTA_STS, TlsPlan
+from zonerelay.delivery.tls.plan import MTA_STS, TlsRequirements
 from zonerelay.smtp.client.replies import printable
 
 ENCRYPTED = "encrypted"
@@ -23,7 +23,7 @@ _SELF_SIGNED = 18
 _UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
 
 
-class Proof(NamedTuple):
+class PeerVerification(NamedTuple):
     """The result of verifying a certificate. `security` is as in `Session.security`. `only_for` is the one
     next hop for which the certificate is valid.
     """
@@ -36,7 +36,7 @@ class WrongPeerError(Exception):
     """The handshake succeeded, but with a certificate other than the expected one."""
 
 
-def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
+def prove(plan: TlsRequirements, tls: ssl.SSLObject, *, now: float) -> PeerVerification:
     """Return the security of the connection. Raise WrongPeerError."""
     if tls.session_reused and not plan.may_resume:
         raise WrongPeerError("it resumed a session, so its present certificate is unknown")
@@ -47,12 +47,12 @@ def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
     if plan.tlsa:
         try:
             name = dane.verify(peer_chain(tls), plan.tlsa, plan.tlsa_names, now=now)
-        except dane.NotVouchedForError as error:
+        except dane.UntrustedCertificateError as error:
             raise WrongPeerError(str(error)) from error
-        return Proof("dane", name if name and name == plan.next_hop else "")
+        return PeerVerification("dane", name if name and name == plan.next_hop else "")
     if plan.verify or plan.certificates:
-        return Proof("mta-sts" if plan.level == MTA_STS else "verified")
-    return Proof(ENCRYPTED)
+        return PeerVerification("mta-sts" if plan.level == MTA_STS else "verified")
+    return PeerVerification(ENCRYPTED)
 
 
 def handshake_words(error: BaseException) -> str:
@@ -85,14 +85,14 @@ def _verification_words(error: ssl.SSLCertVerificationError) -> str:
     return f"its certificate is not valid: {error.verify_message}"
 
 
-def _check_names(plan: TlsPlan, tls: ssl.SSLObject) -> None:
+def _check_names(plan: TlsRequirements, tls: ssl.SSLObject) -> None:
     names = names_in(tls.getpeercert() or {})
     if matching_name(plan.names, names) is None:
         wanted = " or ".join(plan.names)
         raise WrongPeerError(f"its certificate is for {shown_names(names)}, not for {wanted}")
 
 
-def _check_fingerprint(plan: TlsPlan, tls: ssl.SSLObject) -> None:
+def _check_fingerprint(plan: TlsRequirements, tls: ssl.SSLObject) -> None:
     shown = tls.getpeercert(binary_form=True)
     if not shown:
         raise WrongPeerError("the server presented no certificate")

@@ -1,4 +1,4 @@
-"""Checks logins: takes credentials and returns a `Login`. One object serves all listeners of a worker.
+"""Checks logins: takes credentials and returns a `LoginResult`. One object serves all listeners of a worker.
 
 - OK: the user, as listed in the credentials file.
 - WRONG: the user does not exist, or the password is wrong. The client cannot distinguish the two, because a
@@ -37,15 +37,15 @@ from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.guard import CredentialsWatch, Guard
 from zonerelay.inbound.access.password_check import (
     MIN_REMEMBERED,
-    BusyError,
-    Check,
+    ChecksBusyError,
     ClosedError,
     GoneError,
     Matches,
+    PasswordCheck,
     PasswordChecks,
     RememberedPasswords,
 )
-from zonerelay.inbound.limits.auth_failures import Attempts
+from zonerelay.inbound.limits.auth_failures import FailedAttempts
 from zonerelay.inbound.limits.connections import Key, client_and_network
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.model.clock import Clock
@@ -64,7 +64,7 @@ class LoginKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class LoginResult:
     """The result of a login. `user` is set if it is OK. `detail` is for the operator and is never sent to the
     client. `refusal` is set if the password is right but the user's limits do not permit the login.
     """
@@ -75,7 +75,7 @@ class Login:
     refusal: Refusal | None = None
 
 
-AskForLogin = Callable[[], Awaitable[Login]]
+AskForLogin = Callable[[], Awaitable[LoginResult]]
 """Calls an operator's authenticator with the credentials. It returns OK with the user, WRONG or BROKEN."""
 
 MAX_REGULARS = 10_000
@@ -88,7 +88,7 @@ REGULAR_FOR = 30 * 86400.0
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _LoginAttempt:
     """An attempt to log in. `address` is shown in the log. `regular` is explained in the module's docstring.
     `check` is set while the attempt waits for its hash. `ask` replaces the credentials file.
     """
@@ -100,7 +100,7 @@ class _Attempt:
     account: bytes
     ask: AskForLogin | None = None
     regular: bool = False
-    check: Check | None = None
+    check: PasswordCheck | None = None
 
 
 class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
@@ -141,11 +141,11 @@ class Authenticator:
         self._remembered = RememberedPasswords(secret)
         self._checks = PasswordChecks(matches, cores)
         self._clients, self._networks, self._accounts = (
-            Attempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
+            FailedAttempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
         )
         self._regulars: dict[tuple[str, Key], float] = {}  # the last login; the latest is last
         self._file = self._watch(settings.credentials)
-        self._tasks: set[asyncio.Task[tuple[Login, float]]] = set()
+        self._tasks: set[asyncio.Task[tuple[LoginResult, float]]] = set()
 
     def configure(self, settings: AuthSettings) -> None:
         """Apply other settings from now on. Earlier failures still count."""
@@ -167,14 +167,14 @@ class Authenticator:
 
     async def check(
         self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None
-    ) -> Login:
+    ) -> LoginResult:
         """Return the result of a login. With `ask`, an operator's authenticator decides; failures count the
         same.
 
         Raise only CancelledError: a session cancels the check when its client has disconnected.
         """
         keys = client_and_network(client_address)
-        attempt = _Attempt(credentials, client_address, *keys, _account(credentials.user), ask)
+        attempt = _LoginAttempt(credentials, client_address, *keys, _account(credentials.user), ask)
         attempt.regular = self._is_regular(attempt)
         known = self._at_once(attempt)
         if known is not None:
@@ -195,18 +195,22 @@ class Authenticator:
             await self.sleep(delay)
         return login
 
-    async def named(self, name: str) -> Login:
+    async def named(self, name: str) -> LoginResult:
         """Return the user with this name, for a client that was authenticated by a token."""
         await self._file.refresh()
         if self._file.users is None:
-            return Login(LoginKind.BROKEN, detail=self._file.problem)
+            return LoginResult(LoginKind.BROKEN, detail=self._file.problem)
         user = self._file.users.get(name)
-        return Login(LoginKind.WRONG, detail="no such user") if user is None else Login(LoginKind.OK, user)
+        return (
+            LoginResult(LoginKind.WRONG, detail="no such user")
+            if user is None
+            else LoginResult(LoginKind.OK, user)
+        )
 
     def _watch(self, path: Path) -> CredentialsWatch:
         return CredentialsWatch(path, events=self.events)
 
-    def _at_once(self, attempt: _Attempt) -> Login | None:
+    def _at_once(self, attempt: _LoginAttempt) -> LoginResult | None:
         """Return the login if no thread and no file is needed, as for an application that logs in
         repeatedly.
         """
@@ -224,27 +228,27 @@ class Authenticator:
             is_known = self._remembered.holds(self._key(attempt, second), now)
         return self._success(attempt, user) if is_known else None
 
-    async def _guarded(self, attempt: _Attempt, login: Login) -> Login:
+    async def _guarded(self, attempt: _LoginAttempt, login: LoginResult) -> LoginResult:
         if login.user is None or self.guard is None:
             return login
         refusal = await self.guard.log_in_refusal(login.user.name, attempt.address)
         if refusal is None:
             return login
         kind = LoginKind.BROKEN if refusal.reply.is_transient else LoginKind.BARRED
-        return Login(kind, detail=self.guard.problem, refusal=refusal)
+        return LoginResult(kind, detail=self.guard.problem, refusal=refusal)
 
-    async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
+    async def _examine(self, attempt: _LoginAttempt) -> tuple[LoginResult, float]:
         """Return the login, after counting and reporting it, and the delay of its reply."""
         try:
             login = await (self._ask(attempt) if attempt.ask is None else self._asked(attempt, attempt.ask))
             login = await self._guarded(attempt, login)
-        except BusyError:
-            login = Login(LoginKind.BROKEN, detail="too many passwords are waiting to be checked")
+        except ChecksBusyError:
+            login = LoginResult(LoginKind.BROKEN, detail="too many passwords are waiting to be checked")
         except ClosedError:
-            login = Login(LoginKind.BROKEN, detail="the relay is shutting down")
+            login = LoginResult(LoginKind.BROKEN, detail="the relay is shutting down")
         except Exception as error:  # noqa: BLE001  (rule 3: unknown trouble is temporary)
             self.events.error("auth", error)
-            login = Login(LoginKind.BROKEN, detail="unexpected error")
+            login = LoginResult(LoginKind.BROKEN, detail="unexpected error")
         delay = 0.0
         if login.kind is LoginKind.WRONG:
             guess = self._key(attempt, "")
@@ -254,7 +258,7 @@ class Authenticator:
         self._report(attempt, login)
         return login, delay
 
-    def _failed(self, attempt: _Attempt, guess: bytes) -> float:
+    def _failed(self, attempt: _LoginAttempt, guess: bytes) -> float:
         now = self.clock.monotonic()
         delay, *_ = [table.failed(key, now, guess) for table, key, _ in self._counters(attempt)]
         return delay
@@ -264,17 +268,17 @@ class Authenticator:
         failure = msgspec.json.decode(text, type=FailedLogin)
         keys = client_and_network(failure.address)
         account, guess = bytes.fromhex(failure.account), bytes.fromhex(failure.guess)
-        attempt = _Attempt(_NOTHING, failure.address, *keys, account, regular=failure.regular)
+        attempt = _LoginAttempt(_NOTHING, failure.address, *keys, account, regular=failure.regular)
         self._failed(attempt, guess)
 
-    async def _ask(self, attempt: _Attempt) -> Login:
+    async def _ask(self, attempt: _LoginAttempt) -> LoginResult:
         await self._file.refresh()
         # A user may be remembered even though the file has changed elsewhere.
         if (known := self._at_once(attempt)) is not None:
             return known
         users, nobodys_hash = self._file.users, self._file.nobodys_hash
         if users is None:
-            return Login(LoginKind.BROKEN, detail=self._file.problem)
+            return LoginResult(LoginKind.BROKEN, detail=self._file.problem)
         user = users.get(attempt.credentials.user)
         stored = user.hash if user is not None else nobodys_hash
         try:
@@ -285,19 +289,19 @@ class Authenticator:
                     stored = rails.second_hash
                     right = await self._is_right(attempt, stored)
         except GoneError:
-            return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock has expired")
+            return self._lock(attempt) or LoginResult(LoginKind.BROKEN, detail="the lock has expired")
         locked = self._lock(attempt)
         if locked is not None:
             # Guesses that were sent in parallel must not all be answered.
             return locked
         if user is None or not right:
             detail = "no such user" if user is None else "wrong password"
-            return Login(LoginKind.WRONG, detail=detail)
+            return LoginResult(LoginKind.WRONG, detail=detail)
         self._remembered.most = max(MIN_REMEMBERED, len(self._file.users or ()))
         self._remembered.add(self._key(attempt, stored), self.clock.monotonic())
         return self._success(attempt, user)
 
-    async def _is_right(self, attempt: _Attempt, stored: str) -> bool:
+    async def _is_right(self, attempt: _LoginAttempt, stored: str) -> bool:
         attempt.check = self._checks.enter(
             self._key(attempt, stored),
             stored,
@@ -309,14 +313,14 @@ class Authenticator:
         # Shielded: other logins may wait for the same check.
         return await asyncio.shield(attempt.check.done)
 
-    async def _asked(self, attempt: _Attempt, ask: AskForLogin) -> Login:
+    async def _asked(self, attempt: _LoginAttempt, ask: AskForLogin) -> LoginResult:
         login = await ask()
         locked = self._lock(attempt)
         if locked is None and login.user is not None:
             return self._success(attempt, login.user)
         return locked or login
 
-    def _success(self, attempt: _Attempt, user: User) -> Login:
+    def _success(self, attempt: _LoginAttempt, user: User) -> LoginResult:
         for table, key, _ in self._counters(attempt):
             table.succeeded(key)
         place = (user.name, attempt.network)
@@ -324,13 +328,13 @@ class Authenticator:
         if len(self._regulars) >= MAX_REGULARS:
             del self._regulars[next(iter(self._regulars))]
         self._regulars[place] = self.clock.monotonic()
-        return Login(LoginKind.OK, user)
+        return LoginResult(LoginKind.OK, user)
 
-    def _is_regular(self, attempt: _Attempt) -> bool:
+    def _is_regular(self, attempt: _LoginAttempt) -> bool:
         seen = self._regulars.get((attempt.credentials.user, attempt.network))
         return seen is not None and self.clock.monotonic() < seen + REGULAR_FOR
 
-    def _counters(self, attempt: _Attempt) -> tuple[tuple[Attempts, Hashable, str], ...]:
+    def _counters(self, attempt: _LoginAttempt) -> tuple[tuple[FailedAttempts, Hashable, str], ...]:
         """Return the counters to which a failure is added, each with its name."""
         client, network = attempt.client, attempt.network
         if attempt.regular:
@@ -345,23 +349,23 @@ class Authenticator:
             (self._accounts, attempt.account, "for this account"),
         )
 
-    def _lock(self, attempt: _Attempt) -> Login | None:
+    def _lock(self, attempt: _LoginAttempt) -> LoginResult | None:
         now = self.clock.monotonic()
         for table, key, what in self._counters(attempt):
             if table.locked(key, now):
-                return Login(LoginKind.LOCKED, detail=f"too many failed logins {what}")
+                return LoginResult(LoginKind.LOCKED, detail=f"too many failed logins {what}")
         return None
 
-    def _rank(self, attempt: _Attempt) -> int | None:
+    def _rank(self, attempt: _LoginAttempt) -> int | None:
         """Return the number of failures in the client's network, or None if the login is locked."""
         if self._lock(attempt) is not None:
             return None
         return self._networks.count(attempt.network, self.clock.monotonic())
 
-    def _key(self, attempt: _Attempt, stored_hash: str) -> bytes:
+    def _key(self, attempt: _LoginAttempt, stored_hash: str) -> bytes:
         return self._remembered.key(attempt.credentials.user, attempt.credentials.password, stored_hash)
 
-    def _report(self, attempt: _Attempt, login: Login) -> None:
+    def _report(self, attempt: _LoginAttempt, login: LoginResult) -> None:
         name = attempt.credentials.user
         # A name that is not a user is not logged: people type their passwords there.
         known = login.user is not None or (self._file.users is not None and name in self._file.users)

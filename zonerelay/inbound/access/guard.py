@@ -29,9 +29,9 @@ from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User
-from zonerelay.config.rails import NONE, Mode, Rails, RailsFile, file_beside
+from zonerelay.config.rails import NONE, UserLimits, UserLimitsFile, UserMode, file_beside
 from zonerelay.config.units import format_size
-from zonerelay.inbound.limits.quotas import NEAR, Full, Quotas, Usage
+from zonerelay.inbound.limits.quotas import NEAR, ExhaustedQuota, Quotas, Usage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.limits.shared import RecordStore
 from zonerelay.limits.values import AuthorityError
@@ -121,12 +121,12 @@ def _read_users(path: Path) -> tuple[Mapping[str, User], str]:
     return users, passwords.nobodys_hash(user.hash for user in users.values())
 
 
-class RailsWatch(FileWatch):
+class UserLimitsWatch(FileWatch):
     """Watches the file of user limits. Call `of` only while the file is current."""
 
-    _file: RailsFile | None = None
+    _file: UserLimitsFile | None = None
 
-    def of(self, user: str) -> Rails | None:
+    def of(self, user: str) -> UserLimits | None:
         """Return the limits of a user, or None if they cannot be read."""
         if self._file is None:
             return None
@@ -156,7 +156,7 @@ class Allowance:
     """The limits of a user during one mail transaction. `usage` is set if the user has quotas."""
 
     user: str
-    rails: Rails
+    rails: UserLimits
     usage: Usage | None = None
 
     def mail_refusal(self, client_address: str, now: float, size: int) -> Refusal | None:
@@ -169,7 +169,7 @@ class Allowance:
         """
         rails = self.rails
         if (
-            rails.mode is not Mode.LISTED
+            rails.mode is not UserMode.LISTED
             and rails.recipients
             and not _patterns(rails.recipients).match(recipient)
         ):
@@ -192,9 +192,9 @@ class Allowance:
 
     def is_captured(self, recipient: Mailbox) -> bool:
         """Return whether mail for this recipient is captured instead of being sent."""
-        if self.rails.mode is Mode.LISTED:
+        if self.rails.mode is UserMode.LISTED:
             return not _patterns(self.rails.recipients).match(recipient)
-        return self.rails.mode is Mode.CAPTURE
+        return self.rails.mode is UserMode.CAPTURE
 
     def _no_room(self, more: tuple[int, int, int]) -> Refusal | None:
         full = None if self.usage is None else self.usage.full(self.rails, more)
@@ -214,7 +214,7 @@ class Guard:
         events.metrics.attach_quotas(self._ratios)
 
     def configure(self, credentials: Path) -> None:
-        self._watch = RailsWatch(file_beside(credentials), events=self._events)
+        self._watch = UserLimitsWatch(file_beside(credentials), events=self._events)
 
     @property
     def problem(self) -> str:
@@ -224,7 +224,7 @@ class Guard:
     def problems(self) -> Iterator[str]:
         yield from filter(None, (self.problem, self._quotas.problem))
 
-    async def rails_of(self, user: str) -> Rails | None:
+    async def rails_of(self, user: str) -> UserLimits | None:
         """Return the limits of a user, or None if they cannot be read."""
         await self._watch.refresh()
         return self._watch.of(user)
@@ -294,7 +294,7 @@ class Guard:
         return [((self._events.shown_user(user),), ratio) for user, ratio in found.items()]
 
 
-def bar(rails: Rails, client_address: str, now: float) -> Refusal | None:
+def bar(rails: UserLimits, client_address: str, now: float) -> Refusal | None:
     """Return why the user may do nothing at all from this client, or None."""
     if rails is NONE:
         return None
@@ -312,7 +312,7 @@ def _no(detail: str, text: str) -> Refusal:
     return Refusal(Reason.USER, Reply(550, detail, text))
 
 
-def _used_up(full: Full) -> Refusal:
+def _used_up(full: ExhaustedQuota) -> Refusal:
     never = math.isinf(full.seconds)
     return Refusal(Reason.QUOTA, full.reply(), 0.0 if never else full.seconds, full.limit)
 

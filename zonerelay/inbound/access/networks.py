@@ -25,7 +25,7 @@ from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.rule_index import AddressShelf, NetworkShelf, RuleIndex, TextShelf
+from zonerelay.routing.zones.rule_index import AddressIndex, NetworkIndex, RuleIndex, TextIndex
 
 # Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
 #
@@ -110,13 +110,13 @@ class AccessRules:
     """
 
     def __init__(self, rules: Sequence[AccessSettings]) -> None:
-        self._rules = tuple(_Rule(rule) for rule in rules)
+        self._rules = tuple(_AccessRule(rule) for rule in rules)
         self._index = RuleIndex(
             {
-                "client": NetworkShelf(),
-                "user": TextShelf(),
-                "sender": AddressShelf(),
-                "recipient": AddressShelf(),
+                "client": NetworkIndex(),
+                "user": TextIndex(),
+                "sender": AddressIndex(),
+                "recipient": AddressIndex(),
             },
             [
                 {
@@ -141,7 +141,7 @@ class AccessRules:
         return None
 
 
-class _Rule:
+class _AccessRule:
     """One compiled [[access]] rule."""
 
     def __init__(self, settings: AccessSettings) -> None:

@@ -10,10 +10,11 @@ Regular users are those who have logged in recently from their current network (
 Their hashes are computed on all cores, in dedicated threads. The hashes of other clients are computed on one
 core less, so that guessing does not slow regular users down and leaves the event loop a core if there are
 several. Among the other clients, those with the fewest failures in their network come first, so that many
-guessing addresses do not lock out an address without failures. Too many waiting checks raise `BusyError`; the
-limit for one client is lower than the limit for all. When the queue of other clients is full, the check with
-the most failures gets it. Equal checks at the same time (as when a connection pool opens) are combined. A
-check whose clients have all disconnected is not computed, unless its computation has started.
+guessing addresses do not lock out an address without failures. Too many waiting checks raise
+`ChecksBusyError`; the limit for one client is lower than the limit for all. When the queue of other clients
+is full, the check with the most failures gets it. Equal checks at the same time (as when a connection pool
+opens) are combined. A check whose clients have all disconnected is not computed, unless its computation has
+started.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MIN_SECRET = 16
 Matches = Callable[[str, str], bool]
 
 
-class BusyError(Exception):
+class ChecksBusyError(Exception):
     """The queue of password checks is full."""
 
 
@@ -94,7 +95,7 @@ class RememberedPasswords:
         return len(self._until)
 
 
-class Check:
+class PasswordCheck:
     """A pending password check. `waiting` is the number of logins that wait for it."""
 
     __slots__ = ("begun", "client", "done", "key", "password", "rank", "regular", "stored_hash", "waiting")
@@ -121,7 +122,7 @@ class PasswordChecks:
         self._at_once = {True: cores, False: max(1, cores - 1)}  # regulars, strangers
         # The pool starts no thread before the first check.
         self._pool = ThreadPoolExecutor(sum(self._at_once.values()), "password")
-        self._checks: dict[bytes, Check] = {}  # in order of arrival
+        self._checks: dict[bytes, PasswordCheck] = {}  # in order of arrival
         self._of_client: dict[Key, int] = {}
         self._computing = {True: 0, False: 0}
         self._closed = False
@@ -135,19 +136,19 @@ class PasswordChecks:
         client: Key,
         regular: bool,
         rank: Callable[[], int | None],
-    ) -> Check:
+    ) -> PasswordCheck:
         """Add a check to a queue, and return it. `key` is the same for equal checks. `rank` is called when
         the check might be next: it returns the number of failures in the client's network, or None if the
-        check is no longer wanted. The result is in `done` of the check: the answer, BusyError, ClosedError,
-        GoneError, or the error of `matches`. Raise BusyError or ClosedError.
+        check is no longer wanted. The result is in `done` of the check: the answer, ChecksBusyError,
+        ClosedError, GoneError, or the error of `matches`. Raise ChecksBusyError or ClosedError.
         """
         if self._closed:
             raise ClosedError
         check = self._checks.get(key)
         if check is None:
             if self._of_client.get(client, 0) >= MAX_WAITING_PER_CLIENT:
-                raise BusyError
-            check = Check(key, stored_hash, password, client, rank)
+                raise ChecksBusyError
+            check = PasswordCheck(key, stored_hash, password, client, rank)
             check.regular = regular
             self._make_room(check)
             self._checks[key] = check
@@ -158,7 +159,7 @@ class PasswordChecks:
         self._compute_next(check.regular)
         return check
 
-    def leave(self, check: Check) -> bool:
+    def leave(self, check: PasswordCheck) -> bool:
         """Remove a waiting client. Return False if the computation has started, so that its result counts."""
         if check.begun:
             return False
@@ -175,8 +176,8 @@ class PasswordChecks:
                 self._end(check, ClosedError())
         self._pool.shutdown(wait=False)
 
-    def _make_room(self, check: Check) -> None:
-        """Make room for this check in its queue. Raise BusyError if this check has the lowest
+    def _make_room(self, check: PasswordCheck) -> None:
+        """Make room for this check in its queue. Raise ChecksBusyError if this check has the lowest
         priority.
         """
         queue = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
@@ -185,8 +186,8 @@ class PasswordChecks:
         # Among equal checks, the most recent one is removed.
         worst = check if check.regular else max(reversed([*queue, check]), key=_rank)
         if worst is check:
-            raise BusyError
-        self._end(worst, BusyError())
+            raise ChecksBusyError
+        self._end(worst, ChecksBusyError())
 
     def _compute_next(self, regular: bool) -> None:
         while self._computing[regular] < self._at_once[regular]:
@@ -204,13 +205,13 @@ class PasswordChecks:
             )
             computed.add_done_callback(partial(self._computed, check, regular))
 
-    def _computed(self, check: Check, regular: bool, computed: asyncio.Future[bool]) -> None:
+    def _computed(self, check: PasswordCheck, regular: bool, computed: asyncio.Future[bool]) -> None:
         self._computing[regular] -= 1
         self._end(check, ClosedError() if computed.cancelled() else computed.exception() or computed.result())
         if not self._closed:
             self._compute_next(regular)
 
-    def _end(self, check: Check, result: bool | BaseException) -> None:
+    def _end(self, check: PasswordCheck, result: bool | BaseException) -> None:
         del self._checks[check.key]
         left = self._of_client[check.client] - 1
         if left:
@@ -230,7 +231,7 @@ class PasswordChecks:
         return self._matches(stored_hash, password)
 
 
-def _rank(check: Check) -> int:
+def _rank(check: PasswordCheck) -> int:
     """Return the rank of a check. A check that is no longer wanted comes first, because it costs nothing."""
     rank = check.rank()
     return -1 if rank is None else rank

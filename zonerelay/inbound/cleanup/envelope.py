@@ -25,7 +25,7 @@ from zonerelay.config.rails import NONE
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup.intake import Intake
-from zonerelay.inbound.cleanup.submission import Submission
+from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.cleanup.whole_message import WholeIntake
 from zonerelay.inbound.limits.auth_failures import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
@@ -33,12 +33,12 @@ from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import changed_envelope, replies
-from zonerelay.inbound.state.context import RefusesMail
+from zonerelay.inbound.state.context import SuspensionCheck
 from zonerelay.inbound.state.permissions import apply_mode
-from zonerelay.inbound.state.questions import Allow, Verdict
+from zonerelay.inbound.state.questions import LookupResult, UserLimitsLookup
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import RECIPIENT_COST, Transaction
+from zonerelay.inbound.state.transaction import RECIPIENT_COST, MailTransaction
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient, Ret
@@ -46,7 +46,7 @@ from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import Unhealthy
 
 
-def begin(submission: Submission, command: MailCommand, key: str | None = None) -> ServerReply:
+def begin(submission: SubmittingClient, command: MailCommand, key: str | None = None) -> ServerReply:
     """Start a transaction for this sender. `key` is the idempotency key, if the client set it outside of the
     message, "" if it has none, and None if the header may contain one.
     """
@@ -60,7 +60,7 @@ def begin(submission: Submission, command: MailCommand, key: str | None = None) 
         if release > now + submission.context.settings.max_hold:
             return submission.refuse(replies.TOO_FAR_AHEAD, "MAIL", mailbox=command.sender)
         release = release if release > now else 0.0
-    transaction = Transaction(command, release=release, edits=submission.edits)
+    transaction = MailTransaction(command, release=release, edits=submission.edits)
     transaction.idempotency_key = key or ""
     transaction.key_may_follow = key is None
     client_state = submission.client_state
@@ -69,22 +69,24 @@ def begin(submission: Submission, command: MailCommand, key: str | None = None) 
     return _begin(submission, transaction)
 
 
-def _guarded(submission: Submission, transaction: Transaction, guard: Guard, user: str) -> ServerReply:
+def _guarded(
+    submission: SubmittingClient, transaction: MailTransaction, guard: Guard, user: str
+) -> ServerReply:
     """Check the limits of the user. This needs a lookup if they are not available without reading a file."""
 
-    def decided(verdict: Verdict) -> ServerReply:
+    def decided(verdict: LookupResult) -> ServerReply:
         if verdict.decision.reply is not None:
             return submission.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
         return _allowed(submission, transaction, verdict.allowance)
 
     known = guard.known(user)
     if known is None:
-        return submission.ask(Allow(guard, user), decided)
+        return submission.ask(UserLimitsLookup(guard, user), decided)
     return _allowed(submission, transaction, known)
 
 
 def _allowed(
-    submission: Submission, transaction: Transaction, allowance: Allowance | Refusal | None
+    submission: SubmittingClient, transaction: MailTransaction, allowance: Allowance | Refusal | None
 ) -> ServerReply:
     if isinstance(allowance, Allowance):
         client, now = submission.client_state.client.address, submission.context.clock.now()
@@ -102,7 +104,7 @@ def _allowed(
     return _begin(submission, transaction)
 
 
-def _is_for_later(transaction: Transaction, refusal: Refusal) -> bool:
+def _is_for_later(transaction: MailTransaction, refusal: Refusal) -> bool:
     """Return whether the refusal waits for the header, because this may be a repetition of a message that was
     accepted before the quota was used up.
     """
@@ -113,7 +115,7 @@ def _is_for_later(transaction: Transaction, refusal: Refusal) -> bool:
     return transaction.over_quota is not None
 
 
-def _begin(submission: Submission, transaction: Transaction) -> ServerReply:
+def _begin(submission: SubmittingClient, transaction: MailTransaction) -> ServerReply:
     command, client_state = transaction.mail, submission.client_state
     if Mail not in submission.context.consultants.asked:
         submission.transaction = transaction
@@ -129,7 +131,7 @@ def _begin(submission: Submission, transaction: Transaction) -> ServerReply:
     return submission.ask(event, lambda verdict: _mail_decided(submission, transaction, verdict))
 
 
-def _mail_refusal(submission: Submission, command: MailCommand) -> ServerReply | None:
+def _mail_refusal(submission: SubmittingClient, command: MailCommand) -> ServerReply | None:
     context = submission.context
     if command.size > context.settings.max_message_size:
         answer = replies.too_big(context.settings.max_message_size)
@@ -152,7 +154,9 @@ def _mail_refusal(submission: Submission, command: MailCommand) -> ServerReply |
     return None
 
 
-def _mail_decided(submission: Submission, transaction: Transaction, verdict: Verdict) -> ServerReply:
+def _mail_decided(
+    submission: SubmittingClient, transaction: MailTransaction, verdict: LookupResult
+) -> ServerReply:
     if verdict.decision.reply is not None:
         return submission.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
     refusal = _changed(submission, transaction, verdict, "MAIL")
@@ -164,9 +168,9 @@ def _mail_decided(submission: Submission, transaction: Transaction, verdict: Ver
 
 
 def _changed(
-    submission: Submission,
-    transaction: Transaction,
-    verdict: Verdict,
+    submission: SubmittingClient,
+    transaction: MailTransaction,
+    verdict: LookupResult,
     command: str,
     *,
     given: Recipient | None = None,
@@ -194,7 +198,9 @@ def _changed(
     return submission.refuse(failed[0], command, mailbox=transaction.mail.sender, detail=failed[1])
 
 
-def add(submission: Submission, transaction: Transaction, key: str, recipient: Recipient) -> ServerReply:
+def add(
+    submission: SubmittingClient, transaction: MailTransaction, key: str, recipient: Recipient
+) -> ServerReply:
     """Add a recipient. `key` is its `recipient_key`."""
     may_relay = submission.client_state.grants.may_relay
     if "%" in recipient.address and _is_route(recipient.address, submission.context.hostname):
@@ -215,7 +221,12 @@ def _is_route(mailbox: Mailbox, hostname: str) -> bool:
 
 
 def _perhaps_a_report(
-    submission: Submission, transaction: Transaction, srs: Srs, recipient: Recipient, *, may_relay: bool
+    submission: SubmittingClient,
+    transaction: MailTransaction,
+    srs: Srs,
+    recipient: Recipient,
+    *,
+    may_relay: bool,
 ) -> ServerReply:
     """Add a recipient. Replace an address that SRS has made here by the sender that it contains."""
     given, context = recipient.address, submission.context
@@ -247,8 +258,8 @@ def _perhaps_a_report(
 
 
 def _take(
-    submission: Submission,
-    transaction: Transaction,
+    submission: SubmittingClient,
+    transaction: MailTransaction,
     key: str,
     recipient: Recipient,
     given: Mailbox,
@@ -280,14 +291,14 @@ def _take(
     return replies.RECIPIENT_OK
 
 
-def _denied(submission: Submission) -> ServerReply:
+def _denied(submission: SubmittingClient) -> ServerReply:
     state = submission.client_state
     may_log_in = submission.context.settings.auth is not ListenerAuth.OFF
     return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
 
 
 def _order_against(
-    submission: Submission, orders: RefusesMail, transaction: Transaction, given: Mailbox
+    submission: SubmittingClient, orders: SuspensionCheck, transaction: MailTransaction, given: Mailbox
 ) -> str:
     context, client_state = submission.context, submission.client_state
     zone_header, user = context.zone_header, client_state.user
@@ -298,7 +309,7 @@ def _order_against(
 
 
 def _rcpt_refusal(
-    submission: Submission, transaction: Transaction, key: str, given: Mailbox
+    submission: SubmittingClient, transaction: MailTransaction, key: str, given: Mailbox
 ) -> ServerReply | None:
     client_state, context = submission.client_state, submission.context
     if context.access is not None:
@@ -314,7 +325,7 @@ def _rcpt_refusal(
 
 
 def _add(
-    submission: Submission, transaction: Transaction, key: str, recipient: Recipient, given: Mailbox
+    submission: SubmittingClient, transaction: MailTransaction, key: str, recipient: Recipient, given: Mailbox
 ) -> None:
     transaction.recipients[key] = recipient
     if recipient.address is not given:
@@ -327,7 +338,7 @@ def _add(
 
 
 def _ask_about(
-    submission: Submission, transaction: Transaction, key: str, recipient: Recipient, given: Mailbox
+    submission: SubmittingClient, transaction: MailTransaction, key: str, recipient: Recipient, given: Mailbox
 ) -> ServerReply:
     event = Rcpt(
         client=submission.client_state.info,
@@ -338,7 +349,7 @@ def _ask_about(
         recipients=transaction.recipients,
     )
 
-    def decided(verdict: Verdict) -> ServerReply:
+    def decided(verdict: LookupResult) -> ServerReply:
         if verdict.decision.reply is not None:
             return submission.refuse_by(verdict, "RCPT", mailbox=given)
         refusal = _changed(submission, transaction, verdict, "RCPT", given=recipient, given_address=given)
@@ -352,7 +363,7 @@ def _ask_about(
     return submission.ask(event, decided)
 
 
-def new_intake(submission: Submission, on_room: Callable[[], None]) -> Intake:
+def new_intake(submission: SubmittingClient, on_room: Callable[[], None]) -> Intake:
     """Return the intake for the content, now that the envelope is complete. `on_room`: see `Intake`."""
     context, transaction, client_state = submission.context, submission.transaction, submission.client_state
     assert transaction is not None

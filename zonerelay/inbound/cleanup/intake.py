@@ -59,10 +59,10 @@ from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
-from zonerelay.inbound.state.questions import Verdict
+from zonerelay.inbound.state.questions import LookupResult
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import notes_of
-from zonerelay.inbound.state.transaction import NO_EDITS, Edits, HeaderRules, Transaction, mailboxes
+from zonerelay.inbound.state.transaction import NO_EDITS, HeaderEdits, HeaderRules, MailTransaction, mailboxes
 from zonerelay.message.dkim.signature import BodyHash
 from zonerelay.message.header.headers import (
     Fields,
@@ -79,14 +79,14 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
+from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf, zone_notes
 from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader
 from zonerelay.store.contract import (
     CHUNK_SIZE,
+    IdempotencyKey,
     InProgressError,
     MessageWriter,
     NotStoredBeforeError,
-    Once,
     OtherContentError,
     StoredBeforeError,
     StoreError,
@@ -200,7 +200,7 @@ def first_due(envelope: Envelope, release: float = 0.0) -> float:
 
 def deliveries_of(
     envelope: Envelope,
-    transaction: Transaction,
+    transaction: MailTransaction,
     zone_of: ZoneOf,
     bursts: Bursts | None = None,
     capture_zone: str = "",
@@ -215,13 +215,13 @@ def deliveries_of(
         due = envelope.created - OVERDUE
     allowance = transaction.allowance
     deliveries: list[Delivery] = []
-    choices: list[tuple[str, Choice]] = []
+    choices: list[tuple[str, ZoneChoice]] = []
     for recipient in envelope.recipients:
         zone = transaction.zone_of(recipient.address)
-        choice = Choice(zone, BY_POLICY) if zone else zone_of(recipient.address)
+        choice = ZoneChoice(zone, BY_POLICY) if zone else zone_of(recipient.address)
         captured = allowance is not None and allowance.is_captured(recipient.address)
         if captured and capture_zone:
-            choice = Choice(capture_zone, BY_MODE)
+            choice = ZoneChoice(capture_zone, BY_MODE)
         if choice.why:
             choices.append((recipient.address, choice))
         deliveries.append(
@@ -266,7 +266,7 @@ class Intake:
     def __init__(
         self,
         envelope: Envelope,
-        transaction: Transaction,
+        transaction: MailTransaction,
         client_state: ClientState,
         context: ListenerContext,
         on_room: Callable[[], None],
@@ -475,7 +475,7 @@ class Intake:
         if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
             self._take_key(header)
         gone = context.dropped & header.names
-        self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
+        self.transaction.edits = self.transaction.edits.and_those_of(HeaderEdits(remove=tuple(gone)))
         return without(header, gone)
 
     def _take_key(self, header: Header) -> None:
@@ -485,10 +485,10 @@ class Intake:
         else:
             self._key = self._key or key
 
-    def _once(self) -> Once:
+    def _once(self) -> IdempotencyKey:
         assert self._digest is not None
         context, transaction = self._context, self.transaction
-        return Once(
+        return IdempotencyKey(
             identity(self._key_kind, self._key, self.envelope, transaction.asked or transaction.named),
             self._digest.hexdigest(),
             context.clock.now() + context.idempotency_window,
@@ -520,7 +520,7 @@ class Intake:
         self.backlog += len(lines) - len(held)
         self._charge()
 
-    def _refused_by(self, verdict: Verdict) -> bool:
+    def _refused_by(self, verdict: LookupResult) -> bool:
         reply: Reply | None = verdict.decision.reply
         if reply is not None:
             self.refuse(decided(reply, verdict.reason))

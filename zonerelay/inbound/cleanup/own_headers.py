@@ -12,7 +12,7 @@ from collections.abc import Set
 from msgspec import structs
 
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.transaction import Edits, HeaderRules
+from zonerelay.inbound.state.transaction import HeaderEdits, HeaderRules
 from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.header.headers import Header, trace_fields
 from zonerelay.model.envelope import Envelope
@@ -35,7 +35,9 @@ def own_fields(envelope: Envelope, header: Header, context: ListenerContext) -> 
     return trace_fields(envelope, header, hostname=context.hostname, hide_client=context.settings.hide_client)
 
 
-def edited(envelope: Envelope, header: Header, held: bytes, edits: Edits, context: ListenerContext) -> bytes:
+def edited(
+    envelope: Envelope, header: Header, held: bytes, edits: HeaderEdits, context: ListenerContext
+) -> bytes:
     """Return our own fields, then `held` (the header and the bytes after it) with `edits` applied."""
     removed = {name.lower() for name in edits.remove}
     names = header.names - removed | {name.lower() for name, _ in edits.add}

@@ -15,18 +15,18 @@ from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import Question, Verdict
+from zonerelay.inbound.state.questions import LookupResult, Question
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction
+from zonerelay.inbound.state.transaction import NO_EDITS, HeaderEdits, MailTransaction
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
 
 MAX_HELO = 255
 
-AfterVerdict = Callable[[Verdict], ServerReply]
+AfterVerdict = Callable[[LookupResult], ServerReply]
 
 
-class Submission:
+class SubmittingClient:
     """A client that submits mail. `delay` is the delay of the reply to an error in seconds. `edits` are the
     policy's changes to every message of this client.
     """
@@ -34,10 +34,10 @@ class Submission:
     def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
         self.context = context
         self.client_state = client_state
-        self.transaction: Transaction | None = None
+        self.transaction: MailTransaction | None = None
         self.delay = 0.0
-        self.edits: Edits = NO_EDITS
-        self.edits_by_step: tuple[tuple[str, Edits], ...] = ()
+        self.edits: HeaderEdits = NO_EDITS
+        self.edits_by_step: tuple[tuple[str, HeaderEdits], ...] = ()
         self.question: Question | None = None
         self._after_verdict: AfterVerdict | None = None
 
@@ -59,7 +59,7 @@ class Submission:
         if Helo not in self.context.consultants.asked:
             return self._welcome(name, extended)
 
-        def decided(verdict: Verdict) -> ServerReply:
+        def decided(verdict: LookupResult) -> ServerReply:
             decision = verdict.decision
             if decision.reply is not None:
                 return self.refuse_by(verdict, "EHLO" if extended else "HELO")
@@ -102,7 +102,9 @@ class Submission:
             )
         return answer
 
-    def refuse_by(self, verdict: Verdict, command: str, *, mailbox: Mailbox | None = None) -> ServerReply:
+    def refuse_by(
+        self, verdict: LookupResult, command: str, *, mailbox: Mailbox | None = None
+    ) -> ServerReply:
         """Refuse by a verdict that has a reply, and return the refusal. Code 421 ends the session."""
         reply = verdict.decision.reply
         assert reply is not None
@@ -121,14 +123,14 @@ class Submission:
         self._after_verdict = after_verdict
         return replies.ASK
 
-    def decided(self, verdict: Verdict) -> ServerReply:
+    def decided(self, verdict: LookupResult) -> ServerReply:
         """Return the reply that follows from the verdict on `question`."""
         after_verdict = self._after_verdict
         assert after_verdict is not None
         self.question = self._after_verdict = None
         return after_verdict(verdict)
 
-    def keep_edits(self, step: str, wanted: Decision | Edits) -> None:
+    def keep_edits(self, step: str, wanted: Decision | HeaderEdits) -> None:
         """Apply these edits to every later message. A repeated step replaces its earlier edits."""
         edits = NO_EDITS.and_those_of(wanted)
         by_step = dict(self.edits_by_step)
@@ -140,9 +142,9 @@ class Submission:
         for each in by_step.values():
             self.edits = self.edits.and_those_of(each)
 
-    def _connect_decided(self, verdict: Verdict) -> ServerReply:
+    def _connect_decided(self, verdict: LookupResult) -> ServerReply:
         reply = verdict.decision.reply
         if reply is None:
             self.keep_edits(Connect.step, verdict.decision)
             return self.context.greeting.banner
-        return self.refuse(replies.refused(reply, verdict.reason, replies.Then.CLOSE))
+        return self.refuse(replies.refused(reply, verdict.reason, replies.NextAction.CLOSE))

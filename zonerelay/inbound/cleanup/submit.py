@@ -7,7 +7,7 @@ idempotency, size and rate limits. So the same rules apply to every message, how
 
 Promises:
 
-- `Accepted` is returned only after the synced commit (rule 1). After a `Refused`, nothing is stored.
+- `Acceptance` is returned only after the synced commit (rule 1). After a `Rejection`, nothing is stored.
 - `pieces` is read only when the envelope has been accepted, never faster than the store accepts it, and not
   after the message was refused. An exception that it raises is raised again, and nothing is stored.
 - If the caller is cancelled, a message whose last piece has been read is still stored.
@@ -28,13 +28,13 @@ from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.cleanup.envelope import add, begin, new_intake
 from zonerelay.inbound.cleanup.intake import BACKLOG, FirstAnswer, Intake
-from zonerelay.inbound.cleanup.submission import Submission
+from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import AskedPolicy
-from zonerelay.inbound.state.replies import ServerReply, Then
+from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.inbound.state.transaction import mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Recipient
@@ -66,7 +66,7 @@ class SubmittedEnvelope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SubmitOptions:
     """Options that SMTP has in the header or not at all. For `zone`, the caller has checked that the
     principal may name it. `notes` are kept in the trace. `partial`: accept the message for the recipients
     that are not refused.
@@ -79,7 +79,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Acceptance:
     """The message is stored. `refused` are the replies to the recipients that were refused; this is only
     possible with `partial`. For a repetition, all of it is the first answer, and `message_id` the Message-ID
     of the first message.
@@ -91,7 +91,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Refusal):
+class Rejection(Refusal):
     """The refusal of a whole submission. `of_sender`: the sender is refused. `recipients` are the refused
     recipients.
     """
@@ -103,9 +103,9 @@ class Refused(Refusal):
 Pieces = AsyncIterator[bytes] | Sequence[bytes]
 """The message in pieces of any size, with CRLF line ends. It is a sequence if it is already complete."""
 
-Submit = Callable[[Principal, SubmittedEnvelope, Pieces, Options], Awaitable[Accepted | Refused]]
+Submit = Callable[[Principal, SubmittedEnvelope, Pieces, SubmitOptions], Awaitable[Acceptance | Rejection]]
 
-DEFAULT_OPTIONS = Options()
+DEFAULT_OPTIONS = SubmitOptions()
 
 
 class Submissions:
@@ -113,7 +113,7 @@ class Submissions:
 
     def __init__(self, context: ListenerContext) -> None:
         self.draining = False
-        self._running: dict[asyncio.Task[Accepted | Refused], _Running] = {}
+        self._running: dict[asyncio.Task[Acceptance | Rejection], _SubmitCall] = {}
         self.configure(context)
 
     def configure(self, context: ListenerContext) -> None:
@@ -130,15 +130,15 @@ class Submissions:
         principal: Principal,
         envelope: SubmittedEnvelope,
         pieces: Pieces,
-        options: Options = DEFAULT_OPTIONS,
-    ) -> Accepted | Refused:
+        options: SubmitOptions = DEFAULT_OPTIONS,
+    ) -> Acceptance | Rejection:
         """Submit a message (see `Submit`). Raise the exceptions of `pieces`."""
         context = self._context
         if self.draining:
             return _whole(replies.SHUTTING_DOWN)
         if context.memory.tight:
             return _whole(replies.TOO_MUCH_MEMORY)
-        running = _Running(
+        running = _SubmitCall(
             context, ClientState(context.settings, context.grants, self._client(principal), None)
         )
         loop = asyncio.get_running_loop()
@@ -172,14 +172,14 @@ class Submissions:
             await asyncio.wait(self._running)
 
 
-class _Running:
+class _SubmitCall:
     """One call of `submit`. It implements `MemoryHolder` and the `Reader` of `LargeBodies`."""
 
-    task: asyncio.Task[Accepted | Refused]
+    task: asyncio.Task[Acceptance | Rejection]
 
     def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
         self.context = context
-        self._submission = Submission(context, client_state)
+        self._submission = SubmittingClient(context, client_state)
         self._intake: Intake | None = None
         self._storing: asyncio.Task[MessageId | None] | None = None
         self._behind_others = False
@@ -218,8 +218,8 @@ class _Running:
     # The steps.
 
     async def run(
-        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
-    ) -> Accepted | Refused:
+        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
+    ) -> Acceptance | Rejection:
         memory, submission = self.context.memory, self._submission
         memory.holders.add(self)
         try:
@@ -237,8 +237,8 @@ class _Running:
             submission.reset()
 
     async def _take_envelope(
-        self, principal: Principal, envelope: SubmittedEnvelope, options: Options
-    ) -> Refused | None:
+        self, principal: Principal, envelope: SubmittedEnvelope, options: SubmitOptions
+    ) -> Rejection | None:
         """Check the envelope. Return a refusal, or None. A refused message with a key may be a repetition."""
         submission = self._submission
         client_state = submission.client_state
@@ -260,7 +260,7 @@ class _Running:
         refused: dict[Mailbox, ServerReply] = {}
         for each in envelope.recipients:
             answer = add(submission, transaction, recipient_key(each.address), each)
-            if answer.then is not Then.GO_ON:
+            if answer.then is not NextAction.GO_ON:
                 answer = await self._decided(answer)
             if answer.reason is not None:
                 refused[each.address] = answer
@@ -295,12 +295,12 @@ class _Running:
 
     async def _decided(self, answer: ServerReply) -> ServerReply:
         """Perform lookups until there is a reply."""
-        while answer.then is Then.ASK:
+        while answer.then is NextAction.ASK:
             assert self._submission.question is not None
             answer = self._submission.decided(await self.context.consultants.ask(self._submission.question))
         return answer
 
-    async def _take_content(self, pieces: Pieces, refused: Refused | None) -> Accepted | Refused:
+    async def _take_content(self, pieces: Pieces, refused: Rejection | None) -> Acceptance | Rejection:
         """Store the message. A `refused` one is only compared with one that was submitted before."""
         transaction = self._submission.transaction
         assert transaction is not None
@@ -320,9 +320,9 @@ class _Running:
                 accepted = await intake.store()
             if accepted is not None and intake.first_answer:
                 first = msgspec.json.decode(intake.first_answer, type=FirstAnswer)
-                return Accepted(accepted, first.refused, first.message_id)
+                return Acceptance(accepted, first.refused, first.message_id)
             if accepted is not None:
-                return Accepted(accepted, transaction.refused)
+                return Acceptance(accepted, transaction.refused)
             assert intake.refusal is not None
             if refused is not None and intake.refusal is transaction.unless_repeated:
                 return refused
@@ -373,6 +373,6 @@ class _Running:
         )
 
 
-def _whole(answer: ServerReply, *, of_sender: bool = False) -> Refused:
+def _whole(answer: ServerReply, *, of_sender: bool = False) -> Rejection:
     refusal = answer.refusal
-    return Refused(refusal.reason, refusal.reply, refusal.retry_after, of_sender=of_sender)
+    return Rejection(refusal.reason, refusal.reply, refusal.retry_after, of_sender=of_sender)

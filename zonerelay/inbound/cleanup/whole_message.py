@@ -22,7 +22,7 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.permissions import apply_mode
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.state.transaction import Transaction
+from zonerelay.inbound.state.transaction import MailTransaction
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
 from zonerelay.smtp.server.line_ends import ChunkReader
@@ -38,7 +38,7 @@ class WholeIntake(Intake):
     def __init__(
         self,
         envelope: Envelope,
-        transaction: Transaction,
+        transaction: MailTransaction,
         client_state: ClientState,
         context: ListenerContext,
         on_room: Callable[[], None],

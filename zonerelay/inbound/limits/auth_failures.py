@@ -41,7 +41,7 @@ class _Failures:
         self.in_a_row = 0
 
 
-class Attempts:
+class FailedAttempts:
     """Counts failed attempts by key. `max_failures` within `window` seconds lock a key until the oldest
     failure expires.
     """
@@ -146,8 +146,8 @@ class SrsRecipients:
     """Checks the hashes of SRS recipients, and limits guessing."""
 
     def __init__(self) -> None:
-        self._wrong = Attempts(max_failures=MAX_OLD, window=HOUR)
-        self._old = Attempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)
+        self._wrong = FailedAttempts(max_failures=MAX_OLD, window=HOUR)
+        self._old = FailedAttempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)
         self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:

@@ -35,7 +35,7 @@ AT_ONCE = 4
 PATIENCE = 0.05
 
 
-class Reader(Protocol):
+class BodyReceiver(Protocol):
     """A session that receives a large body."""
 
     @property
@@ -54,11 +54,11 @@ class LargeBodies:
     def __init__(self, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
         self._at_once = at_once
         self._patience = patience
-        self._heard: dict[Reader, float] = {}  # readers with a slot, and the time of their last data
-        self._waiting: dict[Reader, None] = {}
+        self._heard: dict[BodyReceiver, float] = {}  # readers with a slot, and the time of their last data
+        self._waiting: dict[BodyReceiver, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def may_read(self, reader: Reader, size: int, now: float) -> bool:
+    def may_read(self, reader: BodyReceiver, size: int, now: float) -> bool:
         """Return whether the reader may continue; otherwise it must wait for `resume_reading`. `size` bytes
         of a large body arrived at `now` (loop time).
         """
@@ -74,7 +74,7 @@ class LargeBodies:
         self._heard[reader] = now
         return True
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: BodyReceiver) -> None:
         """Return the slot of a reader whose body or session has ended. Do nothing if it has no slot."""
         self._waiting.pop(reader, None)
         if self._heard.pop(reader, None) is not None:

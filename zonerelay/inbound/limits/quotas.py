@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from zonerelay.config.rails import COUNTED, Rails
+from zonerelay.config.rails import COUNTED, UserLimits
 from zonerelay.config.units import format_size
 from zonerelay.limits.shared import MAX_TRIES, RecordStore
 from zonerelay.limits.values import AuthorityError
@@ -47,7 +47,7 @@ _Slots = list[tuple[int, int, int, int]]
 _decode = msgspec.msgpack.Decoder(dict[str, _Slots]).decode
 
 
-class Level(NamedTuple):
+class QuotaLevel(NamedTuple):
     """The usage of one quota. `limit` is its name, such as `messages_per_hour`."""
 
     limit: str
@@ -56,7 +56,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class ExhaustedQuota:
     """An exhausted quota, and the seconds until there is capacity. They are infinite if the message can never
     fit.
     """
@@ -94,11 +94,11 @@ class Usage:
             there = self._windows.get(window, [])
             self._windows[window] = [each for each in there if current - slots <= each[0] <= current + 1]
 
-    def full(self, rails: Rails, more: Sent) -> Full | None:
+    def full(self, rails: UserLimits, more: Sent) -> ExhaustedQuota | None:
         """Return the quota without capacity for `more`, or None. If several are exhausted, return the one
         that takes longest to recover.
         """
-        worst: Full | None = None
+        worst: ExhaustedQuota | None = None
         for (what, window), most in rails.quotas.items():
             at = COUNTED.index(what)
             left = sum(each[1 + at] for each in self._windows[window]) + more[at] - most
@@ -106,7 +106,7 @@ class Usage:
                 continue
             seconds = math.inf if more[at] > most and what == "octets" else self._room_in(window, at, left)
             if worst is None or seconds > worst.seconds:
-                worst = Full(f"{what}_per_{window}", most, seconds)
+                worst = ExhaustedQuota(f"{what}_per_{window}", most, seconds)
         return worst
 
     def _room_in(self, window: str, at: int, excess: int) -> float:
@@ -129,10 +129,12 @@ class Usage:
             else:
                 there.append((current, max(sent[0], 0), max(sent[1], 0), max(sent[2], 0)))
 
-    def levels(self, rails: Rails) -> Iterator[Level]:
+    def levels(self, rails: UserLimits) -> Iterator[QuotaLevel]:
         for (what, window), most in rails.quotas.items():
             at = COUNTED.index(what)
-            yield Level(f"{what}_per_{window}", sum(each[1 + at] for each in self._windows[window]), most)
+            yield QuotaLevel(
+                f"{what}_per_{window}", sum(each[1 + at] for each in self._windows[window]), most
+            )
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self._windows)
@@ -144,7 +146,7 @@ class Quotas:
     """
 
     def __init__(
-        self, records: Callable[[], RecordStore], clock: Clock, near: Callable[[str, Level], None]
+        self, records: Callable[[], RecordStore], clock: Clock, near: Callable[[str, QuotaLevel], None]
     ) -> None:
         self._open_records = records
         self._clock = clock
@@ -155,7 +157,7 @@ class Quotas:
         self._open = False
         self._opening = asyncio.Lock()
         self._locks: dict[str, asyncio.Lock] = {}
-        self._seen: OrderedDict[str, tuple[Rails, Usage]] = OrderedDict()
+        self._seen: OrderedDict[str, tuple[UserLimits, Usage]] = OrderedDict()
 
     async def usage(self, user: str) -> Usage:
         """Return the usage of a user. Raise AuthorityError if it cannot be read."""
@@ -163,7 +165,9 @@ class Quotas:
         record = await self._asked(records.read(_name(user)))
         return self._usage(record.data, record.now)
 
-    async def take(self, user: str, rails: Rails, sent: Sent, *, force: bool = False) -> Full | None:
+    async def take(
+        self, user: str, rails: UserLimits, sent: Sent, *, force: bool = False
+    ) -> ExhaustedQuota | None:
         """Count a message that is about to be accepted, or return the exhausted quota. Raise AuthorityError
         if the usage cannot be counted.
         """
@@ -183,11 +187,11 @@ class Quotas:
             return full
         raise AuthorityError(f"{records.name}: others were faster {MAX_TRIES} times")
 
-    async def give_back(self, user: str, rails: Rails, sent: Sent) -> None:
+    async def give_back(self, user: str, rails: UserLimits, sent: Sent) -> None:
         """Remove a message from the counts, because it was not accepted. Raise AuthorityError on failure."""
         await self.take(user, rails, (-sent[0], -sent[1], -sent[2]), force=True)
 
-    def seen(self) -> Iterator[tuple[str, Level]]:
+    def seen(self) -> Iterator[tuple[str, QuotaLevel]]:
         """Yield the levels of the users who sent recently through this worker."""
         now = self._clock.now()
         for user, (rails, usage) in self._seen.items():
@@ -200,7 +204,7 @@ class Quotas:
             self._open = False
             await self._records.close()
 
-    def _saw(self, user: str, rails: Rails, usage: Usage, before: dict[str, int]) -> None:
+    def _saw(self, user: str, rails: UserLimits, usage: Usage, before: dict[str, int]) -> None:
         self._seen.pop(user, None)
         self._seen[user] = (rails, usage)
         if len(self._seen) > MAX_SEEN:
@@ -235,7 +239,7 @@ class Quotas:
         return found
 
 
-async def used_by(records: RecordStore, user: str, rails: Rails) -> list[Level]:
+async def used_by(records: RecordStore, user: str, rails: UserLimits) -> list[QuotaLevel]:
     """Return the levels of a user, for a command that runs outside the relay. Raise AuthorityError on
     failure.
     """

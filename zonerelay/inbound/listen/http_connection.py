@@ -29,7 +29,7 @@ _BUSY = (
 )
 
 
-class ServesHttp(Protocol):
+class HttpService(Protocol):
     """The interface of an HTTP server without sockets and TLS."""
 
     def connection(self) -> asyncio.Protocol:
@@ -50,7 +50,7 @@ class HttpConnection(asyncio.Protocol):
         self,
         context: ListenerContext,
         admission: Admission[HttpConnection],
-        service: Callable[[], ServesHttp | Awaitable[ServesHttp]],
+        service: Callable[[], HttpService | Awaitable[HttpService]],
     ) -> None:
         self._has_tls = context.settings.tls is not ListenerTls.NONE
         self._context = context
@@ -169,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._serve(service)
 
-    def _is_there(self, loaded: asyncio.Future[ServesHttp]) -> None:
+    def _is_there(self, loaded: asyncio.Future[HttpService]) -> None:
         """Serve the connection when the HTTP server has been loaded; the first clients wait for it."""
         if self._closing:
             return
@@ -179,11 +179,13 @@ class HttpConnection(asyncio.Protocol):
         self._transport.pause_reading(False)
         self._serve(loaded.result())
 
-    def _serve(self, service: ServesHttp) -> None:
+    def _serve(self, service: HttpService) -> None:
         self._stop_timer()
         self._server = service.connection()
         secured = self._transport.secured is not None
-        self._server.connection_made(_Stream(self, self._raw, self._transport, self._client, secured))
+        self._server.connection_made(
+            _DecryptedStream(self, self._raw, self._transport, self._client, secured)
+        )
         if self._waiting:
             data, self._waiting = bytes(self._waiting), bytearray()
             self._server.data_received(data)
@@ -215,7 +217,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
 
 
-class _Stream(asyncio.Transport):
+class _DecryptedStream(asyncio.Transport):
     """The decrypted stream of a connection, in the form of a transport."""
 
     def __init__(
@@ -260,7 +262,7 @@ class _Stream(asyncio.Transport):
         self._connection.abort()
 
 
-OpenHttp = Callable[[Callable[[], ListenerSettings], Submit], Awaitable[ServesHttp]]
+OpenHttp = Callable[[Callable[[], ListenerSettings], Submit], Awaitable[HttpService]]
 """Loads the HTTP server of a listener, given a function that returns its current settings and one that
 submits its mail.
 """

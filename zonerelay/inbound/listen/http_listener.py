@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.listen.http_connection import HttpConnection, OpenHttp, ServesHttp
+from zonerelay.inbound.listen.http_connection import HttpConnection, HttpService, OpenHttp
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.state.context import SharedContext
@@ -31,8 +31,8 @@ class HttpListener(Listener):
         self._connections: Admission[HttpConnection] = Admission(
             settings, memory=self._context.memory, metrics=self._context.events.metrics
         )
-        self._service: ServesHttp | None = None
-        self._opening: asyncio.Task[ServesHttp] | None = None
+        self._service: HttpService | None = None
+        self._opening: asyncio.Task[HttpService] | None = None
 
     @property
     def connections(self) -> int:
@@ -41,14 +41,14 @@ class HttpListener(Listener):
     def _protocol(self) -> HttpConnection:
         return HttpConnection(self._context, self._connections, self._serving)
 
-    def _serving(self) -> ServesHttp | Awaitable[ServesHttp]:
+    def _serving(self) -> HttpService | Awaitable[HttpService]:
         if self._service is not None:
             return self._service
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._opened())
         return self._opening
 
-    async def _opened(self) -> ServesHttp:
+    async def _opened(self) -> HttpService:
         try:
             self._service = await self._open_http(lambda: self.settings, self.submissions.submit)
         except Exception as error:

@@ -20,7 +20,7 @@ from zonerelay.inbound.state.questions import AskedPolicy, Consultants
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -45,7 +45,7 @@ class Listener:
         shared: SharedContext,
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
-        inherited: Inherited = NOTHING,
+        inherited: InheritedSockets = NOTHING,
     ) -> None:
         self.settings = settings
         self._context = ListenerContext(

@@ -23,8 +23,15 @@ from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSe
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.networks import AccessRules, SenderDomains
-from zonerelay.inbound.cleanup.submit import Accepted, Options, Pieces, Principal, Refused, SubmittedEnvelope
-from zonerelay.inbound.drop_directory import Local
+from zonerelay.inbound.cleanup.submit import (
+    Acceptance,
+    Pieces,
+    Principal,
+    Rejection,
+    SubmitOptions,
+    SubmittedEnvelope,
+)
+from zonerelay.inbound.drop_directory import LocalSubmission
 from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.http_connection import OpenHttp
@@ -38,11 +45,11 @@ from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import (
-    RefusesMail,
+    AcceptanceReporter,
     SharedContext,
-    TellsAcceptance,
+    SuspensionCheck,
 )
-from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.limits.shared import RecordStore
 from zonerelay.message.srs import Srs
@@ -50,7 +57,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.reply import Reply
-from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
@@ -60,7 +67,7 @@ LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still i
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ActiveListener:
     """A listener with its certificates and policy."""
 
     listener: Listener
@@ -75,14 +82,14 @@ class ListenerRules:
     """
 
     access: AccessRules | None
-    rewriting: Rewriting | None
+    rewriting: RewriteRules | None
 
 
 def build_rules(settings: Settings) -> ListenerRules:
     """Build the rules from the settings. Raise ValueError with a message if a rule is invalid."""
     return ListenerRules(
         AccessRules(settings.access) if settings.access else None,
-        Rewriting(settings.rewrite) if settings.rewrite else None,
+        RewriteRules(settings.rewrite) if settings.rewrite else None,
     )
 
 
@@ -110,9 +117,9 @@ class Listeners:
         records: Callable[[], RecordStore],
         open_http: OpenHttp,
         srs: Callable[[], Srs | None] = lambda: None,
-        webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
-        orders: RefusesMail | None = None,
-        inherited: Inherited = NOTHING,
+        webhooks: Callable[[], AcceptanceReporter | None] = lambda: None,
+        orders: SuspensionCheck | None = None,
+        inherited: InheritedSockets = NOTHING,
         share_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._share_failure = share_failure
@@ -146,7 +153,7 @@ class Listeners:
             ListenerProtocol.SMTP: partial(Listener, **parts),
             ListenerProtocol.HTTP: partial(HttpListener, **parts, open_http=open_http),
         }
-        self._kept: list[_Kept] = []
+        self._kept: list[_ActiveListener] = []
         self._socket: SubmitSocket | None = None
         """The socket on which another process submits mail, by the rules of the first listener."""
         self._farewells: set[asyncio.Future[None]] = set()
@@ -172,7 +179,7 @@ class Listeners:
         return self._guard
 
     @property
-    def rewriting(self) -> Rewriting | None:
+    def rewriting(self) -> RewriteRules | None:
         """The current [[rewrite]] tables."""
         return self._shared.rewriting
 
@@ -211,15 +218,15 @@ class Listeners:
             await self._socket.start(submissions)
 
     async def submit(
-        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
-    ) -> Accepted | Refused:
+        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
+    ) -> Acceptance | Rejection:
         """Submit a message by the rules of the first listener (see `Submit`)."""
         found = [each.listener for each in self._kept if each.listener.settings.address == self._first]
         return await (found or [self._kept[0].listener])[0].submissions.submit(
             principal, envelope, pieces, options
         )
 
-    def local(self) -> Local | None:
+    def local(self) -> LocalSubmission | None:
         """Return how programs on this machine submit mail: to the first listener that accepts it unencrypted
         and without a login, as `zonerelay.sendmail` does.
         """
@@ -231,7 +238,7 @@ class Listeners:
             address = parse_listen(settings.address)
             here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
             principal = Principal(protocol="LOCAL", address=here, helo="localhost", may_relay=address.is_unix)
-            return Local(principal, kept.listener.submissions.submit)
+            return LocalSubmission(principal, kept.listener.submissions.submit)
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:
@@ -325,16 +332,16 @@ class Listeners:
             idempotency_window=settings.spool.idempotency_window,
         )
 
-    def _build(self, settings: ListenerSettings) -> _Kept:
+    def _build(self, settings: ListenerSettings) -> _ActiveListener:
         """Build a listener from its settings. Raise ValueError on failure."""
         certificates = self._certificates(settings)
         policy = self._policy(settings)
         listener = self._make[settings.protocol](
             _bounded(settings, policy), shared=self._shared, certificates=certificates, policy=policy
         )
-        return _Kept(listener, certificates, policy)
+        return _ActiveListener(listener, certificates, policy)
 
-    def _configure(self, kept: _Kept, new: ListenerSettings) -> None:
+    def _configure(self, kept: _ActiveListener, new: ListenerSettings) -> None:
         """Apply new settings to a listener. Raise ValueError on failure; then nothing has changed."""
         old = kept.listener.settings
         certificates, policy = kept.certificates, kept.policy
@@ -390,13 +397,13 @@ class Listeners:
         self._retiring[task] = policy
         task.add_done_callback(lambda done: self._retiring.pop(done, None))
 
-    def _let_go(self, kept: _Kept, timeout: float) -> None:
+    def _let_go(self, kept: _ActiveListener, timeout: float) -> None:
         kept.listener.stop_accepting()
         farewell = asyncio.ensure_future(self._drained(kept, timeout))
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)
 
-    async def _drained(self, kept: _Kept, timeout: float) -> None:
+    async def _drained(self, kept: _ActiveListener, timeout: float) -> None:
         await kept.listener.drain(timeout)
         if kept.policy is not None:
             await kept.policy.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
-from zonerelay.process.sockets import Inherited, bound_path
+from zonerelay.process.sockets import InheritedSockets, bound_path
 
 BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
 
@@ -159,7 +159,7 @@ class ListeningSocket:
     inherited; `protocol` makes the protocol of a new connection.
     """
 
-    def __init__(self, inherited: Inherited, protocol: MakeProtocol) -> None:
+    def __init__(self, inherited: InheritedSockets, protocol: MakeProtocol) -> None:
         self._inherited = inherited
         self._protocol = protocol
         self._server: asyncio.Server | None = None

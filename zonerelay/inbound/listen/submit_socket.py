@@ -23,12 +23,12 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.inbound.cleanup.submit import (
-    Accepted,
-    Options,
+    Acceptance,
     Pieces,
     Principal,
-    Refused,
+    Rejection,
     Submit,
+    SubmitOptions,
     SubmittedEnvelope,
 )
 from zonerelay.inbound.refusal import Reason
@@ -40,8 +40,8 @@ GREETING, FAREWELL = 20.0, 1.0
 _LENGTH = 4
 _AGAIN = frozenset({Reason.SHUTDOWN, Reason.MEMORY})
 """If a worker refuses for one of these reasons, another worker may accept the message."""
-_NO_WORKER = Refused(Reason.SHUTDOWN, Reply(421, "3.2", "No worker accepts mail now"))
-_LOST = Refused(
+_NO_WORKER = Rejection(Reason.SHUTDOWN, Reply(421, "3.2", "No worker accepts mail now"))
+_LOST = Rejection(
     Reason.LOCAL_ERROR,
     Reply(
         451,
@@ -57,14 +57,14 @@ class SubmitCall(msgspec.Struct, frozen=True):
 
     principal: Principal
     envelope: SubmittedEnvelope
-    options: Options
+    options: SubmitOptions
 
 
 class SubmitAnswer(msgspec.Struct, frozen=True):
     """The result of `submit`, as sent over the socket."""
 
-    accepted: Accepted | None = None
-    refused: Refused | None = None
+    accepted: Acceptance | None = None
+    refused: Rejection | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -127,7 +127,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sub
     writer.write(_framed(b""))
     call = _decode_call(await _read(reader))
     result = await submit(call.principal, call.envelope, pieces(), call.options)
-    answer = SubmitAnswer(accepted=result) if isinstance(result, Accepted) else SubmitAnswer(refused=result)
+    answer = SubmitAnswer(accepted=result) if isinstance(result, Acceptance) else SubmitAnswer(refused=result)
     await _send(writer, _encode(answer))
     while await reader.read(65536):  # read the rest of a refused message, or the answer would be lost
         pass
@@ -142,13 +142,13 @@ class SubmitClient:
         self._places = places
 
     async def submit(
-        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
-    ) -> Accepted | Refused:
+        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
+    ) -> Acceptance | Rejection:
         """Submit a message to one of the workers (see `Submit`)."""
         places = list(self._places())
         at = secrets.randbelow(len(places)) if len(places) > 1 else 0
         call = _framed(_encode(SubmitCall(principal, envelope, options)))
-        result: Accepted | Refused = _NO_WORKER
+        result: Acceptance | Rejection = _NO_WORKER
         for place in (*places[at:], *places[:at]):
             asked = await _ask(place, call)
             if asked is None:
@@ -158,7 +158,7 @@ class SubmitClient:
                 if not data:
                     return await _content(reader, writer, pieces)
             result = _result(data)
-            if isinstance(result, Accepted) or result.reason not in _AGAIN:
+            if isinstance(result, Acceptance) or result.reason not in _AGAIN:
                 return result
         return result
 
@@ -183,7 +183,7 @@ async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.
 
 async def _content(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pieces: Pieces
-) -> Accepted | Refused:
+) -> Acceptance | Rejection:
     """Send the message until there is an answer. Raise the errors of `pieces`."""
     answer = asyncio.ensure_future(_read(reader))
     try:
@@ -212,6 +212,6 @@ async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
         await writer.drain()
 
 
-def _result(data: bytes) -> Accepted | Refused:
+def _result(data: bytes) -> Acceptance | Rejection:
     answer = _decode_answer(data)
     return answer.accepted or answer.refused or _LOST

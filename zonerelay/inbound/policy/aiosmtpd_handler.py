@@ -45,7 +45,7 @@ from zonerelay.inbound.policy.api import (
     Vrfy,
     WholeMessage,
 )
-from zonerelay.inbound.policy.threads import Failure, FailureKind
+from zonerelay.inbound.policy.threads import FailureKind, PolicyFailure
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MailCommand
@@ -171,10 +171,10 @@ class HandlerPolicy(Policy):
             kind = _HOOKS[name]
             setattr(self, kind.step, self._asked if kind in in_loop else self._asked_in_thread)
 
-    def _asked_in_thread(self, event: Event) -> Decision | Failure | None:
+    def _asked_in_thread(self, event: Event) -> Decision | PolicyFailure | None:
         return _in_thread(self._asked(event))
 
-    async def _asked(self, event: Event) -> Decision | Failure | None:
+    async def _asked(self, event: Event) -> Decision | PolicyFailure | None:
         name, arguments = self._named(event)
         hook = self._hooks.get(name)
         if hook is None:
@@ -190,7 +190,7 @@ class HandlerPolicy(Policy):
             return self._after(dialog, event, before, status)
         except UnusableError as error:
             _restore(envelope, before)
-            return Failure(FailureKind.BAD_DECISION, f"{name}: {error}")
+            return PolicyFailure(FailureKind.BAD_DECISION, f"{name}: {error}")
         except Exception as error:
             _restore(envelope, before)
             if (vrfy_reply := getattr(self._handler, "handle_exception", None)) is not None:
@@ -248,7 +248,7 @@ class AuthenticatorStep:
         self._check = check
         self._hostname = hostname
 
-    async def step(self, event: PresentedLogin) -> Decision | Failure:
+    async def step(self, event: PresentedLogin) -> Decision | PolicyFailure:
         dialog = _dialog_of(event.client)
         dialog.begin(event.client)
         dialog.busy = True
@@ -261,18 +261,18 @@ class AuthenticatorStep:
             )
             if not isinstance(result, AuthResult):
                 kind = type(result).__name__
-                return Failure(FailureKind.BAD_DECISION, f"returned {kind} instead of an AuthResult")
+                return PolicyFailure(FailureKind.BAD_DECISION, f"returned {kind} instead of an AuthResult")
             if result.success is True:
                 dialog.auth_data = result.auth_data
                 return ACCEPT
             reply = _reply(result.message) if result.message else WRONG
             return Decision(reply=reply if reply.is_transient else WRONG)
         except UnusableError as error:
-            return Failure(FailureKind.BAD_DECISION, str(error))
+            return PolicyFailure(FailureKind.BAD_DECISION, str(error))
         finally:
             dialog.busy = False
 
-    def step_in_thread(self, event: PresentedLogin) -> Decision | Failure:
+    def step_in_thread(self, event: PresentedLogin) -> Decision | PolicyFailure:
         return _in_thread(self.step(event))
 
     @property

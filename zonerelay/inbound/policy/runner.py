@@ -33,7 +33,14 @@ from zonerelay.inbound.policy.api import (
     PresentedLogin,
     Rcpt,
 )
-from zonerelay.inbound.policy.threads import Call, Failure, FailureKind, LoopThread, Result, Threads
+from zonerelay.inbound.policy.threads import (
+    FailureKind,
+    LoopThread,
+    PolicyCall,
+    PolicyFailure,
+    Result,
+    Threads,
+)
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 
@@ -45,7 +52,7 @@ _CLOSE = "close"
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _PolicyStep:
     """One step of a policy and its time limit."""
 
     method: Callable[[Any], object]  # Any: the event of this step
@@ -72,10 +79,12 @@ class PolicyRunner:
         self._events = events
         self._zones = zones
         self._steps = {
-            event: _Step(*found) for event in policy.events if (found := overridden(policy, event.step))
+            event: _PolicyStep(*found) for event in policy.events if (found := overridden(policy, event.step))
         }
         if authenticator is not None:
-            self._steps[PresentedLogin] = _Step(authenticator, inspect.iscoroutinefunction(authenticator))
+            self._steps[PresentedLogin] = _PolicyStep(
+                authenticator, inspect.iscoroutinefunction(authenticator)
+            )
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
         events.metrics.policy_failures.declare(product(steps, FailureKind))
         self._threads = Threads("policy")
@@ -110,7 +119,7 @@ class PolicyRunner:
             if found := overridden(self._policy, _CLOSE):
                 method, is_async = found
                 result = await self._call(is_async, method)
-                if isinstance(result, Failure):
+                if isinstance(result, PolicyFailure):
                     self._events.policy_failed(_CLOSE, result.kind, result.detail)
         except Exception as error:  # noqa: BLE001 - the relay stops all the same
             self._events.error("policy", error)
@@ -123,8 +132,8 @@ class PolicyRunner:
         loop = asyncio.get_running_loop()
         executor = self._loop if is_async else self._threads
         if self._closed or executor.stuck(loop.time() - self._timeout):
-            return Failure(FailureKind.BUSY, "all threads are busy with events that timed out")
-        call = Call(question, loop)
+            return PolicyFailure(FailureKind.BUSY, "all threads are busy with events that timed out")
+        call = PolicyCall(question, loop)
         executor.submit(call)
         try:
             await asyncio.wait((call.answer,), timeout=self._timeout)
@@ -136,8 +145,8 @@ class PolicyRunner:
         if not call.answer.cancelled():
             return call.answer.result()
         if not call.started:
-            return Failure(FailureKind.BUSY, f"no thread was available within {self._timeout:g} s")
-        return Failure(FailureKind.TIMEOUT, f"timed out after {self._timeout:g} s")
+            return PolicyFailure(FailureKind.BUSY, f"no thread was available within {self._timeout:g} s")
+        return PolicyFailure(FailureKind.TIMEOUT, f"timed out after {self._timeout:g} s")
 
     def _checked(self, event: Event, decision: Decision) -> Result:
         problem = ""
@@ -148,7 +157,7 @@ class PolicyRunner:
                 problem = f"zone {decision.zone!r} does not exist"
         if decision.edits_header and type(event) not in _EDITS_HEADER:
             problem = f"the header cannot be changed at {event.step}; change it at headers"
-        return Failure(FailureKind.BAD_DECISION, problem) if problem else decision
+        return PolicyFailure(FailureKind.BAD_DECISION, problem) if problem else decision
 
 
 def _nothing() -> None:

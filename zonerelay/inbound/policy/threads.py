@@ -41,18 +41,18 @@ class FailureKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PolicyFailure:
     """A policy call failed or returned an unusable result. `detail` is for the operator."""
 
     kind: FailureKind
     detail: str
 
 
-Result = Decision | Failure
-_RESULTS = (Decision, Changes, Failure)  # exactly these classes: a subclass is an operator's code
+Result = Decision | PolicyFailure
+_RESULTS = (Decision, Changes, PolicyFailure)  # exactly these classes: a subclass is an operator's code
 
 
-class Call:
+class PolicyCall:
     """A policy call that runs in a thread. `answer` is a future of the caller's event loop."""
 
     __slots__ = ("_loop", "answer", "asked", "given_up", "question", "started", "task")
@@ -70,7 +70,7 @@ class Call:
         try:
             result = understood(self.question())
         except BaseException as error:  # noqa: BLE001 - the thread must outlive it
-            result = Failure(FailureKind.ERROR, described(error))
+            result = PolicyFailure(FailureKind.ERROR, described(error))
         self._reply(result)
 
     async def run_async(self) -> None:
@@ -78,7 +78,7 @@ class Call:
             # Only calls of `async def` methods reach this.
             result = understood(await _awaited(self.question()))
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
-            result = Failure(FailureKind.ERROR, described(error))
+            result = PolicyFailure(FailureKind.ERROR, described(error))
         self._reply(result)
 
     def _reply(self, result: Result) -> None:
@@ -90,14 +90,14 @@ class Call:
 def understood(answer: object) -> Result:
     if answer is None:
         return ACCEPT
-    if isinstance(answer, Decision | Failure) and type(answer) in _RESULTS:
+    if isinstance(answer, Decision | PolicyFailure) and type(answer) in _RESULTS:
         return answer
     hint = ""
     if inspect.iscoroutine(answer):
         answer.close()
         hint = ": write the method as async def"
     kind = type(answer).__name__
-    return Failure(FailureKind.BAD_DECISION, f"returned {kind} instead of a Decision or None{hint}")
+    return PolicyFailure(FailureKind.BAD_DECISION, f"returned {kind} instead of a Decision or None{hint}")
 
 
 def described(error: BaseException) -> str:
@@ -136,7 +136,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Work(Protocol):
+class ThreadWork(Protocol):
     """A call that `Threads` can run. `run` never raises an exception."""
 
     asked: float
@@ -152,13 +152,13 @@ class Threads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._ready = threading.Condition()
-        self._queue: deque[Work] = deque()
-        self._running: set[Work] = set()
+        self._queue: deque[ThreadWork] = deque()
+        self._running: set[ThreadWork] = set()
         self._idle = 0
         self._count = 0
         self._closed = False
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: ThreadWork) -> None:
         with self._ready:
             self._queue.append(work)
             if self._idle < len(self._queue) and self._count < MAX_THREADS:
@@ -166,7 +166,7 @@ class Threads:
                 self._count += 1
             self._ready.notify()
 
-    def give_up(self, work: Work) -> None:
+    def give_up(self, work: ThreadWork) -> None:
         """Skip this call if it has not started. A call that has started keeps its thread until it ends."""
         work.given_up = True
 
@@ -188,7 +188,7 @@ class Threads:
                 self._running.discard(work)
             del work  # free its data before waiting for the next call
 
-    def _next(self) -> Work | None:
+    def _next(self) -> ThreadWork | None:
         with self._ready:
             while True:
                 while self._queue:
@@ -212,15 +212,15 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor = _DaemonExecutor(name)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: deque[Call] = deque()  # submitted calls that the event loop has not started
+        self._waiting: deque[PolicyCall] = deque()  # submitted calls that the event loop has not started
         self._closing = False
         self._ended: Callable[[], None] = lambda: None
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: PolicyCall) -> None:
         self._waiting.append(call)
         self._running_loop().call_soon_threadsafe(self._begin, call)
 
-    def give_up(self, call: Call) -> None:
+    def give_up(self, call: PolicyCall) -> None:
         call.given_up = True
         with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
             self._running_loop().call_soon_threadsafe(self._cancel, call)
@@ -266,19 +266,19 @@ class LoopThread:
         loop.close()
         self._ended()
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: PolicyCall) -> None:
         call.task = task = asyncio.get_running_loop().create_task(self._perform(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _perform(self, call: Call) -> None:
+    async def _perform(self, call: PolicyCall) -> None:
         self._waiting.popleft()  # tasks begin in the order of submission
         if not call.given_up:
             call.started = True
             await call.run_async()
 
     @staticmethod
-    def _cancel(call: Call) -> None:
+    def _cancel(call: PolicyCall) -> None:
         if call.task is not None and call.started:
             call.task.cancel()
 

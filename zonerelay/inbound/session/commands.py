@@ -45,8 +45,8 @@ from zonerelay.inbound.policy.api import Noop, Quit, Rset, Vrfy
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.questions import LogIn, Verdict
-from zonerelay.inbound.state.replies import ServerReply, Then, refused
+from zonerelay.inbound.state.questions import LoginLookup, LookupResult
+from zonerelay.inbound.state.replies import NextAction, ServerReply, refused
 from zonerelay.model.address import recipient_key
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
@@ -121,7 +121,7 @@ def bdat(conversation: Conversation, argument: str) -> ServerReply:
     try:
         size, last = parse_bdat(argument)
     except CommandError as error:
-        return conversation.refuse(refused(error.reply, Reason.SYNTAX, Then.CLOSE), "BDAT")
+        return conversation.refuse(refused(error.reply, Reason.SYNTAX, NextAction.CLOSE), "BDAT")
     conversation.chunk = (size, last)
     if conversation.client_state.grants.must_start_tls:
         return _refused_chunk(conversation, replies.TLS_FIRST, size)
@@ -140,12 +140,12 @@ def bdat(conversation: Conversation, argument: str) -> ServerReply:
 def _refused_chunk(conversation: Conversation, answer: ServerReply, size: int) -> ServerReply:
     conversation.reset()
     if size > 2 * conversation.context.settings.max_message_size + replies.MAX_DRAINED:
-        return conversation.refuse(replace(answer, then=Then.CLOSE), "BDAT")
+        return conversation.refuse(replace(answer, then=NextAction.CLOSE), "BDAT")
     answer = conversation.refuse(answer, "BDAT")
     return (
         answer
-        if answer.then is Then.CLOSE
-        else replace(answer, wire=b"", later=answer.wire, then=Then.DISCARD)
+        if answer.then is NextAction.CLOSE
+        else replace(answer, wire=b"", later=answer.wire, then=NextAction.DISCARD)
     )
 
 
@@ -195,11 +195,11 @@ def _step(conversation: Conversation, exchange: SaslExchange, text: str | None) 
     if isinstance(result, Reply):
         conversation.exchange = exchange
         return ServerReply(result, result.encode())
-    question = LogIn(conversation.client_state.info, exchange.mechanism, result)
+    question = LoginLookup(conversation.client_state.info, exchange.mechanism, result)
     return conversation.ask(question, lambda verdict: _decided(conversation, verdict))
 
 
-def _decided(conversation: Conversation, verdict: Verdict) -> ServerReply:
+def _decided(conversation: Conversation, verdict: LookupResult) -> ServerReply:
     login = verdict.login
     if login is None or (login.kind is LoginKind.BROKEN and login.refusal is None):
         return conversation.refuse(replies.AUTH_FAILURE, "AUTH", detail="" if login is None else login.detail)
@@ -286,7 +286,7 @@ def answer(conversation: Conversation, line: bytes | LineFault, *, more: bool) -
         refusal = replies.bad_command(error.reply)
         if line[:4].upper() == b"BDAT":
             # The end of its bytes is unknown, and they must not run as commands.
-            refusal = replace(refusal, then=Then.CLOSE)
+            refusal = replace(refusal, then=NextAction.CLOSE)
         return conversation.refuse(refusal, verb)
 
 

@@ -1,7 +1,7 @@
 """The state of one SMTP client's session that the command functions share. No I/O.
 
-It adds to `Submission` the state that only SMTP has: the counts of commands, errors and failed logins, the
-SASL exchange, and chunks. MAIL and RCPT build its mail transaction (RFC 5321 4.1.4).
+It adds to `SubmittingClient` the state that only SMTP has: the counts of commands, errors and failed logins,
+the SASL exchange, and chunks. MAIL and RCPT build its mail transaction (RFC 5321 4.1.4).
 
 A new object is created whenever the client turns out to be another one (PROXY, XCLIENT) or has completed a
 TLS handshake; the earlier state is discarded.
@@ -15,15 +15,15 @@ Policy, where the RFCs leave a choice:
 from __future__ import annotations
 
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.cleanup.submission import Submission
+from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Connect, Event
 from zonerelay.inbound.policy.api import Changes, Quit
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import Verdict
-from zonerelay.inbound.state.replies import ServerReply, Then
+from zonerelay.inbound.state.questions import LookupResult
+from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
@@ -31,7 +31,7 @@ from zonerelay.smtp.server.proxy_protocol import XClient
 from zonerelay.smtp.server.sasl import SaslExchange
 
 
-class Conversation(Submission):
+class Conversation(SubmittingClient):
     """The session state that the command functions read and change.
 
     `held_back` is the reply that is delayed by `delay` seconds. `exchange` is set while the client's lines
@@ -68,13 +68,13 @@ class Conversation(Submission):
             if not self.client_state.grants.may_relay:
                 client = client_key(self.client_state.client.address)
                 self.delay = self.context.error_delays.made(client, self.context.clock.monotonic())
-            if self._errors >= self._max_errors and answer.then is not Then.CLOSE and not message_id:
+            if self._errors >= self._max_errors and answer.then is not NextAction.CLOSE and not message_id:
                 return self.refuse(replies.TOO_MANY_ERRORS, command)
         return answer
 
     def slowed(self, answer: ServerReply) -> ServerReply:
         """Return the reply, which is sent after `delay` seconds if that is not 0."""
-        if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
+        if answer.then is not NextAction.GO_ON and answer.then is not NextAction.CLOSE:
             return answer  # the next reply is delayed instead
         self.held_back = answer
         return replies.HOLD_BACK
@@ -84,7 +84,7 @@ class Conversation(Submission):
         reply.
         """
 
-        def decided(verdict: Verdict) -> ServerReply:
+        def decided(verdict: LookupResult) -> ServerReply:
             decision = verdict.decision
             if decision.reply is not None:
                 return answer if isinstance(event, Quit) else self.refuse_by(verdict, command)

@@ -21,7 +21,7 @@ Promises:
 - An error in our own code is answered with 451, and the session continues.
 - Time spent waiting for our store, or for a lookup, does not count against the client.
 
-The module also has `Body`, the message that a session receives, with the state of its byte stream.
+The module also has `ReceivedBody`, the message that a session receives, with the state of its byte stream.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.transport import Deadlines, Transport, TransportFault
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import LogIn
-from zonerelay.inbound.state.replies import ServerReply, Then
+from zonerelay.inbound.state.questions import LoginLookup
+from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
-from zonerelay.telemetry.events.transcript import Record
+from zonerelay.telemetry.events.transcript import SessionRecorder
 
 
-class Body:
+class ReceivedBody:
     """The body of a message while it is being received. `intake` is the message being read or stored;
     `parked` is a message between two of its BDAT chunks. At most one of them is set. `discarding` bytes of a
     refused chunk are still to be discarded; then the reply `owed` is sent.
@@ -93,7 +93,7 @@ _FOREIGN = frozenset(b"\x16P\r")
 """First bytes of other protocols: a TLS hello, and PROXY headers of both versions."""
 
 
-class Phase(enum.IntEnum):
+class SessionPhase(enum.IntEnum):
     """The phase of a session; phases are only passed in one direction."""
 
     OPENING = enum.auto()
@@ -109,7 +109,7 @@ class Phase(enum.IntEnum):
     """The session closes, or is closed, for a reason of ours."""
 
 
-_DRAINING, _LEFT = Phase.DRAINING, Phase.LEFT
+_DRAINING, _LEFT = SessionPhase.DRAINING, SessionPhase.LEFT
 
 
 class Session(asyncio.Protocol):
@@ -131,15 +131,15 @@ class Session(asyncio.Protocol):
             transaction=settings.transaction_timeout,
             min_rate=settings.min_data_rate,
         )
-        self.phase = Phase.OPENING
-        self.body = Body()
+        self.phase = SessionPhase.OPENING
+        self.body = ReceivedBody()
         self._running = 0  # tasks
         # The next reply waits for it: a verdict, a delay, or other connections.
         self._asking: asyncio.Task[None] | asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # in the memory account of all sessions: TLS, and unread lines
         self._transcripts = context.events.transcripts
-        self._record: Record | None = None
+        self._record: SessionRecorder | None = None
 
     # The event loop calls the following methods.
 
@@ -159,7 +159,7 @@ class Session(asyncio.Protocol):
             self.deadlines.began_handshake(self.loop.time())
             self.transport.expect_proxy_header()
         elif context.greets_at_once:
-            self.phase = Phase.GREETED
+            self.phase = SessionPhase.GREETED
             self.transport.write(context.greeting.banner.wire)
         else:
             self._open()
@@ -198,8 +198,8 @@ class Session(asyncio.Protocol):
         return self._owes_replies()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.phase is not Phase.CLOSED:
-            self.phase = Phase.LEFT
+        if self.phase is not SessionPhase.CLOSED:
+            self.phase = SessionPhase.LEFT
         if self._record is not None:
             self._record.note("the connection has ended")
         self.transport.lost()
@@ -225,7 +225,7 @@ class Session(asyncio.Protocol):
 
     def drain(self) -> None:
         """Finish the current mail transaction, then close. Without one, close immediately with 421."""
-        self.phase = max(self.phase, Phase.DRAINING)
+        self.phase = max(self.phase, SessionPhase.DRAINING)
         self._leave_if_done()
 
     def abort(self) -> None:
@@ -268,8 +268,8 @@ class Session(asyncio.Protocol):
             self._greet()
 
     def _greet(self) -> None:
-        if self.phase is Phase.OPENING:
-            self.phase = Phase.GREETED
+        if self.phase is SessionPhase.OPENING:
+            self.phase = SessionPhase.GREETED
         if self._transcripts.on:
             self._read_along()
         answer = self.conversation.connect()
@@ -297,7 +297,7 @@ class Session(asyncio.Protocol):
             return self._named(data)
         if transport.secured is not secured:
             self._secured()
-        if transport.ended and self.phase < Phase.ENDED:
+        if transport.ended and self.phase < SessionPhase.ENDED:
             self._client_ended()
             self.loop.call_soon(self._leave_if_done)
         return data
@@ -324,7 +324,7 @@ class Session(asyncio.Protocol):
         before = self.conversation
         self.conversation = Conversation(self.context, self.client, info)
         self.conversation.go_on_from(before)
-        if self.phase is Phase.OPENING:
+        if self.phase is SessionPhase.OPENING:
             self._greet()
 
     def _readmit(self) -> None:
@@ -418,7 +418,7 @@ class Session(asyncio.Protocol):
             answer = self._answer(line)
             count += 1
             octets.append(answer.wire)
-            if answer.then is not Then.GO_ON:
+            if answer.then is not NextAction.GO_ON:
                 self._reply(b"".join(octets), answer)
                 return count
         if octets:
@@ -436,7 +436,7 @@ class Session(asyncio.Protocol):
             answer = self._trouble(error)
             # The following bytes may be a chunk, which must not run as commands.
             is_bdat = isinstance(line, bytes) and line[:4].upper() == b"BDAT"
-            return replace(answer, then=Then.CLOSE) if is_bdat else answer
+            return replace(answer, then=NextAction.CLOSE) if is_bdat else answer
 
     def _trouble(self, error: Exception) -> ServerReply:
         self.context.events.error("inbound", error)
@@ -452,31 +452,31 @@ class Session(asyncio.Protocol):
             self._abort(parked)
         if octets:
             self.transport.write(octets)
-        if last.then is not Then.GO_ON:
+        if last.then is not NextAction.GO_ON:
             self._go_on_with(last)
 
     def _go_on_with(self, answer: ServerReply) -> None:
         """Start the action of a reply. Comparisons are used because an enum's hash is a Python function."""
         then = answer.then
-        if then is Then.TAKE_BODY:
+        if then is NextAction.TAKE_BODY:
             self.body.intake = new_intake(self.conversation, self._regulate)
             self.deadlines.body_began(self.deadlines.heard)
-        elif then is Then.CLOSE:
+        elif then is NextAction.CLOSE:
             self._close()
-        elif then is Then.TAKE_CHUNK:
+        elif then is NextAction.TAKE_CHUNK:
             self._begin_chunk()
-        elif then is Then.DISCARD:
+        elif then is NextAction.DISCARD:
             self.body.owed, self.body.discarding = answer, self.conversation.chunk[0]
             self.deadlines.body_began(self.loop.time())
             self._discard()
-        elif then is Then.ASK:
+        elif then is NextAction.ASK:
             self._asking = self._spawn(self._ask())
             self.deadlines.paused(self.loop.time())
-        elif then is Then.HOLD_BACK:
+        elif then is NextAction.HOLD_BACK:
             delay, self.conversation.delay = self.conversation.delay, 0.0
             self._asking = self.loop.call_later(delay, self._say_held_back)
             self.deadlines.paused(self.loop.time())
-        elif then is Then.HANDSHAKE:
+        elif then is NextAction.HANDSHAKE:
             self._start_tls()
         else:
             self._readmit()
@@ -584,7 +584,7 @@ class Session(asyncio.Protocol):
             else:
                 self._finish(intake, replies.queued(accepted))
             # Usually the client has been waiting for the reply.
-            if self.lines.waiting or self.transport.is_paused or self.phase > Phase.GREETED:
+            if self.lines.waiting or self.transport.is_paused or self.phase > SessionPhase.GREETED:
                 self.advance()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task
             self.context.events.error("inbound", error, message_id=intake.envelope.id)
@@ -611,7 +611,7 @@ class Session(asyncio.Protocol):
         assert answer is not None
         self._refuse(intake, answer)
         self._finish(intake, answer.wire)
-        if answer.then is Then.CLOSE and self.transport.is_open:
+        if answer.then is NextAction.CLOSE and self.transport.is_open:
             self._say_goodbye(ServerReply(answer.reply, b""))
 
     def _give_up(self, answer: ServerReply) -> None:
@@ -628,7 +628,7 @@ class Session(asyncio.Protocol):
         intake = self.body.current
         if intake is None or intake.complete:
             return
-        if self.phase is Phase.LEFT:
+        if self.phase is SessionPhase.LEFT:
             self._refuse(intake, ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
         self._abort(intake)
 
@@ -693,11 +693,11 @@ class Session(asyncio.Protocol):
         self._close()
 
     def _client_ended(self) -> None:
-        self.phase = max(self.phase, Phase.ENDED)
+        self.phase = max(self.phase, SessionPhase.ENDED)
 
     def _end(self) -> None:
-        if self.phase < Phase.LEFT:
-            self.phase = Phase.LEFT if self.phase is Phase.ENDED else Phase.CLOSED
+        if self.phase < SessionPhase.LEFT:
+            self.phase = SessionPhase.LEFT if self.phase is SessionPhase.ENDED else SessionPhase.CLOSED
 
     def _close(self) -> None:
         self._end()
@@ -710,18 +710,18 @@ class Session(asyncio.Protocol):
 
     def _owes_replies(self) -> bool:
         asking = self._asking is not None
-        if asking and self.phase is Phase.ENDED and not self.lines.waiting:
+        if asking and self.phase is SessionPhase.ENDED and not self.lines.waiting:
             # No command can follow a login, so its hash need not be computed.
-            asking = not isinstance(self.conversation.question, LogIn)
+            asking = not isinstance(self.conversation.question, LoginLookup)
         owed = self.body.waits_for_store or asking or self.transport.is_blocked
-        return owed and self.phase < Phase.LEFT
+        return owed and self.phase < SessionPhase.LEFT
 
     def _leave_if_done(self) -> None:
-        if self.phase >= Phase.LEFT or self._owes_replies():
+        if self.phase >= SessionPhase.LEFT or self._owes_replies():
             return
-        if self.phase is Phase.ENDED:
+        if self.phase is SessionPhase.ENDED:
             self._close()
-        elif self.phase is Phase.DRAINING and self.conversation.transaction is None:
+        elif self.phase is SessionPhase.DRAINING and self.conversation.transaction is None:
             self._say_goodbye(replies.SHUTTING_DOWN)
 
     def _regulate(self) -> None:
@@ -733,7 +733,7 @@ class Session(asyncio.Protocol):
             self.deadlines.resumed(self.loop.time())
         transport = self.transport
         pause = ours or transport.is_blocked or self.lines.waiting > MAX_PIPELINED
-        if pause is not transport.is_paused and self.phase < Phase.ENDED:
+        if pause is not transport.is_paused and self.phase < SessionPhase.ENDED:
             transport.pause_reading(pause)
 
     def _look_at_time(self) -> None:

@@ -20,7 +20,7 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import Transaction
+from zonerelay.inbound.state.transaction import MailTransaction
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
@@ -31,7 +31,7 @@ UNUSABLE = refused(Reply(451, "3.0", "Policy not available now"), Reason.POLICY)
 
 def apply(
     changes: Changes,
-    transaction: Transaction,
+    transaction: MailTransaction,
     client_state: ClientState,
     context: ListenerContext,
     *,

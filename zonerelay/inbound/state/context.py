@@ -23,7 +23,7 @@ from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.state.permissions import GrantTable
 from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Users
 from zonerelay.inbound.state.replies import Greeting
-from zonerelay.inbound.state.rewriting import Rewriting, ZoneHeader
+from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
@@ -31,7 +31,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import QueueStore, Submit
+from zonerelay.store.contract import OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events
 
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -42,7 +42,7 @@ HANDSHAKE = 30.0
 """Seconds for a PROXY header (as in Haraka) or a TLS handshake, which takes two round trips."""
 
 
-class RefusesMail(Protocol):
+class SuspensionCheck(Protocol):
     """Interface: rejects mail that operators have suspended. Most relays have none that refuses mail, and
     should not spend a call on it.
     """
@@ -56,10 +56,10 @@ class RefusesMail(Protocol):
         """
 
 
-class TellsAcceptance(Protocol):
+class AcceptanceReporter(Protocol):
     """Interface: creates messages that report accepted mail to other programs."""
 
-    def accepted(self, message: Message) -> list[Submit]:
+    def accepted(self, message: Message) -> list[OwnMessage]:
         """Return the messages to store together with this message."""
 
 
@@ -86,14 +86,14 @@ class SharedContext:
     guard: Guard | None = None
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
-    rewriting: Rewriting | None = None
-    webhooks: TellsAcceptance | None = None
+    rewriting: RewriteRules | None = None
+    webhooks: AcceptanceReporter | None = None
     srs: Srs | None = None
     srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
     hash_bodies: bool = False
     capture_zone: str = ""
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
-    orders: RefusesMail | None = None
+    orders: SuspensionCheck | None = None
     idempotency_window: float = DAY
 
     def fields(self) -> dict[str, Any]:  # Any: values of every field's type

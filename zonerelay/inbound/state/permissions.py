@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.config.rails import Mode
+from zonerelay.config.rails import UserMode
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
 from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
-from zonerelay.inbound.state.transaction import Edits, Transaction, mailboxes
+from zonerelay.inbound.state.transaction import HeaderEdits, MailTransaction, mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient
 from zonerelay.smtp.server.params import (
@@ -38,19 +38,19 @@ FIELD = "X-Original-To"
 MAX_FIELDS = 100
 
 
-def apply_mode(transaction: Transaction) -> None:
+def apply_mode(transaction: MailTransaction) -> None:
     """Apply the user's mode to the envelope, which is complete and rewritten."""
     if transaction.allowance is None:
         return
     transaction.named = mailboxes(transaction.recipients.values())
     rails = transaction.allowance.rails
     mailbox = Mailbox(rails.mailbox)
-    if rails.mode is Mode.REDIRECT:
+    if rails.mode is UserMode.REDIRECT:
         fields = tuple((FIELD, each) for each in transaction.named[:MAX_FIELDS])
-        transaction.edits = transaction.edits.and_those_of(Edits(add=fields))
+        transaction.edits = transaction.edits.and_those_of(HeaderEdits(add=fields))
         transaction.recipients = {recipient_key(mailbox): Recipient(address=mailbox)}
         transaction.rewritten.append(("recipient mode=redirect", mailbox))
-    elif rails.mode is Mode.COPY:
+    elif rails.mode is UserMode.COPY:
         copy = Recipient(address=mailbox, notify=Notify.NEVER)
         if recipient_key(mailbox) not in transaction.recipients:
             transaction.recipients[recipient_key(mailbox)] = copy

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from zonerelay.config.credentials.file import User
-from zonerelay.inbound.access.auth import AskForLogin, Login, LoginKind
+from zonerelay.inbound.access.auth import AskForLogin, LoginKind, LoginResult
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
 from zonerelay.inbound.policy.api import PresentedLogin
@@ -26,7 +26,7 @@ from zonerelay.telemetry.events.events import Events
 
 
 @dataclass(frozen=True, slots=True)
-class LogIn:
+class LoginLookup:
     """Lookup: check the credentials of a client (AUTH)."""
 
     client: ClientInfo
@@ -35,24 +35,24 @@ class LogIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Allow:
+class UserLimitsLookup:
     """Lookup: read the limits of a user who begins a transaction (MAIL)."""
 
     guard: Guard
     user: str
 
 
-Question = LogIn | Allow | Event
+Question = LoginLookup | UserLimitsLookup | Event
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of a lookup. `login` answers a LogIn, and `allowance` an Allow. `reason` is the reason of a
-    refusal.
+class LookupResult:
+    """The result of a lookup. `login` answers a LoginLookup, and `allowance` a UserLimitsLookup. `reason` is
+    the reason of a refusal.
     """
 
     decision: Decision = ACCEPT
-    login: Login | None = None
+    login: LoginResult | None = None
     allowance: Allowance | Refusal | None = None
     reason: Reason = Reason.POLICY
 
@@ -62,7 +62,7 @@ class Users(Protocol):
 
     async def check(
         self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None, /
-    ) -> Login: ...
+    ) -> LoginResult: ...
 
 
 class SenderDomainCheck(Protocol):
@@ -96,40 +96,40 @@ class Consultants:
         if self.sender_domains is not None:
             self.asked |= {Mail}
 
-    async def ask(self, question: Question) -> Verdict:
+    async def ask(self, question: Question) -> LookupResult:
         try:
-            if isinstance(question, LogIn):
+            if isinstance(question, LoginLookup):
                 return await self._log_in(question)
-            if isinstance(question, Allow):
-                return Verdict(allowance=await question.guard.allowance(question.user))
+            if isinstance(question, UserLimitsLookup):
+                return LookupResult(allowance=await question.guard.allowance(question.user))
             if isinstance(question, Mail) and self.sender_domains is not None:
                 reply = await self.sender_domains.check(domain_of(Mailbox(question.sender)))
                 if reply is not None:
-                    return Verdict(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
-            return Verdict(await self._decide(question))
+                    return LookupResult(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
+            return LookupResult(await self._decide(question))
         except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
             self.events.error("inbound", error)
-            return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), reason=Reason.LOCAL_ERROR)
+            return LookupResult(_NOT_NOW, LoginResult(LoginKind.BROKEN), reason=Reason.LOCAL_ERROR)
 
     async def _decide(self, event: Event) -> Decision:
         if self.policy is not None and type(event) in self._by_policy:
             return await self.policy.ask(event)
         return ACCEPT
 
-    async def _log_in(self, question: LogIn) -> Verdict:
+    async def _log_in(self, question: LoginLookup) -> LookupResult:
         if self.users is None:
-            return Verdict(login=Login(LoginKind.BROKEN, detail="no users"))
+            return LookupResult(login=LoginResult(LoginKind.BROKEN, detail="no users"))
         if PresentedLogin in self._by_policy:
             ask = partial(self._presented, question)
             login = await self.users.check(question.credentials, question.client.address, ask)
         else:
             login = await self.users.check(question.credentials, question.client.address)
         if login.kind is not LoginKind.OK or login.user is None:
-            return Verdict(login=login)
+            return LookupResult(login=login)
         event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)
-        return Verdict(await self._decide(event), login)
+        return LookupResult(await self._decide(event), login)
 
-    async def _presented(self, question: LogIn) -> Login:
+    async def _presented(self, question: LoginLookup) -> LoginResult:
         """Call the operator's authenticator."""
         name = question.credentials.user
         event = PresentedLogin(
@@ -140,10 +140,10 @@ class Consultants:
         )
         reply = (await self._decide(event)).reply
         if reply is None:
-            return Login(LoginKind.OK, User(name=name, hash=""))
+            return LoginResult(LoginKind.OK, User(name=name, hash=""))
         if reply.is_transient:
-            return Login(LoginKind.BROKEN, detail=f"the authenticator: {reply}")
-        return Login(LoginKind.WRONG, detail="the authenticator rejects the login")
+            return LoginResult(LoginKind.BROKEN, detail=f"the authenticator: {reply}")
+        return LoginResult(LoginKind.WRONG, detail="the authenticator rejects the login")
 
 
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))

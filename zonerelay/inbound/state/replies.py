@@ -26,7 +26,7 @@ from zonerelay.smtp.server.proxy_protocol import KEYWORDS
 from zonerelay.smtp.server.sasl import MECHANISMS
 
 
-class Then(enum.Enum):
+class NextAction(enum.Enum):
     """The next action of the session after a reply."""
 
     GO_ON = enum.auto()
@@ -48,7 +48,7 @@ class ServerReply:
 
     reply: Reply
     wire: bytes
-    then: Then = Then.GO_ON
+    then: NextAction = NextAction.GO_ON
     reason: Reason | None = None
     counts: bool = False
     later: bytes = b""
@@ -85,12 +85,12 @@ _OURS = frozenset(
 )
 
 
-def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> ServerReply:
+def said(code: int, detail: str, text: str, then: NextAction = NextAction.GO_ON) -> ServerReply:
     reply = Reply(code, detail, text)
     return ServerReply(reply, reply.encode(), then)
 
 
-def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerReply:
+def refused(reply: Reply, reason: Reason, then: NextAction = NextAction.GO_ON) -> ServerReply:
     return ServerReply(reply, reply.encode(), then, reason, reason not in _OURS)
 
 
@@ -104,7 +104,7 @@ def in_detail(answer: ServerReply, text: str) -> ServerReply:
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
     """Return the refusal of a verdict. Code 421 ends the session."""
-    return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
+    return refused(reply, reason, NextAction.CLOSE if reply.code == _LAST_WORD else NextAction.GO_ON)
 
 
 def guarded(refusal: Refusal) -> ServerReply:
@@ -123,7 +123,7 @@ def _no(code: int, detail: str, text: str, reason: Reason) -> ServerReply:
 
 
 def _bye(code: int, detail: str, text: str, reason: Reason) -> ServerReply:
-    return refused(Reply(code, detail, text), reason, Then.CLOSE)
+    return refused(Reply(code, detail, text), reason, NextAction.CLOSE)
 
 
 _REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRESS, "1.7": Reason.ADDRESS}
@@ -171,20 +171,20 @@ _CHUNK = Reply(250, "0.0", "octets received")
 _NOTHING = Reply(250, "0.0", "")
 
 # These are not sent: the real reply follows later.
-ASK = ServerReply(_NOTHING, b"", Then.ASK)
-TAKE_CHUNK = ServerReply(_NOTHING, b"", Then.TAKE_CHUNK)
-READMIT = ServerReply(_NOTHING, b"", Then.READMIT)
-HOLD_BACK = ServerReply(_NOTHING, b"", Then.HOLD_BACK)
+ASK = ServerReply(_NOTHING, b"", NextAction.ASK)
+TAKE_CHUNK = ServerReply(_NOTHING, b"", NextAction.TAKE_CHUNK)
+READMIT = ServerReply(_NOTHING, b"", NextAction.READMIT)
+HOLD_BACK = ServerReply(_NOTHING, b"", NextAction.HOLD_BACK)
 
 OK = said(250, "0.0", "OK")
 SENDER_OK = said(250, "1.0", "Sender OK")
 RECIPIENT_OK = said(250, "1.5", "Recipient OK")
-START_TLS = said(220, "0.0", "Ready to start TLS", Then.HANDSHAKE)
+START_TLS = said(220, "0.0", "Ready to start TLS", NextAction.HANDSHAKE)
 AUTH_OK = said(235, "7.0", "Authentication succeeded")
-START_BODY = said(354, "", "End data with <CR><LF>.<CR><LF>", Then.TAKE_BODY)
+START_BODY = said(354, "", "End data with <CR><LF>.<CR><LF>", NextAction.TAKE_BODY)
 CANNOT_VERIFY = said(252, "5.0", "Send some mail, and it will be tried")
 HELP = said(214, "0.0", "See RFC 5321")
-BYE = said(221, "0.0", "Bye", Then.CLOSE)
+BYE = said(221, "0.0", "Bye", NextAction.CLOSE)
 
 EHLO_FIRST = _no(503, "5.1", "Send EHLO first", Reason.SEQUENCE)
 MAIL_FIRST = _no(503, "5.1", "Send MAIL first", Reason.SEQUENCE)
@@ -262,9 +262,9 @@ CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
 
 # Not sent either: after a failed handshake, or before a PROXY header, the client cannot read a reply.
 _UNHEARD = Reply(421, "5.0", "Not heard")
-NOBODY = ServerReply(_UNHEARD, b"", Then.CLOSE)
-TLS_FAULT = ServerReply(_UNHEARD, b"", Then.CLOSE, Reason.TLS)
-BAD_PROXY = ServerReply(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
+NOBODY = ServerReply(_UNHEARD, b"", NextAction.CLOSE)
+TLS_FAULT = ServerReply(_UNHEARD, b"", NextAction.CLOSE, Reason.TLS)
+BAD_PROXY = ServerReply(_UNHEARD, b"", NextAction.CLOSE, Reason.PROXY)
 NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)
 
 

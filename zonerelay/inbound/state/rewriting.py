@@ -22,8 +22,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.settings import ListenerSettings, RewriteSettings, RewriteWhere
-from zonerelay.inbound.state.transaction import Transaction
+from zonerelay.config.settings import ListenerSettings, RewriteScope, RewriteSettings
+from zonerelay.inbound.state.transaction import MailTransaction
 from zonerelay.message.header.address_fields import change_addresses
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.address import Mailbox, recipient_key
@@ -73,7 +73,7 @@ _ANY = "*"
 _EVERYBODY = ""  # the key of rules without a condition on the user
 
 
-class Place(enum.Enum):
+class AddressKind(enum.Enum):
     """The kind of an address: envelope sender, recipient or header."""
 
     SENDER = enum.auto()
@@ -81,17 +81,17 @@ class Place(enum.Enum):
     HEADER = enum.auto()
 
 
-_PLACES: dict[RewriteWhere, tuple[Place, ...]] = {
-    RewriteWhere.ALL: tuple(Place),
-    RewriteWhere.ENVELOPE: (Place.SENDER, Place.RECIPIENT),
-    RewriteWhere.SENDER: (Place.SENDER,),
-    RewriteWhere.RECIPIENT: (Place.RECIPIENT,),
-    RewriteWhere.HEADER: (Place.HEADER,),
+_PLACES: dict[RewriteScope, tuple[AddressKind, ...]] = {
+    RewriteScope.ALL: tuple(AddressKind),
+    RewriteScope.ENVELOPE: (AddressKind.SENDER, AddressKind.RECIPIENT),
+    RewriteScope.SENDER: (AddressKind.SENDER,),
+    RewriteScope.RECIPIENT: (AddressKind.RECIPIENT,),
+    RewriteScope.HEADER: (AddressKind.HEADER,),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _RewriteRule:
     """A compiled [[rewrite]] rule. `local` is empty if the local part does not change. `number` counts the
     rules from 1.
     """
@@ -106,12 +106,12 @@ class _Rule:
         return Mailbox(f"{local}@{self.domain}")
 
 
-class Rewriting:
+class RewriteRules:
     """All [[rewrite]] rules, compiled once from the settings."""
 
     def __init__(self, rules: Sequence[RewriteSettings]) -> None:
-        self.rules: list[_Rule] = []
-        self.tables: dict[tuple[Place, str], AddressTable] = {}
+        self.rules: list[_RewriteRule] = []
+        self.tables: dict[tuple[AddressKind, str], AddressTable] = {}
         for at, settings in enumerate(rules):
             try:
                 self._add(settings, at)
@@ -120,51 +120,51 @@ class Rewriting:
 
     def _add(self, settings: RewriteSettings, at: int) -> None:
         local, domain = target(settings.to)
-        self.rules.append(_Rule(at + 1, local, domain, frozenset(settings.listener)))
+        self.rules.append(_RewriteRule(at + 1, local, domain, frozenset(settings.listener)))
         for place in _PLACES[settings.where]:
             for user in settings.user or (_EVERYBODY,):
                 table = self.tables.setdefault((place, user), AddressTable())
                 for pattern in settings.address:
                     table.add(pattern, at)
 
-    def of(self, listener: str, user: str) -> Rewrites:
+    def of(self, listener: str, user: str) -> ClientRewrites:
         """Return the rules for the mail of one client. `user` is `""` without a login."""
-        return Rewrites(self, listener, user)
+        return ClientRewrites(self, listener, user)
 
-    def rewrite(self, transaction: Transaction, origin: Origin) -> None:
+    def rewrite(self, transaction: MailTransaction, origin: Origin) -> None:
         """Rewrite the addresses of the envelope, which is complete."""
         rewrites = self.of(origin.listener, origin.user)
-        if rewrites.changes(Place.HEADER):
+        if rewrites.changes(AddressKind.HEADER):
             transaction.rewrites = rewrites
-        sender, rule = rewrites.find(Place.SENDER, transaction.mail.sender)
+        sender, rule = rewrites.find(AddressKind.SENDER, transaction.mail.sender)
         if rule:
             transaction.mail = replace(transaction.mail, sender=sender)
             transaction.rewritten.append((f"sender rewrite={rule}", sender))
-        if rewrites.changes(Place.RECIPIENT):
+        if rewrites.changes(AddressKind.RECIPIENT):
             _rewrite_recipients(transaction, rewrites)
 
 
-class Rewrites:
+class ClientRewrites:
     """The [[rewrite]] rules that apply to the mail of one client."""
 
     __slots__ = ("_listener", "_rules", "_tables", "rules_of_header")
 
-    def __init__(self, rewriting: Rewriting, listener: str, user: str) -> None:
+    def __init__(self, rewriting: RewriteRules, listener: str, user: str) -> None:
         users = (_EVERYBODY, _ANY, user) if user else (_EVERYBODY,)
         self._listener = listener
         self._rules = rewriting.rules
-        self._tables: dict[Place, list[AddressTable]] = {}
-        for place in Place:
+        self._tables: dict[AddressKind, list[AddressTable]] = {}
+        for place in AddressKind:
             found = [rewriting.tables[place, name] for name in users if (place, name) in rewriting.tables]
             if found:
                 self._tables[place] = found
         self.rules_of_header: set[int] = set()  # the rules that have changed something
 
-    def changes(self, place: Place) -> bool:
+    def changes(self, place: AddressKind) -> bool:
         """Return whether a rule may change addresses in this place."""
         return place in self._tables
 
-    def find(self, place: Place, address: Mailbox) -> tuple[Mailbox, int]:
+    def find(self, place: AddressKind, address: Mailbox) -> tuple[Mailbox, int]:
         """Return the new address and the number of its rule, or the same address and 0 if no rule matches."""
         if not address:
             return address, 0
@@ -180,7 +180,7 @@ class Rewrites:
         return change_addresses(header, self._in_header)
 
     def _in_header(self, address: str) -> str:
-        other, rule = self.find(Place.HEADER, Mailbox(address))
+        other, rule = self.find(AddressKind.HEADER, Mailbox(address))
         if rule:
             self.rules_of_header.add(rule)
         return other
@@ -207,12 +207,12 @@ def target(to: str) -> tuple[str, str]:
     return local, domain
 
 
-def _rewrite_recipients(transaction: Transaction, rewrites: Rewrites) -> None:
+def _rewrite_recipients(transaction: MailTransaction, rewrites: ClientRewrites) -> None:
     recipients: dict[str, Recipient] = {}
     zones: dict[Mailbox, str] = {}
     rewritten: list[tuple[str, Mailbox]] = []
     for key, recipient in transaction.recipients.items():
-        address, rule = rewrites.find(Place.RECIPIENT, recipient.address)
+        address, rule = rewrites.find(AddressKind.RECIPIENT, recipient.address)
         zone = transaction.zones.get(recipient.address)
         if rule:
             rewritten.append((f"recipient rewrite={rule}", address))
@@ -244,7 +244,7 @@ def wishes_of_both(one: Notify, other: Notify) -> Notify:
     return one | other
 
 
-def notes_of(transaction: Transaction) -> Iterable[str]:
+def notes_of(transaction: MailTransaction) -> Iterable[str]:
     """Yield a limited number of notes for the trace: which rules matched, and the new addresses."""
     by_rule: dict[str, list[Mailbox]] = {}
     for how, address in transaction.rewritten:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Edits:
+class HeaderEdits:
     """Changes to the header: fields to add at the top, and names of fields to remove."""
 
     add: tuple[tuple[str, str], ...] = ()
@@ -35,13 +35,13 @@ class Edits:
     def __bool__(self) -> bool:
         return bool(self.add or self.remove)
 
-    def and_those_of(self, decision: Decision | Edits) -> Edits:
+    def and_those_of(self, decision: Decision | HeaderEdits) -> HeaderEdits:
         if not (decision.add or decision.remove):
             return self
-        return Edits((*self.add, *decision.add), (*self.remove, *decision.remove))
+        return HeaderEdits((*self.add, *decision.add), (*self.remove, *decision.remove))
 
 
-NO_EDITS = Edits()
+NO_EDITS = HeaderEdits()
 
 
 RECIPIENT_COST = 512  # bytes of memory counted for each recipient of an open transaction
@@ -57,7 +57,7 @@ class HeaderRules(Protocol):
     def rewrite_header(self, header: bytes) -> bytes: ...
 
 
-class Transaction:
+class MailTransaction:
     """A mail transaction of a client. `release` is the Unix time before which it must not be sent; 0.0 means
     immediately.
 
@@ -69,7 +69,7 @@ class Transaction:
     accepted only if it was submitted before with the same key.
     """
 
-    def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
+    def __init__(self, mail: MailCommand, *, release: float, edits: HeaderEdits) -> None:
         self.mail = mail
         self.recipients: dict[str, Recipient] = {}
         self.release = release

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from cryptography.hazmat.bindings.openssl.binding import Binding
 from OpenSSL import SSL, crypto
 
-from zonerelay.inbound.tls.certificate_files import CertificateError, Pair
+from zonerelay.inbound.tls.certificate_files import CertificateError, CertificatePair
 
 Result = TypeVar("Result")
 
@@ -31,7 +31,7 @@ _forget_errors = Binding.lib.ERR_clear_error
 class AskingContext:
     """The context of one certificate."""
 
-    def __init__(self, pair: Pair, ciphers: str) -> None:
+    def __init__(self, pair: CertificatePair, ciphers: str) -> None:
         """Raise CertificateError if OpenSSL refuses the certificate."""
         self._context = context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(SSL.TLS1_2_VERSION)

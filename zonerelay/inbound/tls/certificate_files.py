@@ -38,7 +38,7 @@ class KeyFileError(CertificateError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CertificatePair:
     """A certificate and its matching key. `not_before` and `not_after` are Unix times."""
 
     leaf: x509.Certificate
@@ -59,7 +59,7 @@ Texts = tuple[bytes, bytes]
 """The contents of the two files."""
 
 
-def read_pair(certificate: Path, key: Path) -> Pair:
+def read_pair(certificate: Path, key: Path) -> CertificatePair:
     """Read a certificate and its key; `key` may be the same file. Raise CertificateError on failure."""
     return parse_pair(certificate, key, read_texts(certificate, key))
 
@@ -70,7 +70,7 @@ def read_texts(certificate: Path, key: Path) -> Texts:
     return text, text if key == certificate else _read(key, "private key", KeyFileError)
 
 
-def parse_pair(certificate: Path, key: Path, texts: Texts) -> Pair:
+def parse_pair(certificate: Path, key: Path, texts: Texts) -> CertificatePair:
     """Parse and check the contents. Raise CertificateError on failure. It takes 0.25 s for a 4096-bit RSA
     key.
     """
@@ -79,7 +79,7 @@ def parse_pair(certificate: Path, key: Path, texts: Texts) -> Pair:
     private_key = _parse_key(key, key_text)
     _match(chain, private_key, certificate, key)
     leaf = chain[0]
-    return Pair(
+    return CertificatePair(
         leaf=leaf,
         chain=tuple(chain[1:]),
         key=private_key,

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
-    Pair,
+    CertificatePair,
     Texts,
     is_exposed,
     parse_pair,
@@ -53,7 +53,7 @@ TICKETS = 1
 Context = TypeVar("Context")
 
 
-def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> TlsContext:
+def build_context(pairs: Sequence[CertificatePair], *, ask_certificate: bool) -> TlsContext:
     """Return the context of the first certificate; SNI selects the others.
 
     Raise CertificateError if OpenSSL refuses one, OSError if no file descriptor is left.
@@ -70,7 +70,7 @@ def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> TlsContext
     return contexts[0]
 
 
-def _by_name(pairs: Sequence[Pair], contexts: Sequence[Context]) -> dict[str, Context]:
+def _by_name(pairs: Sequence[CertificatePair], contexts: Sequence[Context]) -> dict[str, Context]:
     by_name: dict[str, Context] = {}
     for pair, context in zip(pairs, contexts, strict=True):
         for name in pair.names:
@@ -101,7 +101,7 @@ def choose(by_name: Mapping[str, Context], server_name: str) -> Context | None:
     return found
 
 
-def _context(pair: Pair) -> ssl.SSLContext:
+def _context(pair: CertificatePair) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -115,7 +115,7 @@ def _context(pair: Pair) -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, pair: Pair) -> None:
+def _load(context: ssl.SSLContext, pair: CertificatePair) -> None:
     """Load what has been checked, which `ssl` can only read from a file: from one in memory."""
     key = pair.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -137,7 +137,7 @@ DAILY = 86400.0
 """Seconds between warnings of expiry, and the lifetime of the keys that encrypt session tickets."""
 
 
-class _Entry:
+class _CertificateEntry:
     """A pair of certificate files: the last usable certificate, and the current problem with the files."""
 
     __slots__ = ("_digest", "_result", "_seen", "_try_again", "certificate", "key", "pair", "problem")
@@ -145,10 +145,10 @@ class _Entry:
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate = certificate
         self.key = key
-        self.pair: Pair | None = None
+        self.pair: CertificatePair | None = None
         self.problem = ""
         self._digest = b""  # of the contents that were last read
-        self._result: Pair | str = ""  # the result of parsing them, or the error message
+        self._result: CertificatePair | str = ""  # the result of parsing them, or the error message
         self._seen: tuple[FileState, FileState] = ((), ())
         self._try_again = 0.0
 
@@ -157,7 +157,7 @@ class _Entry:
             return True
         return self._states() != self._seen
 
-    def read(self, now: float) -> Pair:
+    def read(self, now: float) -> CertificatePair:
         """Return a pair that OpenSSL accepts, and the same object while the contents do not change.
 
         Raise CertificateError on failure.
@@ -176,7 +176,7 @@ class _Entry:
             raise CertificateError(self._result)
         return self._result
 
-    def _parsed(self, texts: Texts) -> Pair | str:
+    def _parsed(self, texts: Texts) -> CertificatePair | str:
         try:
             pair = parse_pair(self.certificate, self.key, texts)
             build_context([pair], ask_certificate=False)
@@ -199,7 +199,7 @@ class Certificates:
         self._events = events
         self._exposed_reported: set[Path] = set()
         keys = settings.key or settings.certificate
-        self._entries = [_Entry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
+        self._entries = [_CertificateEntry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
         self._read_first()
         self._context = self._build()
         self._is_outdated = False
@@ -231,7 +231,7 @@ class Certificates:
         """Return the name of each certificate in use and the Unix time of its expiry."""
         return [(pair.name, pair.not_after) for pair in self._pairs()]
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[CertificatePair]:
         return [entry.pair for entry in self._entries if entry.pair is not None]
 
     def _untimely(self) -> Iterator[str]:
@@ -273,7 +273,7 @@ class Certificates:
                 self._context = self._build()
                 self._is_outdated = False
 
-    def _read_again(self, entry: _Entry, now: float) -> bool:
+    def _read_again(self, entry: _CertificateEntry, now: float) -> bool:
         """Read one pair of files again, and return whether its certificate has changed."""
         try:
             pair = entry.read(now)
@@ -293,7 +293,7 @@ class Certificates:
     def _build(self) -> TlsContext:
         return build_context(self._pairs(), ask_certificate=self._ask_certificate)
 
-    def _tell(self, entry: _Entry) -> None:
+    def _tell(self, entry: _CertificateEntry) -> None:
         pair = entry.pair
         assert pair is not None
         self._events.certificate_loaded(
@@ -310,7 +310,7 @@ class Certificates:
             note = f"{entry.key}: the private key is readable by all users of this machine; run chmod o-r"
             self._events.lifecycle("advice", note=note)
 
-    def _tell_expiring(self, entries: list[_Entry]) -> None:
+    def _tell_expiring(self, entries: list[_CertificateEntry]) -> None:
         soon = self._clock.now() + EXPIRES_SOON
         for entry in entries:
             pair = entry.pair

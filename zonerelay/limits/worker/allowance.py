@@ -33,7 +33,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import MAX_WAITING
-from zonerelay.limits.values import Claim, Grant, TurnRequest, interval, leased_grace
+from zonerelay.limits.values import SlotClaim, SlotGrant, TurnRequest, interval, leased_grace
 from zonerelay.model.clock import Clock
 
 CLOCK_MEMORY = 60.0
@@ -344,11 +344,11 @@ class Share:
         self.back += count
         self.revoked = max(0, self.revoked - count)
 
-    def claim(self) -> Claim:
+    def claim(self) -> SlotClaim:
         """Return the claim for the next request, which also returns slots."""
         back, self.back = self.back, 0
         self.declared = True
-        return Claim(
+        return SlotClaim(
             self.site, self.destination, self.limit, self.slots, back, max(self.requested, self.slots)
         )
 
@@ -456,7 +456,7 @@ class ZoneAllowance:
         requested = sum(share.requested - share.slots for share in self._requests)
         return sum(share.slots for share in shares), sum(share.connections for share in shares), requested
 
-    def claims(self, *, everything: bool) -> tuple[Claim, ...]:
+    def claims(self, *, everything: bool) -> tuple[SlotClaim, ...]:
         self._zone_limit_declared = self.zone_limit
         heads = list(self._first_requests())
         if everything:
@@ -468,14 +468,14 @@ class ZoneAllowance:
         self._dirty.clear()
         return tuple(self._claim(share, wanted=share in heads) for share in shares)
 
-    def _claim(self, share: Share, *, wanted: bool) -> Claim:
+    def _claim(self, share: Share, *, wanted: bool) -> SlotClaim:
         claim = share.claim()
         if not wanted and share in self._requests:
             share.declared = False
-            return Claim(share.site, share.destination, share.limit, claim.keep, claim.back, claim.keep)
+            return SlotClaim(share.site, share.destination, share.limit, claim.keep, claim.back, claim.keep)
         return claim
 
-    def apply(self, held: tuple[Grant, ...], waiters: int, now: float) -> list[float]:
+    def apply(self, held: tuple[SlotGrant, ...], waiters: int, now: float) -> list[float]:
         """Apply an answer. Return the waiting time in seconds of each request that was granted at least in
         part.
         """

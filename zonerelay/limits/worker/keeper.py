@@ -18,7 +18,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnRequest
+from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitAuthority, LimitRequest, TurnRequest
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns, ZoneAllowance
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
@@ -66,7 +66,7 @@ _TurnKey = tuple[str, str, Rate | None, Rate | None]
 
 
 @dataclass(slots=True, eq=False)
-class _Zone:
+class _ZoneExchange:
     """The limits of one zone and the state of their exchange."""
 
     allowance: ZoneAllowance
@@ -98,8 +98,8 @@ class LimitKeeper:
         self.authority = authority
         self._observer = observer
         self._clock = clock
-        self._zones: dict[str, _Zone] = {}
-        self._busy: dict[_Zone, None] = {}
+        self._zones: dict[str, _ZoneExchange] = {}
+        self._busy: dict[_ZoneExchange, None] = {}
         """The zones that have slots or want some. There may be thousands of zones of mailboxes
         that do not.
         """
@@ -172,20 +172,20 @@ class LimitKeeper:
 
     # Reasons for an exchange
 
-    def _zone(self, name: str) -> _Zone:
+    def _zone(self, name: str) -> _ZoneExchange:
         found = self._zones.get(name)
         if found is None:
             changed = lambda: self._changed(self._zones[name])  # noqa: E731
             allowance = ZoneAllowance(name, changed, self._clock.monotonic)
-            found = self._zones[name] = _Zone(allowance)
+            found = self._zones[name] = _ZoneExchange(allowance)
         return found
 
-    def _want(self, zone: _Zone, turns: LeasedTurns) -> None:
+    def _want(self, zone: _ZoneExchange, turns: LeasedTurns) -> None:
         turns.asked = True
         zone.wanted[turns] = zone.turns[turns] = None
         self._changed(zone)
 
-    def _changed(self, zone: _Zone) -> None:
+    def _changed(self, zone: _ZoneExchange) -> None:
         if not self._running:
             return
         self._busy[zone] = None
@@ -223,7 +223,7 @@ class LimitKeeper:
         if self._busy:
             self._keep_ticking()
 
-    def _look(self, zone: _Zone, now: float) -> None:
+    def _look(self, zone: _ZoneExchange, now: float) -> None:
         allowance, lease = zone.allowance, self.authority.lease
         allowance.note_time(now)
         self._check_lease(zone, now)
@@ -240,7 +240,7 @@ class LimitKeeper:
         if zone.wants_exchange:
             self._changed(zone)
 
-    def _check_lease(self, zone: _Zone, now: float) -> None:
+    def _check_lease(self, zone: _ZoneExchange, now: float) -> None:
         allowance = zone.allowance
         if allowance.until is None or allowance.closed or now < allowance.until or allowance.is_empty:
             return
@@ -249,15 +249,15 @@ class LimitKeeper:
 
     # The exchange
 
-    async def _exchange_all(self, zone: _Zone) -> None:
+    async def _exchange_all(self, zone: _ZoneExchange) -> None:
         while zone.wants_exchange and self._running:
             if not await self._exchange(zone):
                 return
 
-    async def _exchange(self, zone: _Zone) -> bool:
+    async def _exchange(self, zone: _ZoneExchange) -> bool:
         allowance, wanted = zone.allowance, list(zone.wanted)
         everything = zone.everything
-        request = Request(
+        request = LimitRequest(
             allowance.zone_limit,
             allowance.claims(everything=everything),
             tuple(turns.ask() for turns in wanted),
@@ -280,10 +280,12 @@ class LimitKeeper:
         self._apply(zone, answer, wanted, sent)
         return True
 
-    def _known(self, zone: _Zone) -> tuple[tuple[TurnRequest, tuple[float, ...]], ...]:
+    def _known(self, zone: _ZoneExchange) -> tuple[tuple[TurnRequest, tuple[float, ...]], ...]:
         return tuple(known for turns in zone.turns if (known := turns.known) is not None)
 
-    def _apply(self, zone: _Zone, answer: Answer, wanted: list[LeasedTurns], sent: float) -> None:
+    def _apply(
+        self, zone: _ZoneExchange, answer: LimitAnswer, wanted: list[LeasedTurns], sent: float
+    ) -> None:
         now = self._clock.monotonic()
         allowance = zone.allowance
         zone.heard = sent

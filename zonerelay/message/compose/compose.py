@@ -31,7 +31,7 @@ class Address:
         return f"{mime.phrase(self.name)} <{self.mailbox}>" if self.name else self.mailbox
 
 
-class Content(Protocol):
+class FileContent(Protocol):
     """The content of an attached file."""
 
     def pieces(self) -> Iterator[bytes]:
@@ -41,12 +41,12 @@ class Content(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class AttachedFile:
     """An attached file. `content_type` is checked. With a `content_id` the HTML can show it."""
 
     name: str
     content_type: str
-    content: Content
+    content: FileContent
     content_id: str = ""
 
 
@@ -65,7 +65,7 @@ class Draft:
     text: str | None = None
     html: str | None = None
     headers: tuple[tuple[str, str | Sequence[Address]], ...] = ()
-    files: tuple[File, ...] = ()
+    files: tuple[AttachedFile, ...] = ()
 
 
 def compose(draft: Draft) -> bytes:
@@ -75,7 +75,7 @@ def compose(draft: Draft) -> bytes:
 def compose_pieces(draft: Draft) -> Iterator[bytes]:
     """Yield the message. Files come in pieces, so that large ones need little memory. Raise Base64Error."""
     yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
-    yield from _Body(draft).whole()
+    yield from _MultipartBody(draft).whole()
 
 
 def _header(draft: Draft) -> str:
@@ -100,7 +100,7 @@ def _addresses(name: str, addresses: Sequence[Address]) -> str:
     return "\r\n".join(lines) + "\r\n"
 
 
-class _Body:
+class _MultipartBody:
     """A multipart body that is being composed. A boundary is a hash of what it separates, so that no text can
     contain its own.
     """
@@ -129,7 +129,7 @@ class _Body:
             return content
         return self._multipart("mixed", [content, *map(_attachment, attached)])
 
-    def _content(self, shown: Sequence[File]) -> Iterable[bytes]:
+    def _content(self, shown: Sequence[AttachedFile]) -> Iterable[bytes]:
         draft = self._draft
         if draft.html is None:
             return [mime.text_part(draft.text or "", "plain")]
@@ -145,7 +145,7 @@ class _Body:
         return mime.multipart(subtype, f"=_{self._count}_{self._digest}", parts)
 
 
-def _attachment(file: File) -> Iterator[bytes]:
+def _attachment(file: AttachedFile) -> Iterator[bytes]:
     place = "inline" if file.content_id else "attachment"
     lines = [
         f"Content-Type: {file.content_type}",

@@ -32,7 +32,7 @@ class RecordStatus(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class Finding(NamedTuple):
+class RecordFinding(NamedTuple):
     """The state of a key's DNS record, with a description of the problem."""
 
     status: RecordStatus
@@ -52,20 +52,20 @@ def strings(record: str) -> list[str]:
     return [record[at : at + MAX_STRING] for at in range(0, len(record), MAX_STRING)]
 
 
-def judge(texts: Sequence[str], key: PrivateKey) -> Finding:
+def judge(texts: Sequence[str], key: PrivateKey) -> RecordFinding:
     """Compare the TXT records at the key's name with the key."""
     if not texts:
-        return Finding(RecordStatus.MISSING, "there is no TXT record; publish it")
+        return RecordFinding(RecordStatus.MISSING, "there is no TXT record; publish it")
     if len(texts) > 1:
         detail = f"there are {len(texts)} TXT records, and verifiers use any one of them; remove all but one"
-        return Finding(RecordStatus.SEVERAL, detail)
+        return RecordFinding(RecordStatus.SEVERAL, detail)
     tags = _tags(texts[0])
     if tags is None:
-        return Finding(RecordStatus.MALFORMED, "is not a tag list such as v=DKIM1; k=rsa; p=…")
+        return RecordFinding(RecordStatus.MALFORMED, "is not a tag list such as v=DKIM1; k=rsa; p=…")
     return _judge(tags, key)
 
 
-def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
+def _judge(tags: Mapping[str, str], key: PrivateKey) -> RecordFinding:
     kind, ours = tags.get("k", "rsa").lower(), _kind(key)
     version_is_first = next(iter(tags)) == "v" or "v" not in tags
     public = tags.get("p")
@@ -73,32 +73,32 @@ def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
     findings = (
         (
             tags.get("v", "DKIM1") != "DKIM1" or not version_is_first,
-            Finding(RecordStatus.MALFORMED, "v=DKIM1 must be the first tag, in exactly this form"),
+            RecordFinding(RecordStatus.MALFORMED, "v=DKIM1 must be the first tag, in exactly this form"),
         ),
-        (public is None, Finding(RecordStatus.MALFORMED, "has no p=, the public key")),
-        (not public, Finding(RecordStatus.REVOKED, "p= is empty: this key has been revoked")),
-        (kind != ours, Finding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")),
+        (public is None, RecordFinding(RecordStatus.MALFORMED, "has no p=, the public key")),
+        (not public, RecordFinding(RecordStatus.REVOKED, "p= is empty: this key has been revoked")),
+        (kind != ours, RecordFinding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")),
         (
             _octets(public or "") != key.public,
-            Finding(
+            RecordFinding(
                 RecordStatus.MISMATCH,
                 "p= contains another key; publish the public key of this file, or use the file of that key",
             ),
         ),
         (
             "sha256" not in _list(tags.get("h", "sha256")),
-            Finding(RecordStatus.MALFORMED, "h= does not allow sha256, which the signatures use"),
+            RecordFinding(RecordStatus.MALFORMED, "h= does not allow sha256, which the signatures use"),
         ),
         (
             not {"*", "email"} & set(_list(tags.get("s", "*"))),
-            Finding(RecordStatus.MALFORMED, "s= does not allow email"),
+            RecordFinding(RecordStatus.MALFORMED, "s= does not allow email"),
         ),
         (
             "y" in _list(tags.get("t", "")),
-            Finding(RecordStatus.TESTING, "t=y tells verifiers to treat mail as unsigned; remove it"),
+            RecordFinding(RecordStatus.TESTING, "t=y tells verifiers to treat mail as unsigned; remove it"),
         ),
     )
-    return next((finding for is_so, finding in findings if is_so), Finding(RecordStatus.OK))
+    return next((finding for is_so, finding in findings if is_so), RecordFinding(RecordStatus.OK))
 
 
 def _kind(key: PrivateKey) -> str:

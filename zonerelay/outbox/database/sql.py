@@ -1,4 +1,4 @@
-"""Defines the SQL statements of the outbox. `Statements` holds them for one set of tables.
+"""Defines the SQL statements of the outbox. `OutboxStatements` holds them for one set of tables.
 
 A table need not have the column `priority`. The statements name it only if the table has it.
 """
@@ -7,7 +7,7 @@ A table need not have the column `priority`. The statements name it only if the 
 
 from __future__ import annotations
 
-from zonerelay.outbox.database.tables import Names
+from zonerelay.outbox.database.tables import TableNames
 
 INLINE = 16 * 1024
 """A row with at most this many bytes of text, and without attachments, is returned with its claim."""
@@ -55,11 +55,11 @@ class _Statement:
     def __init__(self, template: str) -> None:
         self._template = template
 
-    def __get__(self, statements: Statements, _owner: type[Statements]) -> str:
+    def __get__(self, statements: OutboxStatements, _owner: type[OutboxStatements]) -> str:
         return statements.worded(self._template)
 
 
-class Statements:
+class OutboxStatements:
     """The SQL statements for one set of tables. Call `use` to state whether the table has the column
     `priority`.
     """
@@ -172,7 +172,7 @@ UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL WH
     LIMIT 1000 FOR UPDATE SKIP LOCKED
 ) RETURNING id""")
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: TableNames) -> None:
         self.names = names
         self.use(has_priority=True)
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.postgres.driver import Fetch, Link
+from zonerelay.store.postgres.driver import DatabaseConnection, Fetch
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TableNames:
     """The names of the outbox's tables. Every insert sends a notification on `channel`."""
 
     schema: str
@@ -141,7 +141,7 @@ CREATE TRIGGER {prefix}_again AFTER UPDATE OF status ON {messages} FOR EACH ROW
 """
 
 
-def _statements(names: Names) -> list[str]:
+def _statements(names: TableNames) -> list[str]:
     """Return the statements that create the tables, which are executed one by one."""
     text = _TABLES
     words = {
@@ -162,7 +162,7 @@ def _statements(names: Names) -> list[str]:
 READ_BY_APPLICATIONS = ("id", "status", "attempts", "next_retry_at", "sent_at", "error_log")
 
 
-def script(names: Names) -> str:
+def script(names: TableNames) -> str:
     """Return all tables and privileges as a script for psql (`zonerelay outbox schema`)."""
     columns = ", ".join(WRITTEN_BY_APPLICATIONS)
     rights = f"""
@@ -181,11 +181,11 @@ def script(names: Names) -> str:
     return f'BEGIN;\nCREATE SCHEMA IF NOT EXISTS "{names.schema}";\n\n{made};\n\nCOMMIT;\n{rights}'
 
 
-async def has_priority(fetch: Fetch, names: Names) -> bool:
+async def has_priority(fetch: Fetch, names: TableNames) -> bool:
     return (await _columns(fetch, names, names.messages)).get(_OPTIONAL) == _MESSAGES[_OPTIONAL]
 
 
-async def _check_columns(fetch: Fetch, names: Names) -> None:
+async def _check_columns(fetch: Fetch, names: TableNames) -> None:
     """Raise StoreOpenError that lists every column that is missing or has another type."""
     wrong = await _problems(fetch, names)
     if wrong:
@@ -208,7 +208,7 @@ WHERE EXISTS (
 """
 
 
-async def _check_rights(fetch: Fetch, names: Names) -> None:
+async def _check_rights(fetch: Fetch, names: TableNames) -> None:
     """Raise StoreOpenError if the role lacks a privilege that the relay needs. Otherwise a row could be
     claimed and sent, and its outcome could not be stored.
     """
@@ -224,7 +224,7 @@ async def _check_rights(fetch: Fetch, names: Names) -> None:
         )
 
 
-async def _problems(fetch: Fetch, names: Names) -> list[str]:
+async def _problems(fetch: Fetch, names: TableNames) -> list[str]:
     ((encoding,),) = await fetch("SELECT current_setting('server_encoding')")
     wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]
     for table, wanted in (
@@ -254,7 +254,7 @@ def _will_do(kind: str) -> Sequence[str]:
     return [other for other, standard in _ALIKE.items() if standard == kind]
 
 
-async def _columns(fetch: Fetch, names: Names, table: str) -> dict[str, str]:
+async def _columns(fetch: Fetch, names: TableNames, table: str) -> dict[str, str]:
     rows = await fetch(
         "SELECT a.attname::text, regexp_replace(format_type(a.atttypid, NULL), '^character varying', 'text')"
         " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
@@ -266,7 +266,7 @@ async def _columns(fetch: Fetch, names: Names, table: str) -> dict[str, str]:
     return {row[0]: row[1] for row in rows}
 
 
-async def create(link: Link, names: Names) -> None:
+async def create(link: DatabaseConnection, names: TableNames) -> None:
     """Create the schema and the tables, unless there are some. One relay at a time does it."""
     async with link.transaction() as fetch:
         await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay outbox {names.channel}")
@@ -277,7 +277,7 @@ async def create(link: Link, names: Names) -> None:
                 await fetch(statement)
 
 
-async def check(link: Link, names: Names) -> None:
+async def check(link: DatabaseConnection, names: TableNames) -> None:
     """Raise StoreOpenError if this relay cannot work with the tables."""
     await _check_columns(link.fetch, names)
     await _check_rights(link.fetch, names)

@@ -3,7 +3,7 @@
 Strategies (policy → the harm it prevents):
 
 - `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no two relays have the same row.
-- Queues share a window of rows (`Window`) → memory is bounded, and a slow server delays no other queue.
+- Queues share a window of rows (`ClaimWindow`) → memory is bounded, and a slow server delays no other queue.
 - New rows and due retries alternate → neither starves the other.
 - An invalid row is failed at once → it delays no other row.
 - A claim in the table that this relay does not know is released → a claim whose response was lost with the
@@ -22,9 +22,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
 from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
-from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
+from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.row import Row, Write, keys_of, put_off, read_row, refused
+from zonerelay.outbox.rows.row import Row, RowWrite, keys_of, put_off, read_row, refused
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.ready import ReadyMail
 from zonerelay.store.contract import StoreError
@@ -39,7 +39,7 @@ FEW = 10
 RESERVE = 2000
 
 
-class Window:
+class ClaimWindow:
     """Counts the claimed rows by queue and limits them.
 
     A queue belongs to a zone or a mailbox, and to one priority. Policies:
@@ -121,13 +121,13 @@ class OutboxClaims:
 
     keeper: OutboxKeeper
     mailboxes: Mailboxes
-    around: InitVar[OutboxSurroundings]
+    around: InitVar[OutboxContext]
     _: KW_ONLY
-    put: Callable[[Write], None]
+    put: Callable[[RowWrite], None]
     superseded: Callable[[Row], None]
     in_hand: Callable[[int, str], bool]
 
-    def __post_init__(self, around: OutboxSurroundings) -> None:
+    def __post_init__(self, around: OutboxContext) -> None:
         self.rows: dict[MessageId, Row] = {}
         self.claimed = 0
         self._statements = self.keeper.statements
@@ -139,7 +139,7 @@ class OutboxClaims:
         self._redact = around.redact
         self._clock = around.clock
         self._ready: defaultdict[QueueName, ReadyMail] = defaultdict(ReadyMail)
-        self._window = Window()
+        self._window = ClaimWindow()
         self._turn_of_due = False
         self._in_doubt = False
         self._wanted = asyncio.Event()

@@ -22,7 +22,7 @@ from zonerelay.message.header.headers import parse_header
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.outbox.database.sql import INLINE
-from zonerelay.outbox.drafts import BadRowError, Content, draft_of
+from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of
 from zonerelay.outbox.rows.row import Row
 from zonerelay.process.threads import BODIES
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
@@ -38,7 +38,7 @@ File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 
 @dataclass(slots=True, eq=False)
-class Composed:
+class ComposedMessage:
     """A message composed from a row. A small one is in `data`, a large one in `file`."""
 
     message: Message
@@ -51,7 +51,7 @@ class Composer:
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
-        self._kept: OrderedDict[MessageId, Composed] = OrderedDict()
+        self._kept: OrderedDict[MessageId, ComposedMessage] = OrderedDict()
         self._octets = 0
         self._files = 0
         self._few = asyncio.Semaphore(_FEW)
@@ -61,13 +61,13 @@ class Composer:
         """Return a lock for a row of `size` bytes. Hold it while the row is read and composed."""
         return self._few if size <= _SIDE_BY_SIDE else self._one
 
-    def known(self, message_id: MessageId) -> Composed | None:
+    def known(self, message_id: MessageId) -> ComposedMessage | None:
         found = self._kept.get(message_id)
         if found is not None:
             self._kept.move_to_end(message_id)
         return found
 
-    async def make(self, row: Row, content: Content) -> Composed:
+    async def make(self, row: Row, content: RowContent) -> ComposedMessage:
         """Compose the message of a row. Raises BadRowError, or StoreError if there is no space for a large
         one.
         """
@@ -88,7 +88,7 @@ class Composer:
         self._kept.clear()
         self._octets = self._files = 0
 
-    def _keep(self, message_id: MessageId, made: Composed) -> None:
+    def _keep(self, message_id: MessageId, made: ComposedMessage) -> None:
         self.forget(message_id)
         self._kept[message_id] = made
         self._octets += len(made.data)
@@ -96,8 +96,8 @@ class Composer:
         while self._octets > MEMORY or self._files > FILES:
             self.forget(next(iter(self._kept)))
 
-    def _compose(self, row: Row, content: Content) -> Composed:
-        output = _Output(self._max_size)
+    def _compose(self, row: Row, content: RowContent) -> ComposedMessage:
+        output = _MessageOutput(self._max_size)
         try:
             for piece in compose_pieces(draft_of(row.id, row.created, row.people, content)):
                 output.add(piece)
@@ -118,10 +118,10 @@ class Composer:
             headers=parse_header(bytes(output.header)).fields,
             trace=("protocol=outbox", f"row={row.id}"),
         )
-        return Composed(message, data, None if data else output.file)
+        return ComposedMessage(message, data, None if data else output.file)
 
 
-class _Output:
+class _MessageOutput:
     """Collects the chunks of a message in memory or, if the message is large, in a file."""
 
     def __init__(self, max_size: int) -> None:
@@ -163,7 +163,7 @@ class _Output:
             self._in_header = False
 
 
-async def read(made: Composed) -> AsyncIterator[bytes]:
+async def read(made: ComposedMessage) -> AsyncIterator[bytes]:
     if made.file is None:
         for start in range(0, len(made.data), CHUNK_SIZE):
             yield made.data[start : start + CHUNK_SIZE]
@@ -172,6 +172,6 @@ async def read(made: Composed) -> AsyncIterator[bytes]:
         yield await BODIES.run(os.pread, made.file.fileno(), CHUNK_SIZE, start)
 
 
-def _length(content: Content) -> int:
+def _length(content: RowContent) -> int:
     texts = (content.text, content.html, content.headers, content.attachments, content.subject)
     return sum(len(text) for text in texts if text)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
-from zonerelay.outbox.drafts import BadRowError, Content
-from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
+from zonerelay.outbox.drafts import BadRowError, RowContent
+from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox
 from zonerelay.outbox.rows.row import Row, read_row
 from zonerelay.process.tasks import cancel_all
@@ -24,7 +24,7 @@ class OutboxReader:
     rows by status, and `lag`, the seconds that the first due row has waited.
     """
 
-    def __init__(self, keeper: OutboxKeeper, around: OutboxSurroundings) -> None:
+    def __init__(self, keeper: OutboxKeeper, around: OutboxContext) -> None:
         self.rows: dict[str, int] = {}
         self.lag = 0.0
         self._keeper = keeper
@@ -55,13 +55,13 @@ class OutboxReader:
             raise BadRowError(f"the row has {found[0][0]} bytes, which exceeds max_message_size")
         return int(found[0][0])
 
-    async def content(self, row: int) -> Content:
+    async def content(self, row: int) -> RowContent:
         """Read the texts of a row. Check its `size` first."""
         found = await self._keeper.fetch(self._statements.content, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
         subject, text, html, headers, attachments = found[0]
-        return Content(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
+        return RowContent(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
 
     async def row(self, row: int) -> Row | None:
         """Return an open row, leaving out the recipients that are being attempted. Raises BadRowError."""

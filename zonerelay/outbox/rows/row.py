@@ -27,7 +27,7 @@ from zonerelay.model.outcome import Attempt, Outcome
 from zonerelay.model.queue_name import Priority, mailbox_zone, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
-from zonerelay.outbox.drafts import BadRowError, Content, Recipients, recipients_of
+from zonerelay.outbox.drafts import BadRowError, RowContent, RowRecipients, recipients_of
 from zonerelay.outbox.rows.mailboxes import Mailbox as TableMailbox
 from zonerelay.store.postgres.driver import Columns
 from zonerelay.telemetry.logs.redact import Redactor
@@ -51,7 +51,7 @@ _PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
 _SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecipientProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of one recipient of a row. `done` is `sent` or `failed`; `text` is redacted."""
 
     done: str = ""
@@ -73,10 +73,10 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
         return Attempt(self.at, reply, local=self.local, in_doubt=self.in_doubt)
 
 
-_States = dict[str, State]
+_States = dict[str, RecipientProgress]
 
 
-class Write(NamedTuple):
+class RowWrite(NamedTuple):
     """The values to be written to a row. `delay` is in seconds; `None` means at once, or never again."""
 
     id: int
@@ -109,9 +109,9 @@ class Row:
     zone: str
     created: float
     attempts: int
-    people: Recipients
+    people: RowRecipients
     states: _States
-    content: Content | None
+    content: RowContent | None
     priority: Priority = Priority.NORMAL
     out: set[Mailbox] = field(default_factory=set)
 
@@ -119,8 +119,8 @@ class Row:
         self.queue = queue_of(self.zone, self.priority)
         self.message_id = row_id(self.id)
 
-    def state(self, recipient: Mailbox) -> State:
-        return self.states.get(recipient) or State()
+    def state(self, recipient: Mailbox) -> RecipientProgress:
+        return self.states.get(recipient) or RecipientProgress()
 
     def delivery(self, recipient: Mailbox, *, due: bool = False) -> Delivery:
         state = self.state(recipient)
@@ -172,7 +172,7 @@ class Row:
     def finish(self, delivery: Delivery, failure: Outcome | None, now: float, redact: Redactor) -> None:
         attempts = delivery.attempts + (1 if failure is None or failure.counts else 0)
         if failure is None:
-            state = State(done=SENT, attempts=attempts, at=now)
+            state = RecipientProgress(done=SENT, attempts=attempts, at=now)
         else:
             state = _with_reply(failure.attempt(now), attempts, redact, delivery.recipient, done=FAILED)
         self._settle(delivery.recipient, state)
@@ -180,7 +180,7 @@ class Row:
     def postpone(self, delivery: Delivery, redact: Redactor) -> None:
         last = delivery.last
         to = delivery.recipient
-        state = State() if last is None else _with_reply(last, delivery.attempts, redact, to)
+        state = RecipientProgress() if last is None else _with_reply(last, delivery.attempts, redact, to)
         state = msgspec.structs.replace(
             state,
             attempts=delivery.attempts,
@@ -191,13 +191,13 @@ class Row:
         self._settle(delivery.recipient, state)
 
     def drop(self, recipient: Mailbox, now: float) -> None:
-        state = State(
+        state = RecipientProgress(
             done=FAILED, attempts=self.state(recipient).attempts, at=now, code=554, detail="7.0",
             text="dropped by the operator", local=True,
         )  # fmt: skip
         self._settle(recipient, state)
 
-    def _settle(self, recipient: Mailbox, state: State) -> None:
+    def _settle(self, recipient: Mailbox, state: RecipientProgress) -> None:
         self.states[recipient] = state
         self.attempts = max(self.attempts, state.attempts)
         self.out.discard(recipient)
@@ -209,7 +209,7 @@ class Row:
         """Whether no recipient is being attempted. The next write then releases the row."""
         return not self.out
 
-    def write(self, now: float, redact: Redactor) -> Write:
+    def write(self, now: float, redact: Redactor) -> RowWrite:
         states = {each: self.state(each) for each in self.people.everybody}
         waiting = [state for state in states.values() if not state.done]
         error_log = _error_log(states, redact) or None
@@ -229,7 +229,7 @@ class Row:
         attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
         if delay is not None and delay != FOREVER:
             delay = min(delay, MAX_DELAY)
-        return Write(self.id, self.token, status, attempts, error_log, state, delay)
+        return RowWrite(self.id, self.token, status, attempts, error_log, state, delay)
 
 
 def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) -> Row:
@@ -244,7 +244,7 @@ def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) 
     )
     content = None
     if len(columns) > _SMALL and columns[_SMALL]:
-        content = Content(
+        content = RowContent(
             **dict(zip(("subject", "text", "html", "headers"), columns[_SMALL + 1 :], strict=True))
         )
     return Row(
@@ -260,21 +260,21 @@ def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) 
     )
 
 
-def put_off(columns: Columns, problem: str) -> Write:
+def put_off(columns: Columns, problem: str) -> RowWrite:
     """Return the write that postpones a row until another problem has been corrected."""
-    return Write(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
+    return RowWrite(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 
-def refused(row: int, token: str, attempts: int, problem: str) -> Write:
+def refused(row: int, token: str, attempts: int, problem: str) -> RowWrite:
     """Return the write that fails a row for good."""
-    return Write(row, token, FAILED, attempts, problem, None, None)
+    return RowWrite(row, token, FAILED, attempts, problem, None, None)
 
 
 def keys_of(row: Row) -> Iterable[DeliveryKey]:
     return (DeliveryKey(row.queue, row.message_id, each) for each in row.out)
 
 
-def _shown(people: Recipients) -> Iterable[str]:
+def _shown(people: RowRecipients) -> Iterable[str]:
     yield people.author.mailbox
     yield people.sender
     yield from people.everybody
@@ -282,9 +282,9 @@ def _shown(people: Recipients) -> Iterable[str]:
 
 def _with_reply(
     attempt: Attempt, attempts: int, redact: Redactor, recipient: Mailbox, *, done: str = ""
-) -> State:
+) -> RecipientProgress:
     reply = attempt.reply
-    return State(
+    return RecipientProgress(
         done=done,
         attempts=attempts,
         at=attempt.at,
@@ -296,7 +296,7 @@ def _with_reply(
     )
 
 
-def _error_log(states: dict[Mailbox, State], redact: Redactor) -> str:
+def _error_log(states: dict[Mailbox, RecipientProgress], redact: Redactor) -> str:
     failed = [(at, each, state) for at, (each, state) in enumerate(states.items(), 1) if state.code]
     lines = [
         f"{redact.mailbox(each)} (recipient {at} of {len(states)}) {state.done or 'waits'}"

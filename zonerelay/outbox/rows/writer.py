@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
-from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
-from zonerelay.outbox.rows.row import Write
+from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
+from zonerelay.outbox.rows.row import RowWrite
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import ClashError, SickError
+from zonerelay.store.postgres.driver import StatementRejectedError, TransactionConflictError
 
 MAX_TOGETHER = 500
 GATHERING = 0.005
@@ -30,18 +30,18 @@ class OutboxWriter:
     """
 
     def __init__(
-        self, keeper: OutboxKeeper, around: OutboxSurroundings, written: Callable[[Write, bool], None]
+        self, keeper: OutboxKeeper, around: OutboxContext, written: Callable[[RowWrite, bool], None]
     ) -> None:
         self._keeper = keeper
         self._events = around.events
         self._written = written
-        self._waiting: dict[tuple[int, str], Write] = {}
+        self._waiting: dict[tuple[int, str], RowWrite] = {}
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def put(self, write: Write) -> None:
+    def put(self, write: RowWrite) -> None:
         """Queue a write. It replaces an earlier one of the same claim, because it includes that one's
         outcomes.
         """
@@ -90,18 +90,18 @@ class OutboxWriter:
             else:
                 self._idle.set()
 
-    async def _safely(self, batch: Sequence[Write]) -> bool:
+    async def _safely(self, batch: Sequence[RowWrite]) -> bool:
         try:
             return await self._write(batch)
         except Exception as error:  # noqa: BLE001 - a bug must not end the writing
             self._events.error("outbox.write", error)
             return False
 
-    async def _write(self, batch: Sequence[Write]) -> bool:
+    async def _write(self, batch: Sequence[RowWrite]) -> bool:
         """Write a batch. Return false if the same batch is to be tried again later."""
         try:
             kept = await self._update(batch)
-        except SickError as error:
+        except StatementRejectedError as error:
             if len(batch) > 1:
                 return all([await self._write([each]) for each in batch])
             self._events.error("outbox.write", error)
@@ -110,7 +110,7 @@ class OutboxWriter:
                 key = batch[0].id, batch[0].token
                 self._waiting[key] = batch[0]._replace(error_log=None, state=None)
                 return False
-        except ClashError:
+        except TransactionConflictError:
             return False
         except StoreError as error:
             self._keeper.failed(error)
@@ -118,12 +118,12 @@ class OutboxWriter:
         self._done(batch, kept)
         return True
 
-    async def _update(self, batch: Sequence[Write]) -> set[int]:
+    async def _update(self, batch: Sequence[RowWrite]) -> set[int]:
         columns: Iterable[Sequence[object]] = zip(*batch, strict=True)
         link, statement = self._keeper.writing_link(), self._keeper.statements.write
         return {row[0] for row in await link.fetch(statement, *map(list, columns))}
 
-    def _done(self, batch: Sequence[Write], kept: set[int]) -> None:
+    def _done(self, batch: Sequence[RowWrite], kept: set[int]) -> None:
         for write in batch:
             key = write.id, write.token
             if self._waiting.get(key) is write:

@@ -1,9 +1,9 @@
 """Orders the mail that is queued in memory for one destination. Pure.
 
-A `Line` has a `Backlog` for each priority, and each backlog has two `MessageRow`s: fresh mail, and mail that
-was deferred or is backlog (`zone/window.py`). The rows take turns, and each sends its oldest message first.
-So a single message overtakes a hundred thousand that have become due together, or a list of a million, and
-these still get half of what their destination accepts.
+A `DestinationQueue` has a `Backlog` for each priority, and each backlog has two `MessageRow`s: fresh mail,
+and mail that was deferred or is backlog (`zone/window.py`). The rows take turns, and each sends its oldest
+message first. So a single message overtakes a hundred thousand that have become due together, or a list of a
+million, and these still get half of what their destination accepts.
 
 Between priorities (`Precedence`) urgent mail goes first, but no mail waits for ever, by stride scheduling
 (Waldspurger and Weihl 1995): while all priorities have mail, of 31 picks 25 are high, 5 normal and 1 bulk. A
@@ -244,7 +244,7 @@ class Backlog:
             self._again = None
 
 
-class Line:
+class DestinationQueue:
     """The queued deliveries to one destination, and their domains. `apart` has the same meaning as in
     `Backlog`.
     """

@@ -1,14 +1,14 @@
 """Manages destinations: their hosts, their batches, and the lookups of their routes. Pure.
 
-Nothing here awaits, and `now` is a parameter. An `Unrouted` line waits for a look-up of its domain. A
+Nothing here awaits, and `now` is a parameter. An `UnroutedMail` line waits for a look-up of its domain. A
 `Destination` has a route, counts its active transactions and knows whether it is suspended. `selection.py`
 chooses between destinations and applies their limits. `Site` counts the transactions at the hosts that
 several lines share.
 
-`LookUps` chooses the domains to look up next. The number of concurrent look-ups is bounded. Domains of urgent
-mail come first. Domains of fresh mail and those of deferred mail alternate (`order.py`), so that a list for
-ten thousand domains does not delay the mail of others. If fresh or urgent mail arrives for a domain that
-waits already, the domain is also queued with the fresh or urgent ones.
+`RouteLookups` chooses the domains to look up next. The number of concurrent look-ups is bounded. Domains of
+urgent mail come first. Domains of fresh mail and those of deferred mail alternate (`order.py`), so that a
+list for ten thousand domains does not delay the mail of others. If fresh or urgent mail arrives for a domain
+that waits already, the domain is also queued with the fresh or urgent ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.backlog import Line
+from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.order import FairQueue
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.queue.destination.suspension import Suspension
@@ -52,7 +52,7 @@ class Standing(enum.Enum):
     SLOW = enum.auto()
 
 
-class Unrouted(Line):
+class UnroutedMail(DestinationQueue):
     """The deliveries to one domain whose route is being looked up."""
 
     __slots__ = ("is_hurried", "is_looked_up", "sought", "sought_fresh")
@@ -110,7 +110,7 @@ class Site:
         return list(zip(limits, accumulate(active[limit] for limit in limits), strict=True))
 
 
-class Destination(Line):
+class Destination(DestinationQueue):
     """A destination queue with a known route. Limits, rates and suspension apply to it."""
 
     __slots__ = (
@@ -173,12 +173,12 @@ class Destination(Line):
         left = (self.minute_ends - tick) / MINUTE
         return round(self.begun + self.before * left if left > 0 else self.begun * max(1 + left, 0.0))
 
-    def status(self, tick: float) -> DestinationStatus:
+    def status(self, tick: float) -> DestinationFigures:
         """Return the status. `tick` is a reading of a monotonic clock."""
         suspension = self.suspension
         pacers = self.pace.pacers if self.waiting and self.pace is not None else ()
         due = max((pacer.due for pacer in pacers), default=tick)
-        return DestinationStatus(
+        return DestinationFigures(
             key=self.key,
             name=self.route.name,
             active=self.active,
@@ -227,7 +227,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class DestinationStatus:
+class DestinationFigures:
     """The status of a destination. `last` is the reason of the last failure to reach any host. `turn_in` is
     the seconds until a rate allows the next transaction, if mail waits for it. `per_minute` counts recent
     transactions.
@@ -261,18 +261,18 @@ KNOWN = 10_000
 """Domains without a route that are remembered."""
 
 
-class LookUps:
+class RouteLookups:
     """The route lookups of one zone."""
 
     def __init__(self) -> None:
-        self._waiting: FairQueue[Unrouted] = FairQueue()
+        self._waiting: FairQueue[UnroutedMail] = FairQueue()
         self._under_way = 0
         self._failed: OrderedDict[str, None] = OrderedDict()
         """Domains whose last look-up returned no route."""
-        self._again: dict[Unrouted, None] = {}
+        self._again: dict[UnroutedMail, None] = {}
         self._again_under_way: set[str] = set()
 
-    def want(self, line: Unrouted) -> None:
+    def want(self, line: UnroutedMail) -> None:
         """Queue the route lookup for newly arrived mail."""
         if line.is_looked_up:
             return
@@ -306,7 +306,7 @@ class LookUps:
                 self._begin(line, domains)
         return domains
 
-    def _begin(self, line: Unrouted, domains: list[str]) -> None:
+    def _begin(self, line: UnroutedMail, domains: list[str]) -> None:
         line.is_looked_up = True
         self._under_way += 1
         domains += line.domains

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from zonerelay.queue.destination.backlog import Line
+from zonerelay.queue.destination.backlog import DestinationQueue
 
 FRESH_WEIGHT = 7
 """Lines with fresh mail that go for each of the others. A ratio of one to one was too low for mail that
@@ -17,7 +17,7 @@ arrives as fast as it can be sent: with a million queued messages it was deliver
 until the backlog was gone.
 """
 
-_Line = TypeVar("_Line", bound=Line)
+_Line = TypeVar("_Line", bound=DestinationQueue)
 
 
 class _AlternatingQueue(OrderedDict[_Line, bool]):

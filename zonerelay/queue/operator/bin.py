@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import Kind
+from zonerelay.model.queue_name import QueueKind
 from zonerelay.queue.aio import Tasks, closing
 from zonerelay.store.contract import Store, StoreError, Unhealthy
 from zonerelay.telemetry.events.events import Events
@@ -81,7 +81,7 @@ class Bin:
                 await self._store.update(over, lambda _: None)
 
     async def _batches(self) -> AsyncIterator[Sequence[Delivery]]:
-        for queue in [each for each in await self._store.queues() if each.kind is Kind.BIN]:
+        for queue in [each for each in await self._store.queues() if each.kind is QueueKind.BIN]:
             batch: list[Delivery] = []
             async with closing(self._store.scan(queue)) as deliveries:
                 async for delivery in deliveries:

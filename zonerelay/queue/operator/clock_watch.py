@@ -41,7 +41,7 @@ NAME = "clock"
 """The name under which an operator acknowledges a leap."""
 
 
-class Leap(msgspec.Struct, frozen=True, kw_only=True):
+class ClockLeap(msgspec.Struct, frozen=True, kw_only=True):
     """A forward jump of the system clock by `seconds`. `at` is the wall time after the leap."""
 
     at: float
@@ -86,26 +86,26 @@ class ClockLeaps:
             await FILES.run(_write, self._path, leap)
             self._stored = leap
 
-    def _present(self) -> Leap | None:
+    def _present(self) -> ClockLeap | None:
         now = self._clock.now()
         ahead = now - self._clock.boottime()
         gained, self._ahead = ahead - self._ahead, ahead
         before = self._leap
         if gained > LEAP:
-            self._leap = Leap(at=now, seconds=gained + (0.0 if before is None else before.seconds))
+            self._leap = ClockLeap(at=now, seconds=gained + (0.0 if before is None else before.seconds))
         elif before is not None and (gained < -LEAP or now > before.at + TRUSTED_AFTER):
             self._leap = None
         return self._leap
 
 
-def _read(path: Path) -> Leap | None:
+def _read(path: Path) -> ClockLeap | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Leap)
+        return msgspec.json.decode(path.read_bytes(), type=ClockLeap)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _write(path: Path, leap: Leap | None) -> None:
+def _write(path: Path, leap: ClockLeap | None) -> None:
     if leap is None:
         path.unlink(missing_ok=True)
     else:

@@ -10,7 +10,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.queue_name import Kind, Priority
+from zonerelay.model.queue_name import Priority, QueueKind
 from zonerelay.store.contract import everybody
 
 
@@ -44,7 +44,7 @@ class QueueFilter:
         return self == QueueFilter()
 
 
-class Matcher:
+class FilterMatcher:
     """A compiled filter, for matching many deliveries."""
 
     def __init__(self, wanted: QueueFilter, now: float) -> None:
@@ -70,7 +70,7 @@ class Matcher:
         return (
             (
                 wanted.zone is None
-                or (delivery.queue.kind is not Kind.WEBHOOK and delivery.zone == wanted.zone)
+                or (delivery.queue.kind is not QueueKind.WEBHOOK and delivery.zone == wanted.zone)
             )
             and (wanted.priority is None or delivery.priority is wanted.priority)
             and (wanted.message_ids is None or delivery.message_id in wanted.message_ids)

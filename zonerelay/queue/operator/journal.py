@@ -12,7 +12,8 @@ the same interface:
 
 The change in the store sets `Delivery.act` to the id of the change in the same write. This distinguishes an
 entry that was applied from one that was noted but never applied because of a crash. An undo restores a
-delivery only if `State.of(delivery)` equals `Entry.after`, so it never reverts more than the command changed.
+delivery only if `DeliverySnapshot.of(delivery)` equals `JournalEntry.after`, so it never reverts more than
+the command changed.
 
 Policy: changes are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` of them and `MAX_SIZE` bytes.
 Failure: a change that cannot be noted, because the disk or the journal is full, goes on and cannot be undone:
@@ -54,7 +55,7 @@ class JournalError(Exception):
     """The change does not exist, or its id is already used. The message is for an operator."""
 
 
-class State(NamedTuple):
+class DeliverySnapshot(NamedTuple):
     """The fields of a delivery that operators can change, and `attempts`, which reveals later attempts."""
 
     queue: QueueName
@@ -64,7 +65,7 @@ class State(NamedTuple):
     act: str
 
     @classmethod
-    def of(cls, delivery: Delivery) -> State:
+    def of(cls, delivery: Delivery) -> DeliverySnapshot:
         return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
 
     def restored(self, delivery: Delivery) -> Delivery:
@@ -74,12 +75,12 @@ class State(NamedTuple):
         )
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """The previous state of one delivery that a change affects. `key` is its key before the change."""
 
     key: DeliveryKey
-    before: State
-    after: State
+    before: DeliverySnapshot
+    after: DeliverySnapshot
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ class Journal:
         except OSError as error:
             self._cannot_write(act.id, error)
 
-    async def note(self, act_id: str, entries: Sequence[Entry]) -> bool:
+    async def note(self, act_id: str, entries: Sequence[JournalEntry]) -> bool:
         """Store entries durably. Return false if that fails; then the whole change cannot be undone."""
         if entries and act_id not in self._problems:
             try:
@@ -190,7 +191,7 @@ class Journal:
         """Return the changes of the last 24 hours, newest first."""
         return await OPERATORS.run(self._acts)
 
-    async def entries(self, act_id: str) -> AsyncGenerator[list[Entry], None]:
+    async def entries(self, act_id: str) -> AsyncGenerator[list[JournalEntry], None]:
         """Yield the entries that were noted. A frame that a crash has truncated is skipped, because the store
         was not changed yet.
         """
@@ -232,7 +233,7 @@ class Journal:
         self._size = size
         return kept
 
-    def _append(self, act_id: str, entries: Sequence[Entry]) -> None:
+    def _append(self, act_id: str, entries: Sequence[JournalEntry]) -> None:
         packed = zlib.compress(_pack(entries), 1)
         frame = _FRAME.pack(len(packed), zlib.crc32(packed)) + packed
         self._size += len(frame)
@@ -247,7 +248,7 @@ class Journal:
             self._size -= log.stat().st_size
             log.unlink(missing_ok=True)
 
-    def _pieces(self, act_id: str) -> Iterator[list[Entry]]:
+    def _pieces(self, act_id: str) -> Iterator[list[JournalEntry]]:
         try:
             file = self._log(act_id).open("rb")
         except FileNotFoundError:
@@ -295,16 +296,16 @@ _State = tuple[str, bool, float, int, str]
 _decode_entries = msgspec.msgpack.Decoder(list[tuple[tuple[str, str, str], _State, _State]]).decode
 
 
-def _pack(entries: Sequence[Entry]) -> bytes:
+def _pack(entries: Sequence[JournalEntry]) -> bytes:
     # The queue is the first field of each tuple.
     return msgspec.msgpack.encode([[(part.queue.text, *part[1:]) for part in entry] for entry in entries])
 
 
-def _unpack(raw: bytes) -> list[Entry]:
+def _unpack(raw: bytes) -> list[JournalEntry]:
     return [
-        Entry(
+        JournalEntry(
             DeliveryKey(parse_queue(key[0]), MessageId(key[1]), Mailbox(key[2])),
-            *(State(parse_queue(state[0]), *state[1:]) for state in states),
+            *(DeliverySnapshot(parse_queue(state[0]), *state[1:]) for state in states),
         )
         for key, *states in _decode_entries(raw)
     ]

@@ -16,12 +16,12 @@ event loop nor holds the queue in memory. If a change fails or is cancelled, the
 
 With an `act`, the journal stores each delivery before the store changes it.
 
-`Rerouting` chooses the queue to which `queue reroute` moves each delivery. Pure. Targets are zones of the
+`RerouteRun` chooses the queue to which `queue reroute` moves each delivery. Pure. Targets are zones of the
 configuration, so a next hop is used with its own TLS settings, login and sources, and no login is offered to
 another next hop. TLS is not weakened: mail stays if its zone requires more TLS than the target, unless the
 routes themselves choose the target. A row of the outbox stays in its zone.
 
-`Tally` counts deliveries by one of their properties and by age, like Postfix's qshape. Pure. Memory is
+`SummaryCount` counts deliveries by one of their properties and by age, like Postfix's qshape. Pure. Memory is
 bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other key are counted as `other`.
 """
 
@@ -57,12 +57,12 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.queue_name import Kind, QueueName, bin_of, queue_of, queues_of
+from zonerelay.model.queue_name import QueueKind, QueueName, bin_of, queue_of, queues_of
 from zonerelay.model.reply import NO_NAMES, Reply, same_reply
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.suspension import suspended
-from zonerelay.queue.operator.filters import Matcher, QueueFilter
-from zonerelay.queue.operator.journal import KEPT, Act, Entry, Journal, State
+from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
+from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry
 from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
@@ -78,7 +78,7 @@ from zonerelay.telemetry.logs.redact import Redactor
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MessageView:
     """A message and its open deliveries with their states."""
 
     message: Message
@@ -86,7 +86,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceEvent:
     """A past or future event of a message. If `recipient` is `""`, it concerns the whole message."""
 
     at: float
@@ -95,24 +95,24 @@ class Step:
     text: str = ""
 
 
-def steps(shown: Shown) -> tuple[Step, ...]:
+def steps(shown: MessageView) -> tuple[TraceEvent, ...]:
     """Return the events of a message in chronological order. The next step comes last."""
     envelope = shown.message.envelope
     trace = list(shown.message.trace) or [f"protocol={envelope.origin.protocol}"]
-    found = [Step(envelope.created, "accepted", text=note) for note in trace]
+    found = [TraceEvent(envelope.created, "accepted", text=note) for note in trace]
     gone = len(envelope.recipients) - len(shown.deliveries)
     if gone:
         text = (
             f"{gone} of {len(envelope.recipients)} recipients have left the queue; see the log for their "
             "outcomes"
         )
-        found.append(Step(envelope.created, "settled", text=text))
+        found.append(TraceEvent(envelope.created, "settled", text=text))
     for delivery, state in shown.deliveries:
         found += _of(delivery, state, envelope.created)
     return tuple(sorted(found, key=lambda step: step.at))
 
 
-def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[Step]:
+def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[TraceEvent]:
     recipient = delivery.recipient
     last = delivery.last
     at = accepted if last is None else last.at
@@ -121,16 +121,16 @@ def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[S
         host = f"{last.host}{peer}: " if last.host else ""
         doubt = " (in doubt)" if last.in_doubt else ""
         event = "attempt" if delivery.attempts or last.host else "no attempt"
-        yield Step(last.at, event, recipient, f"{host}{last.reply}{doubt}")
+        yield TraceEvent(last.at, event, recipient, f"{host}{last.reply}{doubt}")
     if delivery.warned:
-        yield Step(at, "warned", recipient, "the sender was told of the delay")
+        yield TraceEvent(at, "warned", recipient, "the sender was told of the delay")
     if delivery.created > accepted:
-        yield Step(delivery.created, "release", recipient, "its sender wants it held back until then")
+        yield TraceEvent(delivery.created, "release", recipient, "its sender wants it held back until then")
     after = f"after {delivery.attempts} attempt{'s' if delivery.attempts != 1 else ''}"
     if state is DeliveryState.DEFERRED:
-        yield Step(delivery.next_attempt, "next attempt", recipient, after)
+        yield TraceEvent(delivery.next_attempt, "next attempt", recipient, after)
     else:
-        yield Step(at, state.value, recipient, after)
+        yield TraceEvent(at, state.value, recipient, after)
 
 
 MAX_KEYS = 10_000
@@ -167,7 +167,7 @@ def _no_ages() -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SummaryCount:
     """The deliveries of a summary, counted by a property and by their age at `now`. `counts[key][n]` counts
     deliveries of at most `BOUNDS[n]` minutes that are older than the previous bound.
     """
@@ -192,7 +192,7 @@ class RerouteError(Exception):
     """The target of a reroute does not exist. The message is for an operator."""
 
 
-class Rerouting:
+class RerouteRun:
     """Moves the deliveries of one change to other zones. `left` counts, by reason, the deliveries that stay
     where they are.
     """
@@ -268,7 +268,17 @@ def _zone_of(zones: Zones, next_hop: str) -> str:
     return found[0]
 
 
-__all__ = ["BOUNDS", "MAX_KEYS", "SAMPLE", "Operations", "QueueFilter", "Result", "Shown", "Step", "Tally"]
+__all__ = [
+    "BOUNDS",
+    "MAX_KEYS",
+    "SAMPLE",
+    "ChangeCounts",
+    "MessageView",
+    "Operations",
+    "QueueFilter",
+    "SummaryCount",
+    "TraceEvent",
+]
 
 BATCH = 1000
 SHOWN = 100
@@ -298,7 +308,7 @@ RACES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ChangeCounts:
     """The result of a change, in counts of deliveries. `changed` can be less than `matched - busy`, because
     some deliveries already were as wanted, or left the queue.
 
@@ -312,8 +322,8 @@ class Result:
     gone: int = 0
     altered: int = 0
 
-    def __add__(self, other: Result) -> Result:
-        return Result(
+    def __add__(self, other: ChangeCounts) -> ChangeCounts:
+        return ChangeCounts(
             self.matched + other.matched,
             self.changed + other.changed,
             self.busy + other.busy,
@@ -388,26 +398,26 @@ class Operations:
                 total += len(batch)
         return total
 
-    async def show(self, message_id: MessageId) -> Shown:
+    async def show(self, message_id: MessageId) -> MessageView:
         """Return a message with its open deliveries. Raise MessageNotFoundError."""
         # Read the deliveries first: reading a message from a shared store may wait for its server.
         deliveries = await self.open_deliveries(message_id)
         message = await self.store.read_message(message_id)
         now = self.clock.now()
         active = self.scheduler.active_keys()
-        return Shown(
+        return MessageView(
             message, tuple((delivery, self._state(delivery, message, active, now)) for delivery in deliveries)
         )
 
     async def open_deliveries(self, message_id: MessageId) -> list[Delivery]:
         """Return the deliveries of a message. Raise MessageNotFoundError if all are in the bin."""
         found = await self.store.deliveries_of(message_id)
-        deliveries = [each for each in found if each.queue.kind is not Kind.BIN]
+        deliveries = [each for each in found if each.queue.kind is not QueueKind.BIN]
         if found and not deliveries:
             raise MessageNotFoundError(f"message {message_id} was dropped; `zonerelay undo` restores it")
         return deliveries
 
-    async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
+    async def trace(self, message_id: MessageId) -> tuple[TraceEvent, ...]:
         """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
         shown = await self.show(message_id)
         details = [(self._until_probe(each), state) for each, state in shown.deliveries]
@@ -415,12 +425,12 @@ class Operations:
 
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
-    ) -> Tally:
+    ) -> SummaryCount:
         """Count the matches by one property. Without `exact` the counts for a large queue are estimated from
         a sample, so that the reply comes within about a second.
         """
         every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
-        tally = Tally(every, self.clock.now())
+        tally = SummaryCount(every, self.clock.now())
         own: dict[str, Key] = {"site": self._site, "reply": self._reply}
         key_of = own.get(by) or KEYS[by]
         needs_message = by in NEED_MESSAGE or (by == "reply" and bool(self.orders_in_force()))
@@ -458,7 +468,7 @@ class Operations:
         *,
         at: float = 0.0,
         act: Act | None = None,
-    ) -> Result:
+    ) -> ChangeCounts:
         """Make deliveries due at `at` (Unix seconds), or now if it is 0."""
         after = None if at else self._resume
         return await self._change(
@@ -467,7 +477,7 @@ class Operations:
 
     async def hold(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
-    ) -> Result:
+    ) -> ChangeCounts:
         orders = self.orders_in_force()
 
         def held(delivery: Delivery) -> Delivery:
@@ -480,18 +490,18 @@ class Operations:
 
     async def release(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
-    ) -> Result:
+    ) -> ChangeCounts:
         now = self.clock.now()
         return await self._change("release", wanted, lambda each: _released(each, now), progress, act)
 
     async def reroute(
         self,
         wanted: QueueFilter,
-        rerouting: Rerouting,
+        rerouting: RerouteRun,
         progress: VerbProgress | None = None,
         *,
         act: Act | None = None,
-    ) -> Result:
+    ) -> ChangeCounts:
         async def reroute(deliveries: Sequence[Delivery]) -> int:
             messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
             now = self.clock.now()
@@ -509,7 +519,7 @@ class Operations:
         *,
         purge: bool = False,
         act: Act | None = None,
-    ) -> Result:
+    ) -> ChangeCounts:
         """Move deliveries to the bin, from which an undo can restore them. Mail is deleted at once without an
         act, with `purge`, which also deletes what is in the bin, and for rows of the outbox.
         """
@@ -538,7 +548,7 @@ class Operations:
         progress: VerbProgress | None = None,
         *,
         act: Act | None = None,
-    ) -> Result:
+    ) -> ChangeCounts:
         # A single line, because the text becomes a status field of the report.
         reply = Reply(554, "7.0", " ".join(reason.split()) or "bounced by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
@@ -549,11 +559,11 @@ class Operations:
 
         return await self._over("bounce", wanted, bounce, progress, act)
 
-    async def undo(self, undone: Act, act: Act, progress: VerbProgress | None = None) -> Result:
+    async def undo(self, undone: Act, act: Act, progress: VerbProgress | None = None) -> ChangeCounts:
         """Restore the deliveries that `undone` changed. It can be repeated after a crash, because nothing is
         restored twice.
         """
-        result = Result()
+        result = ChangeCounts()
         try:
             async with aclosing(self.journal.entries(undone.id)) as pieces:
                 async for entries in pieces:
@@ -584,7 +594,7 @@ class Operations:
             count += result.changed
         return count
 
-    async def correct(self, change: Callable[[Delivery], Delivery]) -> Result:
+    async def correct(self, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
         """Apply a change to the deliveries that it alters, except held ones."""
         return await self._correct(ALL, lambda each: each if each.held else change(each))
 
@@ -613,8 +623,8 @@ class Operations:
             else structs.replace(delivery, next_attempt=max(delivery.next_attempt, found[0]))
         )
 
-    async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
-        corrected = Result()
+    async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
+        corrected = ChangeCounts()
 
         async def update(deliveries: Sequence[Delivery]) -> int:
             return len(await self.store.update(_keys(deliveries), change))
@@ -635,7 +645,7 @@ class Operations:
         act: Act | None,
         *,
         after: Callable[[Sequence[DeliveryKey]], None] | None = None,
-    ) -> Result:
+    ) -> ChangeCounts:
         async def update(deliveries: Sequence[Delivery]) -> int:
             changed = await self._update(deliveries, change, act)
             if after is not None:
@@ -661,7 +671,10 @@ class Operations:
             if not steps:
                 break
             if act is not None:
-                noted = [Entry(key, State.of(old), State.of(new)) for key, (old, new) in steps.items()]
+                noted = [
+                    JournalEntry(key, DeliverySnapshot.of(old), DeliverySnapshot.of(new))
+                    for key, (old, new) in steps.items()
+                ]
                 await self.journal.note(act.id, noted)
             met = await self.store.update(list(steps), functools.partial(_stepped, steps))
             left = {key: each for key, each in met.items() if each != steps[key][0]}
@@ -671,19 +684,19 @@ class Operations:
     async def _note_final(self, deliveries: Sequence[Delivery], act: Act | None) -> None:
         """Record what is about to leave the queue, so that a change that is killed shows how much it was."""
         if act is not None:
-            states = ((each.key, State.of(each)) for each in deliveries)
-            await self.journal.note(act.id, [Entry(key, state, state) for key, state in states])
+            states = ((each.key, DeliverySnapshot.of(each)) for each in deliveries)
+            await self.journal.note(act.id, [JournalEntry(key, state, state) for key, state in states])
 
-    async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
+    async def _restore(self, entries: Sequence[JournalEntry], act: Act) -> ChangeCounts:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
         free = await self.scheduler.withdraw_settled(wanted)
-        states: dict[DeliveryKey, State] = {}
-        restored: dict[DeliveryKey, State] = {}
+        states: dict[DeliveryKey, DeliverySnapshot] = {}
+        restored: dict[DeliveryKey, DeliverySnapshot] = {}
         now = self.clock.now()
 
         def step(current: Delivery) -> Delivery:
             entry = wanted[current.key]
-            is_after = State.of(current) == entry.after
+            is_after = DeliverySnapshot.of(current) == entry.after
             return entry.before.restored(current).corrected_at(now) if is_after else current
 
         try:
@@ -692,9 +705,9 @@ class Operations:
             self.scheduler.give_back(free)
         for key, current in found.items():
             entry = wanted[key]
-            states[entry.key] = State.of(current)
+            states[entry.key] = DeliverySnapshot.of(current)
             if states[entry.key] == entry.after:
-                restored[entry.key] = State.of(step(current))
+                restored[entry.key] = DeliverySnapshot.of(step(current))
         missing = [entry for key, entry in wanted.items() if key in free and entry.key not in states]
         await self._look_elsewhere(missing, states)
         undone = [entry for entry in entries if entry.key in restored]
@@ -702,12 +715,12 @@ class Operations:
         # Noted after the change: a crash in between leaves less of this undo to be undone, never more.
         await self.journal.note(
             act.id,
-            [Entry(e.key._replace(queue=e.before.queue), e.after, restored[e.key]) for e in undone],
+            [JournalEntry(e.key._replace(queue=e.before.queue), e.after, restored[e.key]) for e in undone],
         )
         busy = sum(e.key._replace(queue=e.after.queue) not in free for e in entries if e.key not in states)
         known = [(entry, states[entry.key]) for entry in entries if entry.key in states]
         left_alone = sum(state == entry.after for entry, state in known) - len(undone)
-        return Result(
+        return ChangeCounts(
             len(entries),
             len(undone),
             busy + left_alone,
@@ -715,7 +728,9 @@ class Operations:
             altered=sum(state not in (entry.before, entry.after) for entry, state in known),
         )
 
-    async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
+    async def _look_elsewhere(
+        self, missing: Sequence[JournalEntry], states: dict[DeliveryKey, DeliverySnapshot]
+    ) -> None:
         """Find the missing deliveries that were moved to another queue since, or restored by an undo that a
         crash interrupted. They have not left the queue.
         """
@@ -724,7 +739,7 @@ class Operations:
         for queue in queues:
             keys = [entry.key._replace(queue=queue) for entry in missing]
             found = await self.store.update(keys, lambda current: current)
-            states.update((origins[key[1:]], State.of(current)) for key, current in found.items())
+            states.update((origins[key[1:]], DeliverySnapshot.of(current)) for key, current in found.items())
 
     def _wake(self, queues: Iterable[QueueName]) -> None:
         for queue in set(queues):
@@ -737,9 +752,9 @@ class Operations:
         work: _Work,
         progress: VerbProgress | None,
         act: Act | None,
-    ) -> Result:
+    ) -> ChangeCounts:
         """Withdraw matching deliveries, apply `work` to them and return them, batch by batch."""
-        result = Result()
+        result = ChangeCounts()
         try:
             async with aclosing(self._matching(wanted, progress)) as batches:
                 async for batch in batches:
@@ -748,20 +763,20 @@ class Operations:
             self._tell(verb, result, described(wanted), act)
         return result
 
-    def _tell(self, verb: str, result: Result, detail: str, act: Act | None) -> None:
+    def _tell(self, verb: str, result: ChangeCounts, detail: str, act: Act | None) -> None:
         if act is not None:
             details = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
             self.events.operated(verb, result.changed, **details)
         elif result.matched:
             self.events.operated(verb, result.changed, detail=detail)
 
-    async def _one_batch(self, deliveries: Sequence[Delivery], work: _Work) -> Result:
+    async def _one_batch(self, deliveries: Sequence[Delivery], work: _Work) -> ChangeCounts:
         free = await self.scheduler.withdraw_settled(_keys(deliveries))
         try:
             changed = await work([each for each in deliveries if each.key in free]) if free else 0
         finally:
             self.scheduler.give_back(free)
-        return Result(len(deliveries), changed, len(deliveries) - len(free))
+        return ChangeCounts(len(deliveries), changed, len(deliveries) - len(free))
 
     async def _bounce(self, keys: Sequence[DeliveryKey], outcome: Outcome) -> int:
         bounced = 0
@@ -827,7 +842,7 @@ class Operations:
         """Yield matches in batches of at most `most`, each within `within` seconds. A batch is complete
         before anything is done to it. One delivery in `every` is checked.
         """
-        matcher = Matcher(wanted, self.clock.now())
+        matcher = FilterMatcher(wanted, self.clock.now())
         batch: list[tuple[Delivery, DeliveryState]] = []
         began = self.clock.monotonic()
         seen = 0
@@ -860,7 +875,7 @@ class Operations:
     async def _candidates(
         self,
         wanted: QueueFilter,
-        matcher: Matcher,
+        matcher: FilterMatcher,
         progress: VerbProgress | None,
         every: int,
         after: DeliveryKey | None,
@@ -869,7 +884,7 @@ class Operations:
             for message_id in sorted(wanted.message_ids):
                 found = await self.store.deliveries_of(message_id)
                 for delivery in sorted(found, key=lambda each: each.key):
-                    is_dropped = delivery.queue.kind is Kind.BIN
+                    is_dropped = delivery.queue.kind is QueueKind.BIN
                     is_meant = delivery.queue.is_mail or (is_dropped and wanted.reaches_bin)
                     if (after is None or delivery.key > after) and is_meant:
                         yield delivery
@@ -884,7 +899,7 @@ class Operations:
         if wanted.state is DeliveryState.DROPPED:
             queues = []
         if wanted.reaches_bin:
-            bins = (each for each in await self.store.queues() if each.kind is Kind.BIN)
+            bins = (each for each in await self.store.queues() if each.kind is QueueKind.BIN)
             meant = [each for each in bins if wanted.zone in (None, each.zone)]
             queues += sorted(each for each in meant if after is None or each >= after.queue)
         if after is not None and after.queue in queues:

@@ -1,9 +1,9 @@
 """Defines a suspension or hold rule of an operator, and its effect on mail. Pure: `now` is a parameter.
 
-Mail of a suspended zone, destination or domain waits in the store, as the zone's `Gate` says. Orders about
-senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its order
-when it would be attempted. The same applies to deliveries to a domain in a zone with one next hop, where all
-mail waits in one line.
+Mail of a suspended zone, destination or domain waits in the store, as the zone's `OrderGate` says. Orders
+about senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its
+order when it would be attempted. The same applies to deliveries to a domain in a zone with one next hop,
+where all mail waits in one line.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Subject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class OrderGate:
     """Decides which deliveries of a zone wait in the store because of a suspension. If `is_closed`, all of it
     waits.
     """
@@ -131,7 +131,7 @@ class Gate:
         return next((each for each in self.destinations if each.is_about_destination(name, label)), None)
 
 
-OPEN = Gate()
+OPEN = OrderGate()
 
 
 class OrderTable:
@@ -148,11 +148,11 @@ class OrderTable:
         """Whether the envelope has to be checked before an attempt."""
         self.ids = frozenset(order.id for order in self.orders)
 
-    def gate(self, zone: ZoneSettings) -> Gate:
+    def gate(self, zone: ZoneSettings) -> OrderGate:
         if not self.orders:
             return OPEN
         some = [each for each in self.orders if not each.needs_envelope and each.is_about_zone(zone.name)]
-        return Gate(
+        return OrderGate(
             any(each.domain is None and each.destination is None for each in some),
             () if zone.next_hop else tuple(each for each in some if each.domain is not None),
             tuple(each for each in some if each.destination is not None),

@@ -18,12 +18,12 @@ from zonerelay.message.header.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.aio import closing
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
-from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit
+from zonerelay.store.contract import CHUNK_SIZE, OwnMessage, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events
 
 PROTOCOL = "internal"
@@ -59,7 +59,7 @@ class DsnMaker:
         reports: Sequence[RecipientReport],
         *,
         retry_until: float | None = None,
-    ) -> Submit:
+    ) -> OwnMessage:
         """Return one report about all these recipients. Raise ReportError."""
         require_tls = message.envelope.require_tls
         # RFC 8689 5: the report about such a message also requires TLS, and returns only the header.
@@ -70,7 +70,7 @@ class DsnMaker:
         header, whole = await self._original(message, whole=wants_whole)
         now = self.clock.now()
 
-        def made(whole: bytes) -> Submit:
+        def made(whole: bytes) -> OwnMessage:
             dsn_id = self.ids.next()
             notice = Notice(
                 kind=kind,
@@ -95,20 +95,20 @@ class DsnMaker:
         except Exception as error:
             raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
 
-    def _is_too_large(self, submit: Submit) -> bool:
+    def _is_too_large(self, submit: OwnMessage) -> bool:
         size = submit.message.size
         return any(size > self.zone_sizes.get(each.zone, size) for each in submit.deliveries)
 
     def _submit(
         self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float, *, require_tls: bool
-    ) -> Submit:
+    ) -> OwnMessage:
         header, _, _ = text.partition(_END_OF_HEADER)
         envelope = Envelope(
             id=dsn_id,
             sender=NULL_SENDER,
             recipients=(Recipient(address=sender),),
             created=now,
-            body=Body.SEVEN_BIT if text.isascii() else Body.EIGHT_BIT,
+            body=BodyType.SEVEN_BIT if text.isascii() else BodyType.EIGHT_BIT,
             smtputf8=not (header.isascii() and sender.isascii()),
             origin=Origin(protocol=PROTOCOL),
             require_tls=require_tls,
@@ -143,7 +143,7 @@ class DsnMaker:
         return header[: header.rfind(b"\r\n", 0, self.bounce.return_size) + 2]
 
 
-def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> Submit:
+def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> OwnMessage:
     """Return a message that the relay sends itself, in the zones that the routes choose for it."""
     headers = parse_header(octets.partition(_END_OF_HEADER)[0] + b"\r\n").fields
     zone_of = choose_zone(envelope, headers=headers, size=len(octets))
@@ -165,4 +165,4 @@ def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> Subm
         )
         for address, choice in choices
     )
-    return Submit(message, octets, deliveries)
+    return OwnMessage(message, octets, deliveries)

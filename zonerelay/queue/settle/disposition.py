@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from zonerelay.config.settings import BounceSettings, InDoubt
+from zonerelay.config.settings import BounceSettings, InDoubtAction
 from zonerelay.message.dsn import DsnKind
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
@@ -98,7 +98,7 @@ class DispositionPolicy:
         delivery: Delivery,
         outcome: Outcome,
         *,
-        in_doubt: InDoubt,
+        in_doubt: InDoubtAction,
         now: float,
         until: float | None = None,
         paused: float = 0.0,
@@ -111,9 +111,9 @@ class DispositionPolicy:
         if outcome.verdict is Verdict.DELIVERED:
             return self._delivered(message.envelope, delivery, outcome)
         if outcome.in_doubt and outcome.verdict is Verdict.DEFERRED:
-            if in_doubt is InDoubt.HOLD:
+            if in_doubt is InDoubtAction.HOLD:
                 return _held(delivery, outcome, now)
-            if in_doubt is InDoubt.BOUNCE:
+            if in_doubt is InDoubtAction.BOUNCE:
                 outcome = replace(outcome, verdict=Verdict.BOUNCED)
         if outcome.verdict is not Verdict.DEFERRED:
             return self._failed(message.envelope, delivery, outcome)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.queue.aio import Once, Slices, Tasks
-from zonerelay.store.contract import Change, Postpone, QueueStore, StoreError, Submit
+from zonerelay.queue.aio import NextIteration, Slices, Tasks
+from zonerelay.store.contract import Change, OwnMessage, Postpone, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events
 
 MAX_UNSETTLED = 1000
@@ -53,13 +53,13 @@ class AtomicWrite:
     submits: int = 0
 
     def delivery_keys(self) -> list[DeliveryKey]:
-        return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
+        return [change.delivery.key for change in self.changes if not isinstance(change, OwnMessage)]
 
     def count(self) -> int:
         """Return the number of deliveries that are changed."""
         if self.lazy:
             return len(self.changes) - self.submits
-        return sum(1 for change in self.changes if not isinstance(change, Submit))
+        return sum(1 for change in self.changes if not isinstance(change, OwnMessage))
 
 
 class OutcomeLog:
@@ -71,7 +71,7 @@ class OutcomeLog:
         self._events = events
         self._slices = slices
         self._tasks = Tasks("queue.journal", events)
-        self._flush_once = Once(self._flush)
+        self._flush_once = NextIteration(self._flush)
         self._timer: asyncio.TimerHandle | None = None
         self._gathered: list[AtomicWrite] = []
         self._gathered_changes = 0

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from zonerelay.config.settings import BounceSettings, InDoubt, ZoneSettings
+from zonerelay.config.settings import BounceSettings, InDoubtAction, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -46,7 +46,7 @@ from zonerelay.queue.settle.disposition import (
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import Change, Finish, Postpone, QueueStore, Submit
+from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueStore
 from zonerelay.telemetry.events.events import Events
 
 Postponed = Callable[[QueueName, float], None]
@@ -86,7 +86,7 @@ TOGETHER = 100
 
 
 @dataclass(slots=True, eq=False)
-class _Parcel:
+class _PendingOutcomes:
     """Deliveries of one message whose outcomes are waiting to be written."""
 
     message: Message | None
@@ -98,11 +98,11 @@ class _Parcel:
     durable: asyncio.Future[None] | None = None
 
 
-_Dsn = tuple[DsnKind, Submit]
+_Dsn = tuple[DsnKind, OwnMessage]
 
 
 @dataclass(slots=True, eq=False)
-class Unattempted:
+class UnattemptedDeliveries:
     """Deliveries that get an outcome without an attempt, because their destination is suspended or
     unroutable. There may be thousands. They are processed a few at a time, and the first `done` have been
     passed on. `until` returns when the next one is to be checked again.
@@ -175,12 +175,12 @@ class Settler:
         self.outcome_log = OutcomeLog(store, events, self._slices, clock)
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._in_work: set[_Parcel | Unattempted] = set()
+        self._in_work: set[_PendingOutcomes | UnattemptedDeliveries] = set()
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
         """Apply these settings from now on."""
         self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
-        self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
+        self._default_in_doubt = self._in_doubt.get("default", InDoubtAction.RETRY)
         self._policy = DispositionPolicy(retry, bounce)
         self._dsn_maker.bounce = bounce
         self._dsn_maker.zone_sizes = {
@@ -249,7 +249,7 @@ class Settler:
                 write.submits = len(changes) - len(deliveries)
             self.outcome_log.put(write)
             return
-        parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
+        parcel = _PendingOutcomes(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
 
     def post_unattempted(
@@ -264,13 +264,13 @@ class Settler:
 
         For a suspended destination, `until` returns when each delivery is to be checked again.
         """
-        work = Unattempted(list(deliveries), outcome, destination, until)
+        work = UnattemptedDeliveries(list(deliveries), outcome, destination, until)
         self.outcome_log.reserve(len(work.all))
         self._start(work, self._settle_unattempted(work))
 
     def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
         """Write changes that are not outcomes in one atomic write, which is retried until it succeeds."""
-        submits = sum(1 for change in changes if isinstance(change, Submit))
+        submits = sum(1 for change in changes if isinstance(change, OwnMessage))
         self.outcome_log.reserve(len(changes) - submits)
         self.outcome_log.put(AtomicWrite(changes, then, lazy=True, submits=submits))
 
@@ -280,7 +280,7 @@ class Settler:
         """Record outcomes like `post`, and return when they are durable."""
         self.outcome_log.reserve(len(deliveries))
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
+        parcel = _PendingOutcomes(message, deliveries, outcomes, "", durable=durable)
         self._start(parcel, self._settle(parcel))
         await durable
 
@@ -301,11 +301,13 @@ class Settler:
             self.outcome_log.reserve(len(changes))
         self.outcome_log.put(AtomicWrite(changes, durable))
 
-    def _start(self, parcel: _Parcel | Unattempted, work: Coroutine[object, object, None]) -> None:
+    def _start(
+        self, parcel: _PendingOutcomes | UnattemptedDeliveries, work: Coroutine[object, object, None]
+    ) -> None:
         self._in_work.add(parcel)
         self._tasks.start(work)
 
-    async def _settle_unattempted(self, work: Unattempted) -> None:
+    async def _settle_unattempted(self, work: UnattemptedDeliveries) -> None:
         try:
             await self._divide(work)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
@@ -317,7 +319,7 @@ class Settler:
         finally:
             self._in_work.discard(work)
 
-    async def _divide(self, work: Unattempted) -> None:
+    async def _divide(self, work: UnattemptedDeliveries) -> None:
         def needs_message(delivery: Delivery) -> bool:
             return work.until is None or self._policy.needs_message(delivery, self._clock.now())
 
@@ -331,11 +333,11 @@ class Settler:
                 await self._at_once.acquire()
                 outcomes = [work.outcome] * len(some)
                 until = None if work.until is None else work.until()
-                parcel = _Parcel(None, some, outcomes, work.destination, until=until)
+                parcel = _PendingOutcomes(None, some, outcomes, work.destination, until=until)
                 self._start(parcel, self._read_and_settle(some[0].message_id, parcel))
             work.done += len(some)
 
-    async def _read_and_settle(self, message_id: MessageId, parcel: _Parcel) -> None:
+    async def _read_and_settle(self, message_id: MessageId, parcel: _PendingOutcomes) -> None:
         try:
             parcel.message = await self._read(message_id)
             if parcel.message is not None:
@@ -355,7 +357,7 @@ class Settler:
             self._events.error("queue.read_message", error, message_id=message_id)
             return None
 
-    async def _settle(self, parcel: _Parcel) -> None:
+    async def _settle(self, parcel: _PendingOutcomes) -> None:
         try:
             dispositions = await self._decided(parcel)
             dispositions, reports = await self._reported(parcel.message, dispositions)
@@ -375,7 +377,7 @@ class Settler:
             durable=parcel.durable,
         )
 
-    async def _decided(self, parcel: _Parcel) -> list[Disposition]:
+    async def _decided(self, parcel: _PendingOutcomes) -> list[Disposition]:
         now = self._clock.now()
         return [
             await self._policy.decide(
@@ -425,7 +427,7 @@ class Settler:
         reported: Sequence[Result],
         destination: str,
         seconds: float | None,
-    ) -> list[Submit]:
+    ) -> list[OwnMessage]:
         """Return the messages that report outcomes to others. An error there must not lose the outcome."""
         try:
             return reporter.outcomes(message, reported, destination=destination, seconds=seconds)
@@ -445,7 +447,7 @@ class Settler:
     ) -> None:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
-        submits: Sequence[Submit] = ()
+        submits: Sequence[OwnMessage] = ()
         if (reporter := self._callbacks.reporter()) is not None:
             news = filter(_is_news, dispositions)
             reported = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
@@ -484,7 +486,7 @@ class Settler:
             if about_it and not outcome.local:
                 tell(c.delivery.recipient, outcome.reply, now)
 
-    def _tell_report(self, kind: DsnKind, submit: Submit) -> None:
+    def _tell_report(self, kind: DsnKind, submit: OwnMessage) -> None:
         about = submit.about
         self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
 

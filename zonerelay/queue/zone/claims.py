@@ -15,7 +15,7 @@ from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window import Claim
+from zonerelay.queue.zone.window import ClaimRequest
 
 CLAIM_PAUSE = 0.02
 """Seconds between claims while much mail waits already. New mail for an idle destination waits no longer than
@@ -168,7 +168,7 @@ class Claims:
             await asyncio.sleep(CLAIM_PAUSE)
         return True
 
-    async def _carry_out(self, plan: Claim) -> None:
+    async def _carry_out(self, plan: ClaimRequest) -> None:
         now = self._clock.now()
         priority = plan.priority
         queue = queue_of(self._zone, priority)
@@ -219,5 +219,5 @@ class Claims:
             self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
 
 
-def _is_worthwhile(plan: Claim) -> bool:
+def _is_worthwhile(plan: ClaimRequest) -> bool:
     return plan.domain is not None and plan.limit >= WORTHWHILE

@@ -56,21 +56,27 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.backlog import Line
+from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
-    LookUps,
+    RouteLookups,
     Standing,
-    Unrouted,
+    UnroutedMail,
     Work,
 )
 from zonerelay.queue.destination.probation import Probes
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import Transition, learn
-from zonerelay.queue.orders.order import OPEN, Gate, Order
-from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS, BacklogThrottle, Destinations, RoundRobin
-from zonerelay.queue.zone.window import Claim, PriorityWindow, QueueWindow
+from zonerelay.queue.orders.order import OPEN, Order, OrderGate
+from zonerelay.queue.selection import (
+    MOST_IN_VISIT,
+    VISIT_SECONDS,
+    BacklogThrottle,
+    RoundRobin,
+    ZoneDestinations,
+)
+from zonerelay.queue.zone.window import ClaimRequest, PriorityWindow, QueueWindow
 from zonerelay.routing.destinations.route import DestinationKey, Route
 
 WINDOW = 4000
@@ -94,7 +100,7 @@ class ZonePlan:
         window: int = WINDOW,
         shared: ZoneAllowance | None = None,
         throttle: BacklogThrottle | None = None,
-        gate: Gate = OPEN,
+        gate: OrderGate = OPEN,
     ) -> None:
         self.zone = zone
         self._gate = gate
@@ -109,13 +115,13 @@ class ZonePlan:
         self._window = QueueWindow(window, by_domain=self._by_domain)
         self.wants_claim = self._window.wants
         self._probes = Probes(window)
-        self._table = Destinations(zone, retry, self._rates, self._round_robin)
+        self._table = ZoneDestinations(zone, retry, self._rates, self._round_robin)
         self._lines = self._table.lines
         self.clear, self.status = self._table.clear, self._table.status
         self.each_status = self._table.each_status
         self.count_destinations = self._table.count
         self._works: set[Work] = set()
-        self._look_ups = LookUps()
+        self._look_ups = RouteLookups()
         self.take_look_ups = self._look_ups.take
         """Takes the domains to look up now. Each look-up must end in `found` or `unroutable`."""
         self._parked: dict[Destination, list[Delivery]] = {}
@@ -171,7 +177,7 @@ class ZonePlan:
         self._enter(claimed, now, priority)
         self._table.tidy()
 
-    def claimed(self, plan: Claim, count: int) -> None:
+    def claimed(self, plan: ClaimRequest, count: int) -> None:
         """Note that a claim returned `count` deliveries, which have been added."""
         self._is_asked = False
         self._given_back.clear()
@@ -180,7 +186,7 @@ class ZonePlan:
             return
         line = self._lines[plan.domain]
         self._window.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
-        if isinstance(line, Unrouted) and not line.sought and not line.passed_over:
+        if isinstance(line, UnroutedMail) and not line.sought and not line.passed_over:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
@@ -286,7 +292,7 @@ class ZonePlan:
         """Whether enough mail is queued that the next claim can be postponed."""
         return self._window.is_crowded
 
-    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Claim | None:
+    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> ClaimRequest | None:
         """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
         plan = self._window.next(more, new)
         self._is_asked = plan is not None
@@ -400,14 +406,14 @@ class ZonePlan:
     # Lines
 
     def _enter(self, deliveries: Sequence[Delivery], now: float, priority: Priority) -> None:
-        touched: dict[Line, None] = {}
+        touched: dict[DestinationQueue, None] = {}
         window = self._window.of(priority)
         since = window.since
         for delivery in deliveries:
             domain = delivery.domain if self._by_domain else ""
             line = self._lines.get(domain)
             if line is None:
-                line = self._lines[domain] = Unrouted(domain)
+                line = self._lines[domain] = UnroutedMail(domain)
             line.add(delivery, priority, since)
             touched[line] = None
         window.entered(deliveries)
@@ -426,7 +432,7 @@ class ZonePlan:
         self._look_ups.sort()
         self._round_robin.sort()
 
-    def _placed(self, line: Line, now: float) -> None:
+    def _placed(self, line: DestinationQueue, now: float) -> None:
         """Queue a destination to which mail was added, or postpone it."""
         if self._gate is not OPEN and (order := self._order_about(line)) is not None:
             self._keep(line, order)
@@ -442,15 +448,15 @@ class ZonePlan:
                 return
             suspension.end()
             self._round_robin.offer(line, now, new=True)
-        elif isinstance(line, Unrouted):
+        elif isinstance(line, UnroutedMail):
             self._look_ups.want(line)
 
-    def _order_about(self, line: Line) -> Order | None:
+    def _order_about(self, line: DestinationQueue) -> Order | None:
         if isinstance(line, Destination):
             return self._gate.keeps(line.route.name, line.label)
         return next(filter(None, map(self._gate.keeps_domain, line.domains)), None)
 
-    def _keep(self, line: Line, order: Order) -> None:
+    def _keep(self, line: DestinationQueue, order: Order) -> None:
         """Return suspended mail to the store, and claim no more of it. If claims skip too many domains
         already, the mail is to be held.
         """
@@ -475,7 +481,7 @@ class ZonePlan:
         self._window.is_probing = not self._by_domain and destination.suspension.is_failing
 
     def _move(
-        self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
+        self, line: DestinationQueue, destination: Destination, domain: str, priority: Priority, now: float
     ) -> None:
         """Move deliveries from a domain to its destination after the lookup. What exceeds the destination's
         share goes back to the store.
@@ -531,7 +537,7 @@ class ZonePlan:
         """Create the queue of a domain that was skipped and has lost its own."""
         line = self._lines.get(domain)
         if line is None:
-            line = self._lines[domain] = Unrouted(domain)
+            line = self._lines[domain] = UnroutedMail(domain)
         backlog = line.backlog(priority)
         backlog.passed_over[domain] = None
         self._window.of(priority).shortened(backlog)

@@ -36,7 +36,7 @@ import msgspec
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import STRIDE, Backlog, Line, Precedence
+from zonerelay.queue.destination.backlog import STRIDE, Backlog, DestinationQueue, Precedence
 
 LOW_MARK = 1000
 CLAIM_LIMIT = 500
@@ -51,7 +51,7 @@ AGAIN = 60.0
 _NO_DOMAINS: frozenset[str] = frozenset()
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
+class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
     """A claim of the oldest due deliveries, skipping these domains. With `since` it is one of new mail. With
     `domain` it is a *refill*, of what earlier claims passed over.
     """
@@ -231,7 +231,7 @@ class PriorityWindow:
             self._frozen = frozenset(self._skip)
         return self._frozen
 
-    def plan_refill(self) -> Claim | None:
+    def plan_refill(self) -> ClaimRequest | None:
         """Return the next refill, of new mail and other mail alternately, as there are free places."""
         self._refills_new = not self._refills_new
         for new in (self._refills_new, not self._refills_new):
@@ -242,7 +242,7 @@ class PriorityWindow:
                 return refill
         return None
 
-    def _refill(self, hungry: dict[Backlog, None], places: int) -> Claim | None:
+    def _refill(self, hungry: dict[Backlog, None], places: int) -> ClaimRequest | None:
         for line in list(hungry):
             if not line.passed_over or not self._is_short(line):
                 self._sate(line)
@@ -256,7 +256,7 @@ class PriorityWindow:
             del line.passed_over[domain]
             line.passed_over[domain] = None
             limit = min(self.share(line) - line.waiting, places)
-            return Claim(limit, priority=self.priority, domain=domain)
+            return ClaimRequest(limit, priority=self.priority, domain=domain)
         return None
 
     def _sate(self, line: Backlog) -> None:
@@ -330,7 +330,7 @@ class QueueWindow:
             return self._wants(window, bool(more)) or (bool(new) and window.new_room > 0)
         return bool(self._wanted(more, new))
 
-    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Claim | None:
+    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> ClaimRequest | None:
         wanted = self._wanted(more, new)
         if not wanted:
             return None
@@ -344,16 +344,16 @@ class QueueWindow:
         plan = self._plan(window, priority in more) if self._wants(window, priority in more) else None
         return self._newer(window) if plan is None and is_new else plan
 
-    def _newer(self, window: PriorityWindow) -> Claim:
+    def _newer(self, window: PriorityWindow) -> ClaimRequest:
         limit = min(CLAIM_LIMIT, window.new_room)
-        return Claim(limit, window.skip_list(), window.priority, since=window.since)
+        return ClaimRequest(limit, window.skip_list(), window.priority, since=window.since)
 
-    def claimed(self, plan: Claim, count: int) -> None:
+    def claimed(self, plan: ClaimRequest, count: int) -> None:
         """Note that a claim returned `count` deliveries."""
         if plan.is_of_backlog and count < plan.limit:
             self._windows[plan.priority].claimed_all()
 
-    def drain(self, line: Line) -> list[Delivery]:
+    def drain(self, line: DestinationQueue) -> list[Delivery]:
         """Remove and return all deliveries to a destination, most urgent first."""
         deliveries: list[Delivery] = []
         for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
@@ -362,7 +362,7 @@ class QueueWindow:
             deliveries += drained
         return deliveries
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line: DestinationQueue) -> None:
         """Remove an unused destination."""
         for priority, backlog in line.backlogs.items():
             self.of(priority).forget(backlog)
@@ -382,7 +382,7 @@ class QueueWindow:
             return more and window.waiting < most and not window.is_resting
         return (more and window.room > 0) or window.wants_refill
 
-    def _plan(self, window: PriorityWindow, more: bool) -> Claim | None:
+    def _plan(self, window: PriorityWindow, more: bool) -> ClaimRequest | None:
         # Claims and refills alternate, so that neither new mail nor passed-over mail waits for the other.
         may_claim = more and window.room > 0
         if not may_claim or not window.refilled_last:
@@ -393,4 +393,4 @@ class QueueWindow:
         window.refilled_last = False
         skip = window.skip_list() if self._by_domain else _NO_DOMAINS
         most = PROBED if self.is_probing else self._claim_limit
-        return Claim(min(most, window.room), skip, window.priority)
+        return ClaimRequest(min(most, window.room), skip, window.priority)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.queue.aio import Alarm, Once, Tasks, Timers, in_slices
-from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
+from zonerelay.queue.aio import Alarm, NextIteration, Tasks, Timers, in_slices
+from zonerelay.queue.destination.destinations import Destination, DestinationFigures, Work
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition, suspended
 from zonerelay.queue.orders.order import OPEN
@@ -69,7 +69,7 @@ class Zone:
             gate=self.gate,
         )
         self._errands = Tasks("queue.errand", parts.events)
-        self._pump_soon = Once(self.pump)
+        self._pump_soon = NextIteration(self.pump)
         self.claims = Claims(
             settings.name,
             self.plan,
@@ -157,10 +157,10 @@ class Zone:
             self._resumed(resumed)
         self.claims.wake()
 
-    def destinations(self) -> tuple[DestinationStatus, ...]:
+    def destinations(self) -> tuple[DestinationFigures, ...]:
         return self.plan.status(self._clock.now(), self._clock.monotonic())
 
-    def each_destination(self) -> Iterator[DestinationStatus]:
+    def each_destination(self) -> Iterator[DestinationFigures]:
         """Yield the status of the destinations, which may change during the iteration."""
         return self.plan.each_status(self._clock.now(), self._clock.monotonic())
 

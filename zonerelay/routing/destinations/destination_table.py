@@ -19,9 +19,9 @@ from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMo
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.mta_sts import HeldPolicy, PolicyLookup, StsMode, StsPolicies
+from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode, StsPolicies
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.rule_index import AddressShelf, RuleIndex, TextShelf
+from zonerelay.routing.zones.rule_index import AddressIndex, RuleIndex, TextIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class DestinationTable:
     """
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
-        self._rules = tuple(_Rule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
+        self._rules = tuple(_TableRule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
         self._index = RuleIndex(
-            {"zone": TextShelf(), "domain": AddressShelf(), "mx": AddressShelf()},
+            {"zone": TextIndex(), "domain": AddressIndex(), "mx": AddressIndex()},
             [{"zone": each.zone, "domain": each.domain, "mx": each.mx} for each in destinations],
         )
 
@@ -95,7 +95,7 @@ class DestinationTable:
         return None
 
 
-class _Rule:
+class _TableRule:
     """A rule that selects a [[destination]] table."""
 
     __slots__ = ("_domains", "_hosts", "_zones", "entry")
@@ -192,7 +192,7 @@ def _of_zone(zone: ZoneSettings, *, secure: bool, enforced: bool) -> TlsDemand:
     return TlsDemand(mode, dane=dane, because=MTA_STS if by_sts else "zone")
 
 
-def _not_allowed(held: HeldPolicy, hosts: Sequence[MxHost]) -> Outcome:
+def _not_allowed(held: CachedPolicy, hosts: Sequence[MxHost]) -> Outcome:
     names = ", ".join(host.name for host in hosts[:_MAX_NAMED])
     more = f" and {len(hosts) - _MAX_NAMED} more" if len(hosts) > _MAX_NAMED else ""
     text = (

@@ -28,7 +28,17 @@ from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.name_servers import LOCAL_SERVER, RESOLV_CONF, TRY_TIMEOUT
-from zonerelay.routing.dns.packets import AAAA, CNAME, EDNS_PAYLOAD, MX, TLSA, TXT, A, Kind, Reading
+from zonerelay.routing.dns.packets import (
+    AAAA,
+    CNAME,
+    EDNS_PAYLOAD,
+    MX,
+    TLSA,
+    TXT,
+    A,
+    ParsedAnswer,
+    RecordType,
+)
 
 _HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 
@@ -48,7 +58,7 @@ class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
 dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
-class ThoroughDns:
+class DnspythonClient:
     """Queries the configured name servers, or the system's, or one on this machine, as libc does."""
 
     def __init__(self, settings: DnsSettings) -> None:
@@ -57,8 +67,8 @@ class ThoroughDns:
         self._dns = _dns_resolver(settings)
 
     async def ask(
-        self, name: str, kind: Kind[Record], *, lifetime: float, tcp: bool, search: bool
-    ) -> Reading[Record]:
+        self, name: str, kind: RecordType[Record], *, lifetime: float, tcp: bool, search: bool
+    ) -> ParsedAnswer[Record]:
         """Send a query and return the answer. `lifetime` is in seconds. `tcp` disables UDP. `search` applies
         the system's search list.
         """
@@ -75,13 +85,13 @@ class ThoroughDns:
         except dns.resolver.NXDOMAIN as error:
             responses = _responses(error)
             authentic = bool(responses) and all(map(_is_authentic, responses))
-            return Reading(DnsStatus.NXDOMAIN, (), _nxdomain_ttl(responses), authentic)
+            return ParsedAnswer(DnsStatus.NXDOMAIN, (), _nxdomain_ttl(responses), authentic)
         except dns.resolver.NoNameservers as error:
-            return Reading(_blame(error), (), 0.0)
+            return ParsedAnswer(_blame(error), (), 0.0)
         except dns.exception.Timeout:
-            return Reading(DnsStatus.TIMEOUT, (), 0.0)
+            return ParsedAnswer(DnsStatus.TIMEOUT, (), 0.0)
         except (dns.exception.DNSException, OSError, ValueError):
-            return Reading(DnsStatus.BAD, (), 0.0)
+            return ParsedAnswer(DnsStatus.BAD, (), 0.0)
         return _understand(answer, tuple(_READERS[kind](answer)))
 
 
@@ -105,13 +115,13 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
     return resolver
 
 
-def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> Reading[Record]:
+def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> ParsedAnswer[Record]:
     if answer.rrset and not records:
         # Malformed records differ from no records: an implicit MX would be wrong.
-        return Reading(DnsStatus.BAD, (), 0.0)
+        return ParsedAnswer(DnsStatus.BAD, (), 0.0)
     status = DnsStatus.OK if records else DnsStatus.NODATA
     alias = answer.canonical_name if answer.canonical_name != answer.qname else None
-    return Reading(
+    return ParsedAnswer(
         status,
         records,
         float(answer.chaining_result.minimum_ttl),
@@ -184,7 +194,7 @@ def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
 
 
 # `Any`: each parser has the type of its kind's records, which a dict cannot express.
-_READERS: dict[Kind[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
+_READERS: dict[RecordType[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
     MX: _mx_records,
     A: _ip_records,
     AAAA: _ip_records,

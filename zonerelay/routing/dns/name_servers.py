@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, Record
-from zonerelay.routing.dns.packets import Kind, Reading, is_truncated, question, read_answer
+from zonerelay.routing.dns.packets import ParsedAnswer, RecordType, is_truncated, question, read_answer
 
 if TYPE_CHECKING:
     from zonerelay.telemetry.events.events import NameServerEvents
@@ -182,7 +182,7 @@ _NAME_SERVER = re.compile(r"\s*nameserver\s+(\S+)")
 _UNREACHABLE = b""
 
 
-class NotPlain(enum.Enum):
+class DnspythonReason(enum.Enum):
     """The reason why dnspython has to send the query."""
 
     TRUNCATED = "truncated"
@@ -226,18 +226,20 @@ class NameServers:
         wants_dnssec: bool,
         silent: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servers = [_Server(server, random) for server in servers]
+        self._servers = [_ServerSockets(server, random) for server in servers]
         self._silent = silent
         self._wants_dnssec = wants_dnssec
 
-    async def ask(self, name: str, kind: Kind[Record], *, lifetime: float) -> Reading[Record] | NotPlain:
+    async def ask(
+        self, name: str, kind: RecordType[Record], *, lifetime: float
+    ) -> ParsedAnswer[Record] | DnspythonReason:
         """Send a query and return the answer. `name` is plain. Raise TimeoutError after
         `lifetime` seconds.
         """
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
-        with_edns: dict[_Server, bool] = {}  # what this query has learned
+        with_edns: dict[_ServerSockets, bool] = {}  # what this query has learned
         while turns:
             left = ends - clock()
             if left <= 0:
@@ -271,24 +273,24 @@ class NameServers:
             if is_answer and server in with_edns:
                 server.plain_until = 0.0 if edns else clock() + EDNS_PAUSE
             if reading is None:
-                return NotPlain.TRUNCATED if truncated else NotPlain.OTHER
+                return DnspythonReason.TRUNCATED if truncated else DnspythonReason.OTHER
             turns.popleft()
             if reading.status is not DnsStatus.SERVFAIL or not turns:
                 return reading
-        return NotPlain.OTHER
+        return DnspythonReason.OTHER
 
     def close(self) -> None:
         for server in self._servers:
             server.close()
 
 
-class _Server:
+class _ServerSockets:
     """The sockets to one name server."""
 
     def __init__(self, server: NameServer, random: Random) -> None:
         self._server = server
         self._random = random
-        self._line: _Line | None = None
+        self._line: _QuerySocket | None = None
         self.plain_until = 0.0
         """The time of the event loop until which the server is queried without EDNS."""
 
@@ -299,7 +301,7 @@ class _Server:
         line = self._line
         try:
             if line is None or line.left <= 0:
-                line = self._line = _Line(self._server)
+                line = self._line = _QuerySocket(self._server)
             number = self._number(line)
             answer = line.send(number, question(number, name, code, wants_dnssec=dnssec, edns=edns))
         except OSError:
@@ -315,7 +317,7 @@ class _Server:
             line.retire()
         return packet
 
-    def _number(self, line: _Line) -> int:
+    def _number(self, line: _QuerySocket) -> int:
         while True:
             number = self._random.randrange(IDS)
             if number not in line.waiting:
@@ -327,7 +329,7 @@ class _Server:
             self._line = None
 
 
-class _Line:
+class _QuerySocket:
     """A socket with its own port. It closes itself after its last query has ended."""
 
     def __init__(self, server: NameServer) -> None:

@@ -24,7 +24,7 @@ from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecor
 
 # The types of DNS records that mail needs, each with a parser of its data, and names in packets. Pure.
 #
-# The parsers raise `NotPlainError` for rare or malformed data. Then dnspython parses the whole answer.
+# The parsers raise `ComplexAnswerError` for rare or malformed data. Then dnspython parses the whole answer.
 
 _PREFERENCE = Struct("!H")
 _POINTER = 0xC0
@@ -33,20 +33,20 @@ _PLAIN_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.ASCII)
 _PLAIN_LABEL = re.compile(rb"[a-zA-Z0-9_-]*")
 
 
-class NotPlainError(Exception):
+class ComplexAnswerError(Exception):
     """The answer needs a complete DNS library."""
 
 
 def need(is_plain: bool) -> None:
-    """Raise NotPlainError unless the condition holds."""
+    """Raise ComplexAnswerError unless the condition holds."""
     if not is_plain:
-        raise NotPlainError
+        raise ComplexAnswerError
 
 
-class Kind(NamedTuple, Generic[Record]):
+class RecordType(NamedTuple, Generic[Record]):
     """A DNS record type. `read` parses its data in a packet, between two offsets.
 
-    `read` raises NotPlainError, IndexError and struct.error.
+    `read` raises ComplexAnswerError, IndexError and struct.error.
     """
 
     name: str
@@ -132,12 +132,12 @@ def _strings(packet: bytes, start: int, end: int) -> tuple[bytes, ...]:
     return tuple(strings)
 
 
-MX = Kind("MX", 15, _mx)
-CNAME = Kind("CNAME", 5, read_name)
-A = Kind("A", 1, _ipv4)
-AAAA = Kind("AAAA", 28, _ipv6)
-TLSA = Kind("TLSA", 52, _tlsa)
-TXT = Kind("TXT", 16, _strings)
+MX = RecordType("MX", 15, _mx)
+CNAME = RecordType("CNAME", 5, read_name)
+A = RecordType("A", 1, _ipv4)
+AAAA = RecordType("AAAA", 28, _ipv6)
+TLSA = RecordType("TLSA", 52, _tlsa)
+TXT = RecordType("TXT", 16, _strings)
 
 
 MAX_ALIASES = 15
@@ -162,7 +162,7 @@ _SOA_NUMBERS = 20
 _SOA_MINIMUM = 16
 
 
-class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
+class ParsedAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     """The parsed content of a DNS answer. `ttl` is in seconds and unbounded. `authentic` is its AD bit.
 
     `canonical` is the name at the end of the aliases, if there are any.
@@ -188,11 +188,11 @@ def question(number: int, name: str, code: int, *, wants_dnssec: bool, edns: boo
     return header + labels + b"\0" + _TYPE_AND_CLASS.pack(code, _IN) + option
 
 
-def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] | None:
+def read_answer(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record] | None:
     """Return the answer to the query for `kind` of `name`, or None if it is not plain."""
     try:
         return _read(packet, name, kind)
-    except (NotPlainError, error, IndexError):
+    except (ComplexAnswerError, error, IndexError):
         return None
 
 
@@ -201,13 +201,13 @@ def is_truncated(packet: bytes) -> bool:
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 
-def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
+def _read(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
     _, flags, questions, answers, denials, more = _HEADER.unpack_from(packet)
     rcode = flags & _RCODE
     need(flags & (_RESPONSE | _OPCODE | _TRUNCATED) == _RESPONSE)
     is_failed = rcode in (_FAILED, _REFUSED)
     need(is_failed or rcode in (_NO_ERROR, _NO_SUCH_NAME))
-    records = _Records(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
+    records = _RecordReader(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
     # Some servers that fail omit the question.
     need(questions == 1 or (is_failed and not questions))
     found, aliases = _sort(packet, records.take(answers), kind)
@@ -219,7 +219,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
     records.pass_additional(more)
     need(records.at == len(packet))
     if is_failed:
-        return Reading(DnsStatus.SERVFAIL, (), 0.0)
+        return ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
 
     canonical, ttl = _follow(name, found, aliases)
     authentic = bool(flags & _AUTHENTIC)
@@ -228,12 +228,12 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
     if here is None:
         status = DnsStatus.NODATA if rcode == _NO_ERROR else DnsStatus.NXDOMAIN
         ttl = min(ttl, _denial_ttl(canonical, soas))
-        return Reading(status, (), float(ttl), authentic, "" if rcode else alias)
+        return ParsedAnswer(status, (), float(ttl), authentic, "" if rcode else alias)
     need(rcode == _NO_ERROR)
     ttl = min(ttl, *(row.ttl for row in here))
     # A record that occurs twice counts as one record.
     distinct = dict.fromkeys(kind.read(packet, row.start, row.end) for row in here)
-    return Reading(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
+    return ParsedAnswer(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
 
 
 def _pass_question(packet: bytes, name: str, code: int) -> int:
@@ -245,7 +245,7 @@ def _pass_question(packet: bytes, name: str, code: int) -> int:
 # --- records
 
 
-class _Row(NamedTuple):
+class _ResourceRecord(NamedTuple):
     """One DNS record."""
 
     owner: str
@@ -255,14 +255,14 @@ class _Row(NamedTuple):
     end: int
 
 
-class _Records:
+class _RecordReader:
     """The sections after the question, in order."""
 
     def __init__(self, packet: bytes, at: int) -> None:
         self._packet = packet
         self.at = at
 
-    def take(self, count: int, once: int = CNAME.code) -> Iterator[_Row]:
+    def take(self, count: int, once: int = CNAME.code) -> Iterator[_ResourceRecord]:
         """Yield the records of a section in class IN. An owner may have the type `once` only once."""
         owners = set()
         for _ in range(count):
@@ -274,7 +274,7 @@ class _Records:
                 need(owner not in owners)
                 owners.add(owner)
             # RFC 2181 8: a TTL with the first bit set is 0.
-            yield _Row(owner, code, ttl if ttl <= MAX_TTL else 0, start, self.at)
+            yield _ResourceRecord(owner, code, ttl if ttl <= MAX_TTL else 0, start, self.at)
 
     def pass_additional(self, count: int) -> None:
         """Check the section. It is used only for the upper bits of the code (RFC 6891 6.1.3)."""
@@ -303,10 +303,10 @@ class _Records:
 
 
 def _sort(
-    packet: bytes, rows: Iterator[_Row], kind: Kind[Record]
-) -> tuple[dict[str, list[_Row]], dict[str, tuple[str, int]]]:
+    packet: bytes, rows: Iterator[_ResourceRecord], kind: RecordType[Record]
+) -> tuple[dict[str, list[_ResourceRecord]], dict[str, tuple[str, int]]]:
     """Return the records of the kind by owner, and the target of each alias with its TTL."""
-    found: dict[str, list[_Row]] = {}
+    found: dict[str, list[_ResourceRecord]] = {}
     aliases: dict[str, tuple[str, int]] = {}
     for row in rows:
         if row.code == kind.code:
@@ -316,7 +316,9 @@ def _sort(
     return found, aliases
 
 
-def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[str, int]]) -> tuple[str, int]:
+def _follow(
+    name: str, found: dict[str, list[_ResourceRecord]], aliases: dict[str, tuple[str, int]]
+) -> tuple[str, int]:
     """Return the end of the aliases and the smallest of their TTLs."""
     ttl = MAX_TTL
     for _ in range(MAX_ALIASES + 1):
@@ -324,7 +326,7 @@ def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[st
         if alias is None:
             return name, ttl
         name, ttl = alias[0], min(ttl, alias[1])
-    raise NotPlainError
+    raise ComplexAnswerError
 
 
 def _denial_ttl(name: str, soas: dict[str, int]) -> int:
@@ -338,7 +340,7 @@ def _denial_ttl(name: str, soas: dict[str, int]) -> int:
         name = name.partition(".")[2]
 
 
-def _soa_minimum(packet: bytes, row: _Row) -> int:
+def _soa_minimum(packet: bytes, row: _ResourceRecord) -> int:
     at = scan_name(packet, scan_name(packet, row.start)[1])[1]
     need(at + _SOA_NUMBERS == row.end)
     return int(_MINIMUM.unpack_from(packet, at + _SOA_MINIMUM)[0])

@@ -41,16 +41,26 @@ from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRec
 from zonerelay.routing.dns.name_servers import (
     RESOLV_CONF,
     TRY_TIMEOUT,
+    DnspythonReason,
     NameServers,
     NameServerWatch,
-    NotPlain,
     servers_of,
 )
-from zonerelay.routing.dns.packets import AAAA, CNAME, MX, TLSA, TXT, A, Kind, Reading, is_plain_name
+from zonerelay.routing.dns.packets import (
+    AAAA,
+    CNAME,
+    MX,
+    TLSA,
+    TXT,
+    A,
+    ParsedAnswer,
+    RecordType,
+    is_plain_name,
+)
 from zonerelay.routing.idna import ascii_domain
 
 if TYPE_CHECKING:
-    from zonerelay.routing.dns.dnspython_client import ThoroughDns
+    from zonerelay.routing.dns.dnspython_client import DnspythonClient
     from zonerelay.telemetry.events.events import NameServerEvents
 
 
@@ -209,7 +219,7 @@ class Resolver:
         self._random = SystemRandom() if random is None else random
         self._observer = observer
         self.watch = NameServerWatch("", self._probe, observer)
-        self._thorough: ThoroughDns | None = None
+        self._thorough: DnspythonClient | None = None
         self._resolv_conf: FileState = file_state(RESOLV_CONF)
         self._servers = self._use(servers_of(settings, RESOLV_CONF))
         self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
@@ -309,7 +319,7 @@ class Resolver:
         self._servers.close()
 
     async def _ask(
-        self, name: str, kind: Kind[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
+        self, name: str, kind: RecordType[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
     ) -> DnsAnswer[Record]:
         async with self._slots:
             reading = await self._read(name, kind, self._settings.timeout)
@@ -330,30 +340,30 @@ class Resolver:
     async def _probe(self, name: str) -> DnsStatus:
         return (await self._read(name, A, self._probe_time)).status
 
-    async def _read(self, name: str, kind: Kind[Raw], lifetime: float) -> Reading[Raw]:
+    async def _read(self, name: str, kind: RecordType[Raw], lifetime: float) -> ParsedAnswer[Raw]:
         self._notice_changes()
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
-        found: Reading[Raw] | NotPlain = NotPlain.OTHER
+        found: ParsedAnswer[Raw] | DnspythonReason = DnspythonReason.OTHER
         # libc's search list applies to addresses of names without dots.
         search = kind in (A, AAAA) and "." not in name and not self._settings.servers
         if is_plain_name(name) and not search:
             try:
                 found = await self._servers.ask(name, kind, lifetime=lifetime)
             except TimeoutError:
-                return Reading(DnsStatus.TIMEOUT, (), 0.0)
-        if not isinstance(found, NotPlain):
+                return ParsedAnswer(DnsStatus.TIMEOUT, (), 0.0)
+        if not isinstance(found, DnspythonReason):
             return found
         left = max(LEAST_TIME, ends - clock())
         if self._thorough is None:
             self._thorough = _thorough(self._settings)
-        truncated = found is NotPlain.TRUNCATED
+        truncated = found is DnspythonReason.TRUNCATED
         reading = await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
         if truncated and reading.status is DnsStatus.TIMEOUT:
-            return Reading(DnsStatus.NO_TCP, (), 0.0)
+            return ParsedAnswer(DnsStatus.NO_TCP, (), 0.0)
         return reading
 
-    def _is_secure(self, reading: Reading[Raw]) -> bool:
+    def _is_secure(self, reading: ParsedAnswer[Raw]) -> bool:
         # An answer over a path that can be tampered with may have any bit set. Only the operator knows that.
         return self._settings.trust_ad and reading.authentic
 
@@ -376,12 +386,12 @@ class Resolver:
         return DnsAnswer(status, records, expires, secure, canonical)
 
 
-def _thorough(settings: DnsSettings) -> ThoroughDns:
+def _thorough(settings: DnsSettings) -> DnspythonClient:
     from zonerelay.routing.dns.dnspython_client import (  # noqa: PLC0415 - most relays never need dnspython
-        ThoroughDns,
+        DnspythonClient,
     )
 
-    return ThoroughDns(settings)
+    return DnspythonClient(settings)
 
 
 def _sorted(records: tuple[MxRecord, ...]) -> tuple[MxRecord, ...]:

@@ -55,7 +55,7 @@ AboutMail = Callable[[RoutedMail], str]
 AboutRecipient = Callable[[str], str]
 
 
-class Rule:
+class RouteRule:
     """The compiled conditions of one route. `number` counts from 1. Raises ValueError with a message if the
     domain of a pattern is invalid.
 
@@ -127,19 +127,19 @@ def _about_mail(route: RouteSettings) -> Iterator[tuple[str, AboutMail]]:
         networks = Networks(route.client)
         yield "client", lambda mail: mail.client if networks.match(mail.client) else ""
     if route.sender_domain:
-        domains = _Domains(route.sender_domain)
+        domains = _DomainSet(route.sender_domain)
         yield "sender_domain", lambda mail: domains.find(mail.sender)
     if route.sender:
         senders = AddressPatterns(route.sender)
         yield "sender", lambda mail: senders.find(mail.sender)
     if route.header:
-        headers = tuple(_Header(text) for text in route.header)
+        headers = tuple(_HeaderCondition(text) for text in route.header)
         yield "header", lambda mail: next((header.text for header in headers if header.match(mail)), "")
 
 
 def _about_recipient(route: RouteSettings) -> Iterator[tuple[str, AboutRecipient]]:
     if route.recipient_domain:
-        yield "recipient_domain", _Domains(route.recipient_domain).find
+        yield "recipient_domain", _DomainSet(route.recipient_domain).find
     if route.recipient:
         yield "recipient", AddressPatterns(route.recipient).find
 
@@ -148,7 +148,7 @@ def _size(mail: RoutedMail) -> str:
     return "" if mail.size is None else f"{mail.size} octets"
 
 
-class _Domains:
+class _DomainSet:
     """A set of domain names and wildcards. The cost of a look-up is the number of labels, not of names."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -170,7 +170,7 @@ class _Domains:
         return _ANY if self._any and domain else ""
 
 
-class _Header:
+class _HeaderCondition:
     """A condition on a header field."""
 
     def __init__(self, text: str) -> None:

@@ -26,7 +26,7 @@ Conditions = Mapping[str, Sequence[str] | Sequence[Network]]
 """The values of a rule by the name of the condition. A condition without values always holds."""
 
 
-class Shelf(Protocol):
+class ConditionIndex(Protocol):
     """An index of rules by the values of one condition."""
 
     def add(self, value: str | Network, number: int) -> None:
@@ -36,7 +36,7 @@ class Shelf(Protocol):
         """Return the numbers of the rules whose value matches."""
 
 
-class TextShelf:
+class TextIndex:
     """An index of rules by text. `*` is any text but `""`."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class TextShelf:
         return (*self._numbers.get(asked, ()), *self._numbers.get(_ANY, ()))
 
 
-class AddressShelf:
+class AddressIndex:
     """An index of rules by address pattern (`address_patterns`). The argument of a look-up is a mailbox."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class AddressShelf:
         return self._table.find(asked) if asked else self._null
 
 
-class NetworkShelf:
+class NetworkIndex:
     """An index of rules by network. The argument of a look-up is the address of a client."""
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ class RuleIndex:
     can be indexed.
     """
 
-    def __init__(self, shelves: Mapping[str, Shelf], rules: Sequence[Conditions]) -> None:
+    def __init__(self, shelves: Mapping[str, ConditionIndex], rules: Sequence[Conditions]) -> None:
         self._others: list[int] = []
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, ConditionIndex] = {}
         counts = Counter[tuple[str, object]]()
         if len(rules) > FEW:
             for rule in rules:

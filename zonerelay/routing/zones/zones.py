@@ -23,8 +23,8 @@ from typing import NamedTuple, Protocol
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.queue_name import Priority
-from zonerelay.routing.zones.route_rules import Headers, RoutedMail, Rule, reason
-from zonerelay.routing.zones.rule_index import AddressShelf, NetworkShelf, RuleIndex, TextShelf
+from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule, reason
+from zonerelay.routing.zones.rule_index import AddressIndex, NetworkIndex, RuleIndex, TextIndex
 
 DEFAULT_ZONE = "default"
 BY_HEADER = "zone-header"
@@ -32,7 +32,7 @@ NO_ROUTE = "no route"
 MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer one
 
 
-class Choice(NamedTuple):
+class ZoneChoice(NamedTuple):
     """The chosen zone and the reason (`route=2 sender matches …`; `""` if there was no choice).
 
     If `priority` is None, the message's own priority applies.
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     priority: Priority | None = None
 
 
-ZoneOf = Callable[[str], Choice]
+ZoneOf = Callable[[str], ZoneChoice]
 """Returns the choice for a recipient of one message."""
 
 
@@ -59,8 +59,8 @@ class ChooseZone(Protocol):
     ) -> ZoneOf: ...
 
 
-_NOTHING_TO_CHOOSE = Choice(DEFAULT_ZONE, "")
-_NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
+_NOTHING_TO_CHOOSE = ZoneChoice(DEFAULT_ZONE, "")
+_NO_ROUTE = ZoneChoice(DEFAULT_ZONE, NO_ROUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class RuleCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ZoneExplanation:
     """The reason why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none
     matched.
 
@@ -97,7 +97,7 @@ class Zones:
     """
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
-        self._rules = tuple(Rule(route, number) for number, route in enumerate(routes, start=1))
+        self._rules = tuple(RouteRule(route, number) for number, route in enumerate(routes, start=1))
         self._index = _index(routes)
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
@@ -151,49 +151,49 @@ class Zones:
             headers=headers,
             size=size,
         )
-        return _Choosing(self._rules, self._index, mail).choose
+        return _RouteEvaluation(self._rules, self._index, mail).choose
 
     def _named(self, name: str, envelope: Envelope, headers: Headers, size: int) -> ZoneOf:
         if name in self._zones:
-            return _always(Choice(name, BY_HEADER))
+            return _always(ZoneChoice(name, BY_HEADER))
         zone_of = self.choose(envelope, headers=headers, size=size)
         shown = name[:MAX_NAME] + ("…" if len(name) > MAX_NAME else "")
         mark = f'the zone header contains an unknown zone: "{shown}"'
 
-        def otherwise(recipient: str) -> Choice:
+        def otherwise(recipient: str) -> ZoneChoice:
             choice = zone_of(recipient)
             return choice._replace(why=f"{mark}; {choice.why or NO_ROUTE}")
 
         return otherwise
 
-    def explain(self, recipient: str, mail: RoutedMail, *, named: str = "") -> Explanation:
+    def explain(self, recipient: str, mail: RoutedMail, *, named: str = "") -> ZoneExplanation:
         """Return the result of `choose`, the deciding route and condition, and why earlier routes did not
         match.
         """
         if named in self._zones:
-            return Explanation(named, 0, "the zone was chosen by the zone header")
+            return ZoneExplanation(named, 0, "the zone was chosen by the zone header")
         checks: list[RuleCheck] = []
         for rule in self._rules:
             unmatched = rule.unmatched(mail, recipient)
             checks.append(RuleCheck(rule.number, rule.zone, unmatched))
             if not unmatched:
                 why = reason((*rule.said_of_mail(mail), *rule.said_of_recipient(recipient)))
-                return Explanation(rule.zone, rule.number, why, tuple(checks), rule.priority)
+                return ZoneExplanation(rule.zone, rule.number, why, tuple(checks), rule.priority)
         why = "no route matches" if self._rules else "there are no routes"
-        return Explanation(DEFAULT_ZONE, 0, why, tuple(checks))
+        return ZoneExplanation(DEFAULT_ZONE, 0, why, tuple(checks))
 
 
-class _Choosing:
+class _RouteEvaluation:
     """Evaluates the routes for one message. Conditions about the message are evaluated once for each
     route.
     """
 
-    def __init__(self, rules: Sequence[Rule], index: RuleIndex, mail: RoutedMail) -> None:
+    def __init__(self, rules: Sequence[RouteRule], index: RuleIndex, mail: RoutedMail) -> None:
         self._rules, self._index, self._mail = rules, index, mail
         self._takes: dict[int, bool] = {}
         self._said: dict[int, tuple[str, ...]] = {}  # by the number of the route
 
-    def choose(self, recipient: str) -> Choice:
+    def choose(self, recipient: str) -> ZoneChoice:
         for at in self._index.find(_asked(self._mail, recipient)):
             rule = self._rules[at]
             takes = self._takes.get(at)
@@ -203,24 +203,24 @@ class _Choosing:
                 return self._choice(rule, recipient)
         return _NO_ROUTE
 
-    def _choice(self, rule: Rule, recipient: str) -> Choice:
+    def _choice(self, rule: RouteRule, recipient: str) -> ZoneChoice:
         if rule.number not in self._said:
             self._said[rule.number] = rule.said_of_mail(self._mail)
         said = (*self._said[rule.number], *rule.said_of_recipient(recipient))
-        return Choice(rule.zone, f"route={rule.number} {reason(said)}", rule.priority)
+        return ZoneChoice(rule.zone, f"route={rule.number} {reason(said)}", rule.priority)
 
 
 def _index(routes: Sequence[RouteSettings]) -> RuleIndex:
     return RuleIndex(
         {
-            "listener": TextShelf(),
-            "user": TextShelf(),
-            "certificate": TextShelf(),
-            "client": NetworkShelf(),
-            "sender_domain": AddressShelf(),
-            "sender": AddressShelf(),
-            "recipient_domain": AddressShelf(),
-            "recipient": AddressShelf(),
+            "listener": TextIndex(),
+            "user": TextIndex(),
+            "certificate": TextIndex(),
+            "client": NetworkIndex(),
+            "sender_domain": AddressIndex(),
+            "sender": AddressIndex(),
+            "recipient_domain": AddressIndex(),
+            "recipient": AddressIndex(),
         },
         [
             {
@@ -251,11 +251,11 @@ def _asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
     }
 
 
-def _default(recipient: str) -> Choice:
+def _default(recipient: str) -> ZoneChoice:
     return _NOTHING_TO_CHOOSE
 
 
-def _always(choice: Choice) -> ZoneOf:
+def _always(choice: ZoneChoice) -> ZoneOf:
     return lambda recipient: choice
 
 
@@ -264,9 +264,9 @@ MAX_NAMED = 5  # recipients in one note
 MAX_NOTE = 500  # characters
 
 
-def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
+def zone_notes(choices: Iterable[tuple[str, ZoneChoice]]) -> tuple[str, ...]:
     """Return the notes about the choices of a message's recipients, or none if there was no choice."""
-    chosen: dict[Choice, list[str]] = {}
+    chosen: dict[ZoneChoice, list[str]] = {}
     for recipient, choice in choices:
         if choice.why:
             chosen.setdefault(choice, []).append(recipient)
@@ -281,7 +281,7 @@ def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _note(choice: Choice, recipients: Iterable[str]) -> str:
+def _note(choice: ZoneChoice, recipients: Iterable[str]) -> str:
     names = list(recipients)
     whom = f": {', '.join(names[:MAX_NAMED])}" if names else ""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""

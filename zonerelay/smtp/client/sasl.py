@@ -102,7 +102,7 @@ class SaslIdentity:
     secret: str = field(repr=False)
 
 
-class Mechanism:
+class SaslMechanism:
     """The base class of SASL mechanisms. `name` is its name in EHLO."""
 
     name: str
@@ -129,21 +129,21 @@ def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
     return next((name for name in candidates if name in offered), None)
 
 
-def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> Mechanism:
+def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> SaslMechanism:
     """Make a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
     SaslError.
     """
     match name:
         case "PLAIN":
-            return Plain(identity)
+            return PlainMechanism(identity)
         case "LOGIN":
             return LoginMechanism(identity)
         case "SCRAM-SHA-256":
-            return Scram(name, "sha256", identity, nonce)
+            return ScramMechanism(name, "sha256", identity, nonce)
         case "SCRAM-SHA-1":
-            return Scram(name, "sha1", identity, nonce)
+            return ScramMechanism(name, "sha1", identity, nonce)
         case "XOAUTH2":
-            return Xoauth2(identity)
+            return Xoauth2Mechanism(identity)
     raise SaslError(f"no such mechanism: {name}")
 
 
@@ -152,7 +152,7 @@ class SaslConversation:
     the last reply is the answer.
     """
 
-    def __init__(self, mechanism: Mechanism) -> None:
+    def __init__(self, mechanism: SaslMechanism) -> None:
         self.mechanism = mechanism
         self.done = False
         self._waiting: bytes | None = None
@@ -213,7 +213,7 @@ class SaslConversation:
         return line
 
 
-class Plain(Mechanism):
+class PlainMechanism(SaslMechanism):
     """The PLAIN mechanism (RFC 4616)."""
 
     name = "PLAIN"
@@ -226,7 +226,7 @@ class Plain(Mechanism):
         self.first = b"\0%s\0%s" % (user, secret)
 
 
-class LoginMechanism(Mechanism):
+class LoginMechanism(SaslMechanism):
     """The LOGIN mechanism: the first challenge asks for the name, the second for the password."""
 
     name = "LOGIN"
@@ -239,7 +239,7 @@ class LoginMechanism(Mechanism):
         return self._answers.pop() if self._answers else super().respond(challenge)
 
 
-class Xoauth2(Mechanism):
+class Xoauth2Mechanism(SaslMechanism):
     """The XOAUTH2 mechanism of Google and Microsoft, which sends an access token. A refusal comes as a
     challenge with JSON.
     """
@@ -259,7 +259,7 @@ class Xoauth2(Mechanism):
         return b""  # the server says the reply that counts after this
 
 
-class Scram(Mechanism):
+class ScramMechanism(SaslMechanism):
     """The SCRAM mechanism (RFC 5802). `respond` computes for milliseconds: see `is_slow`."""
 
     def __init__(self, name: str, digest: str, identity: SaslIdentity, nonce: str) -> None:
@@ -331,9 +331,9 @@ class Scram(Mechanism):
         return hmac.digest(key, message, self._digest)
 
 
-def is_slow(mechanism: Mechanism) -> bool:
+def is_slow(mechanism: SaslMechanism) -> bool:
     """Return whether `receive` should run in a thread, because hashing a password is slow."""
-    return isinstance(mechanism, Scram)
+    return isinstance(mechanism, ScramMechanism)
 
 
 def without_secrets(text: str, identity: SaslIdentity) -> str:

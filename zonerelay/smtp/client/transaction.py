@@ -41,7 +41,7 @@ from typing import Any, ClassVar
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Envelope, Message, Notify
+from zonerelay.model.envelope import BodyType, Envelope, Message, Notify
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
@@ -125,7 +125,9 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
     sender, rcpts = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
     few = capabilities.few_parameters
     parameters = f" SIZE={message.size}" if capabilities.size_offered and not few else ""
-    if capabilities.eight_bit_mime and (message.eight_bit or (envelope.body is Body.EIGHT_BIT and not few)):
+    if capabilities.eight_bit_mime and (
+        message.eight_bit or (envelope.body is BodyType.EIGHT_BIT and not few)
+    ):
         parameters += " BODY=8BITMIME"
     declared = needs_smtputf8(message) if few else envelope.smtputf8
     smtputf8 = capabilities.smtputf8 and (declared or not (sender.isascii() and rcpts.isascii()))
@@ -184,7 +186,7 @@ PARAMETER_DETAILS = frozenset({"5.1", "5.2", "5.4"})
 """RFC 3463 3.6: invalid command, syntax error, invalid arguments."""
 
 
-class Phase(enum.StrEnum):
+class TransactionPhase(enum.StrEnum):
     """The command whose reply is expected next; the value completes "connection lost during …"."""
 
     MAIL = "MAIL"
@@ -230,7 +232,7 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
     )
 
 
-class Transaction:
+class ClientTransaction:
     """The client side of one transaction, which sends a message to one peer for at least one delivery."""
 
     def __init__(
@@ -240,13 +242,13 @@ class Transaction:
         capabilities: Capabilities,
         peer: Peer,
     ) -> None:
-        self.phase = Phase.MAIL
+        self.phase = TransactionPhase.MAIL
         self.closing = False
         """True when the connection must not be used any more."""
         self.unanswered = False
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
-        self.refused_at: Phase | None = None
+        self.refused_at: TransactionPhase | None = None
         """The phase whose refusal, 421 included, left no recipient: MAIL, RCPT (all of them), DATA (the first
         BDAT, too), LAST_CHUNK (a BDAT that was the only one) or FINAL_DOT.
         """
@@ -284,7 +286,7 @@ class Transaction:
 
     def body_sent(self) -> None:
         """Note that the final dot was written; the outcome now depends on the peer's reply."""
-        self.phase = Phase.FINAL_DOT
+        self.phase = TransactionPhase.FINAL_DOT
 
     def lost(self, reply: Reply) -> None:
         """End a transaction whose connection failed. `reply` is ours; recipients without an answer are
@@ -300,16 +302,16 @@ class Transaction:
         self.closing = True
         if reply is None or reply.code != 421:
             self.bdat_failure = BdatFailure.SURPLUS
-            if self.phase is not Phase.DONE:
+            if self.phase is not TransactionPhase.DONE:
                 self._out_of_step(f"an unsolicited reply during {self.phase}")
-        elif self.phase is not Phase.DONE:
+        elif self.phase is not TransactionPhase.DONE:
             self._session_ends(reply)
 
     def abandon(self, reply: Reply) -> None:
         """End the transaction within the body after an internal error, without completing the message."""
         self.closing = True
         self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
-        self.phase = Phase.DONE
+        self.phase = TransactionPhase.DONE
 
     # One method per phase takes its replies.
 
@@ -320,12 +322,12 @@ class Transaction:
         if kind != 2:
             self._mail_refused = True
             if not self._is_about_parameters(0, reply):
-                self._refused(Phase.MAIL, reply)
+                self._refused(TransactionPhase.MAIL, reply)
                 self._refuse(range(len(self.outcomes)), reply, Scope.MESSAGE)
             if not self._pipelining:
-                self.phase = Phase.DONE
+                self.phase = TransactionPhase.DONE
                 return b""
-        self.phase = Phase.RCPT
+        self.phase = TransactionPhase.RCPT
         return b"" if self._pipelining else self._commands[1]
 
     def _on_rcpt(self, reply: Reply) -> bytes:
@@ -341,7 +343,7 @@ class Transaction:
                 self._not_accepted(index, reply)
         if self._asked == len(self.outcomes):
             if not (self._accepted or self._mail_refused or self.again):
-                self._refused(Phase.RCPT, reply)
+                self._refused(TransactionPhase.RCPT, reply)
             return self._envelope_answered()
         return b"" if self._pipelining else self._commands[self._asked + 1]
 
@@ -359,7 +361,7 @@ class Transaction:
         """Return the bytes to send after the reply to the last RCPT."""
         if not (self._accepted or self._pipelining):
             return self._reset()
-        self.phase = Phase.DATA
+        self.phase = TransactionPhase.DATA
         return b"" if self._pipelining else DATA
 
     def _not_accepted(self, index: int, reply: Reply) -> None:
@@ -374,12 +376,12 @@ class Transaction:
     def _on_data(self, reply: Reply) -> bytes:
         kind = reply.code // 100
         if kind == 3:
-            self.phase = Phase.BODY if self._accepted else Phase.LONE_DOT
+            self.phase = TransactionPhase.BODY if self._accepted else TransactionPhase.LONE_DOT
             return b"" if self._accepted else END
         if kind == 2:
             return self._confused(reply)
         if self._accepted:
-            self._refused(Phase.DATA, reply)
+            self._refused(TransactionPhase.DATA, reply)
         self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish() if self._mail_refused else self._reset()
 
@@ -401,7 +403,7 @@ class Transaction:
             self.delivered = True
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
         else:
-            self._refused(Phase.FINAL_DOT, reply)
+            self._refused(TransactionPhase.FINAL_DOT, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish()
 
@@ -414,13 +416,13 @@ class Transaction:
 
     def _reset(self) -> bytes:
         # Servers differ in whether a refused DATA ends the transaction; RSET makes them agree.
-        self.phase = Phase.RSET
+        self.phase = TransactionPhase.RSET
         return b"RSET\r\n"
 
     # Ends.
 
     def _finish(self) -> bytes:
-        self.phase = Phase.DONE
+        self.phase = TransactionPhase.DONE
         if self.overflow and not (self.delivered or self.again):
             # No recipient was refused for good, so the attempt does not count against the rest.
             self._settle(self.overflow, _LATER, Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
@@ -429,16 +431,16 @@ class Transaction:
     @property
     def _may_be_taken(self) -> bool:
         """Return whether the whole message was written but not acknowledged."""
-        return self.phase is Phase.FINAL_DOT
+        return self.phase is TransactionPhase.FINAL_DOT
 
-    def _refused(self, phase: Phase, reply: Reply) -> None:
+    def _refused(self, phase: TransactionPhase, reply: Reply) -> None:
         self.refused_at, self.refusal = phase, reply
 
     def _session_ends(self, reply: Reply) -> bytes:
-        if self.refused_at is None and self.phase in (Phase.MAIL, Phase.RCPT):
+        if self.refused_at is None and self.phase in (TransactionPhase.MAIL, TransactionPhase.RCPT):
             self._refused(self.phase, reply)
-        elif self.phase in (Phase.DATA, Phase.FIRST_CHUNK):
-            self._refused(Phase.DATA, reply)
+        elif self.phase in (TransactionPhase.DATA, TransactionPhase.FIRST_CHUNK):
+            self._refused(TransactionPhase.DATA, reply)
         self._end(reply, local=False)
         return b""
 
@@ -460,7 +462,7 @@ class Transaction:
     def _end(self, reply: Reply, *, local: bool) -> None:
         self.closing = True
         in_doubt = local and self._may_be_taken  # 421 is a reply
-        self.unanswered = self.phase is Phase.MAIL and not in_doubt
+        self.unanswered = self.phase is TransactionPhase.MAIL and not in_doubt
         self._settle(
             self._waiting(),
             reply,
@@ -500,14 +502,16 @@ class Transaction:
         for index in indices:
             self.outcomes[index] = outcome
 
-    _on_reply: ClassVar[dict[Phase, Callable[[Any, Reply], bytes]]] = {  # Any: subclasses add their own
-        Phase.MAIL: _on_mail,
-        Phase.RCPT: _on_rcpt,
-        Phase.DATA: _on_data,
-        Phase.BODY: _on_early_reply,
-        Phase.FINAL_DOT: _on_final_dot,
-        Phase.LONE_DOT: _on_lone_dot,
-        Phase.RSET: _on_reset,
+    _on_reply: ClassVar[
+        dict[TransactionPhase, Callable[[Any, Reply], bytes]]
+    ] = {  # Any: subclasses add their own
+        TransactionPhase.MAIL: _on_mail,
+        TransactionPhase.RCPT: _on_rcpt,
+        TransactionPhase.DATA: _on_data,
+        TransactionPhase.BODY: _on_early_reply,
+        TransactionPhase.FINAL_DOT: _on_final_dot,
+        TransactionPhase.LONE_DOT: _on_lone_dot,
+        TransactionPhase.RSET: _on_reset,
     }
 
 
@@ -516,7 +520,7 @@ _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transactio
 
 # The client's half of one mail transaction with BDAT (RFC 3030), for a body of one piece. No I/O.
 #
-# It differs from `Transaction` in how the content goes. Nothing of it is sent before the last RCPT is
+# It differs from `ClientTransaction` in how the content goes. Nothing of it is sent before the last RCPT is
 # answered: a server that refuses a chunk and does not consume its bytes would run the lines of the body as
 # commands.
 #
@@ -546,7 +550,7 @@ def can_be_chunked(head: bytes) -> bool:
     return b"!" <= head[:1] <= b"~"
 
 
-class ChunkedTransaction(Transaction):
+class ChunkedTransaction(ClientTransaction):
     """A transaction that sends the body with BDAT. `content` is the whole body (`chunk_lines.py`). `probe`:
     its first byte goes alone.
     """
@@ -570,29 +574,29 @@ class ChunkedTransaction(Transaction):
         self._script = self._script.removesuffix(DATA)
 
     def lost(self, reply: Reply) -> None:
-        if self.phase in (Phase.FIRST_CHUNK, Phase.LAST_CHUNK):
+        if self.phase in (TransactionPhase.FIRST_CHUNK, TransactionPhase.LAST_CHUNK):
             self.bdat_failure = BdatFailure.UNANSWERED
         super().lost(reply)
 
     def _session_ends(self, reply: Reply) -> bytes:
-        if self.phase is Phase.LAST_CHUNK and not self._probe:
+        if self.phase is TransactionPhase.LAST_CHUNK and not self._probe:
             self._refused(self.phase, reply)
         return super()._session_ends(reply)
 
     @property
     def _may_be_taken(self) -> bool:
-        return self.phase is Phase.LAST_CHUNK
+        return self.phase is TransactionPhase.LAST_CHUNK
 
     def _envelope_answered(self) -> bytes:
         if not self._accepted:
             return self._reset()
         if not self._probe:
             return self._last_chunk(self._content)
-        self.phase = Phase.FIRST_CHUNK
+        self.phase = TransactionPhase.FIRST_CHUNK
         return b"BDAT 1\r\n" + self._content[:1]
 
     def _last_chunk(self, content: bytes) -> bytes:
-        self.phase = Phase.LAST_CHUNK
+        self.phase = TransactionPhase.LAST_CHUNK
         return b"BDAT %d LAST\r\n%b" % (len(content), content)
 
     def _on_first_chunk(self, reply: Reply) -> bytes:
@@ -605,7 +609,7 @@ class ChunkedTransaction(Transaction):
         if 500 <= reply.code <= 504:
             self.bdat_failure = BdatFailure.UNKNOWN
         else:
-            self._refused(Phase.DATA, reply)
+            self._refused(TransactionPhase.DATA, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         self._octet_unread = True
         return self._reset()
@@ -620,7 +624,7 @@ class ChunkedTransaction(Transaction):
         else:
             self.closing = True
             self.bdat_failure = BdatFailure.REFUSED
-            self._refused(Phase.FINAL_DOT if self._probe else Phase.LAST_CHUNK, reply)
+            self._refused(TransactionPhase.FINAL_DOT if self._probe else TransactionPhase.LAST_CHUNK, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish()
 
@@ -636,9 +640,9 @@ class ChunkedTransaction(Transaction):
             self._settle(self._accepted, later, Verdict.DEFERRED, Scope.MESSAGE, local=True, counts=False)
         return super()._on_reset(reply)
 
-    _on_reply: ClassVar[dict[Phase, Callable[[Any, Reply], bytes]]] = {
-        **Transaction._on_reply,
-        Phase.FIRST_CHUNK: _on_first_chunk,
-        Phase.LAST_CHUNK: _on_last_chunk,
-        Phase.RSET: _on_reset,
+    _on_reply: ClassVar[dict[TransactionPhase, Callable[[Any, Reply], bytes]]] = {
+        **ClientTransaction._on_reply,
+        TransactionPhase.FIRST_CHUNK: _on_first_chunk,
+        TransactionPhase.LAST_CHUNK: _on_last_chunk,
+        TransactionPhase.RSET: _on_reset,
     }

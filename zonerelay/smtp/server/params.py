@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Body, Notify, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.paths import (
     CommandError,
@@ -160,7 +160,7 @@ class MailCommand:
 
     sender: Mailbox
     size: int = 0
-    body: Body = Body.SEVEN_BIT
+    body: BodyType = BodyType.SEVEN_BIT
     smtputf8: bool = False
     ret: Ret = Ret.UNSET
     envid: str = ""
@@ -260,11 +260,11 @@ def _size(given: Parameters) -> int:
     return int(value)
 
 
-def _body(given: Parameters) -> Body:
+def _body(given: Parameters) -> BodyType:
     if "BODY" not in given:
-        return Body.SEVEN_BIT
+        return BodyType.SEVEN_BIT
     try:
-        return Body((given["BODY"] or "").upper())
+        return BodyType((given["BODY"] or "").upper())
     except ValueError:
         raise _bad_value("BODY") from None
 

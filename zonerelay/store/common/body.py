@@ -28,11 +28,11 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     BodyFacts,
     Companions,
-    Once,
+    IdempotencyKey,
     OtherContentError,
+    OwnMessage,
     StoredBeforeError,
     StoreError,
-    Submit,
 )
 
 CAPACITY = 24 * 1024 * 1024
@@ -110,7 +110,7 @@ def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> N
             raise StoreError(f"message {message_id} was given a delivery of message {delivery.message_id}")
 
 
-def check_own_message(change: Submit) -> None:
+def check_own_message(change: OwnMessage) -> None:
     """Raise StoreError unless a submitted message describes its body. Removal depends on the number of
     chunks.
     """
@@ -139,8 +139,8 @@ class NewMessage(NamedTuple):
     message: Message
     deliveries: Sequence[Delivery]
     chunks: Sequence[bytes]
-    companions: Sequence[Submit] = ()
-    once: Once | None = None
+    companions: Sequence[OwnMessage] = ()
+    once: IdempotencyKey | None = None
 
 
 class Spool(Protocol):
@@ -160,7 +160,7 @@ class Spool(Protocol):
         """Write the last chunks of a body and commit the message."""
 
     async def submit_once(
-        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         """Call `submit`, which writes the message with this key, unless the key was stored before. This
         method and the future raise what `commit` raises.
@@ -236,7 +236,7 @@ class BodyWriter:
         deliveries: Sequence[Delivery],
         *,
         companions: Companions | None = None,
-        once: Once | None = None,
+        once: IdempotencyKey | None = None,
         **facts: Unpack[BodyFacts],
     ) -> Message:
         self._check_open()

@@ -23,8 +23,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
-from zonerelay.model.queue_name import Kind, QueueName, parse_queue, webhook_queue
-from zonerelay.store.contract import Kept, StoreCorruptError, StoreError
+from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue, webhook_queue
+from zonerelay.store.contract import StoreCorruptError, StoredKey, StoreError
 
 FORMAT_VERSION = b"1"
 
@@ -181,7 +181,7 @@ _decode_status = msgspec.json.Decoder(DeliveryStatus).decode
 @functools.lru_cache(maxsize=1024)
 def queue_prefix(queue: QueueName) -> bytes:
     if not queue.is_mail:
-        name = queue.zone if queue.kind is Kind.WEBHOOK else queue.text
+        name = queue.zone if queue.kind is QueueKind.WEBHOOK else queue.text
         return WEBHOOK_PREFIX + field(name) + b" "
     return DELIVERY_PREFIX + field(queue.text) + b" "
 
@@ -339,14 +339,14 @@ def once_until_key(identity: str, until: float) -> bytes:
     return b"%b%b %b" % (ONCE_UNTIL_PREFIX, due_field(until), identity.encode("ascii"))
 
 
-_decode_kept = msgspec.json.Decoder(Kept).decode
+_decode_kept = msgspec.json.Decoder(StoredKey).decode
 
 
-def encode_kept(kept: Kept) -> bytes:
+def encode_kept(kept: StoredKey) -> bytes:
     return encoded("an idempotency key", kept)
 
 
-def decode_kept(raw: bytes) -> Kept:
+def decode_kept(raw: bytes) -> StoredKey:
     try:
         return _decode_kept(raw)
     except (ValueError, msgspec.MsgspecError) as error:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.store.check import HARMLESS, Contents, Fault, Findings, Tell
+from zonerelay.store.check import HARMLESS, DamageKind, Findings, SpoolContents, Tell
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
@@ -52,7 +52,7 @@ _PREFIXES = (
 """The prefixes in key order. No release has written keys outside of their ranges."""
 
 Value = bytes | StoreCorruptError
-FaultReport = tuple[Fault, str, str]
+FaultReport = tuple[DamageKind, str, str]
 """A fault of a message: its kind, the key, and the description."""
 
 
@@ -60,7 +60,7 @@ Apply = Callable[[Write], Awaitable[None]]
 """Applies a write durably and atomically. Raises StoreError."""
 
 
-class _Parts(NamedTuple):
+class _MessageRecords(NamedTuple):
     """The records of a message. `sizes` has the sizes of chunks by the last field of their keys, -1 if one is
     unreadable.
     """
@@ -72,10 +72,10 @@ class _Parts(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Examined:
+class _CheckedMessage:
     """A message that was checked. `kept` has its rows without chunks."""
 
-    parts: _Parts
+    parts: _MessageRecords
     faults: list[FaultReport] = field(default_factory=list)
     message: Message | None = None
     why: str = ""
@@ -85,7 +85,7 @@ class _Examined:
     kept: dict[bytes, bytes] = field(default_factory=dict)
 
 
-async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> Contents:
+async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> SpoolContents:
     """Check a partition, whose size in bytes may be passed to report progress. Raises StoreError."""
     return await _Comparison(reader, findings, tell, octets).run()
 
@@ -97,7 +97,7 @@ async def mend(
     write: Apply | None,
     *,
     octets: int = 0,
-) -> Contents:
+) -> SpoolContents:
     """Repair a partition that has no other writer. Without `write` only report the changes. Return the
     contents before the repair. Raises StoreError and OSError, after which the repairs made so far are
     durable.
@@ -132,7 +132,7 @@ class _Comparison:
         self.repair: RecordRepair | None = None
         self.write: Apply | None = None
 
-    async def run(self) -> Contents:
+    async def run(self) -> SpoolContents:
         await self._note_deliveries()
         await self._walk_messages()
         for number, _ in itertools.groupby(sorted(self._suspects)):
@@ -142,7 +142,7 @@ class _Comparison:
         await self._look_between()
         await self._flush()
         self._tell(self._octets, max(self._octets, self._total))
-        return Contents(self._messages, self._deliveries, self._octets)
+        return SpoolContents(self._messages, self._deliveries, self._octets)
 
     # --- reading
 
@@ -208,10 +208,10 @@ class _Comparison:
         try:
             named = records.parse_delivery_key(key)
         except StoreCorruptError as error:
-            await self._remove(key, Fault.BAD_RECORD, str(error))
+            await self._remove(key, DamageKind.BAD_RECORD, str(error))
             return None
         if not is_message_id(named.message_id):
-            await self._remove(key, Fault.BAD_RECORD, "its message id is none")
+            await self._remove(key, DamageKind.BAD_RECORD, "its message id is none")
             return None
         return named
 
@@ -226,9 +226,9 @@ class _Comparison:
                     counts[0].append(int(identity, 16))
                     counts[1].append(_count(value))
                 else:
-                    await self._remove(key, Fault.BAD_RECORD, "its message id is none")
-        owed = _Sorted(_counted(heapq.merge(*self._ids.values())), self._suspects)
-        open_counts = _Sorted(zip(*counts, strict=True), self._suspects)
+                    await self._remove(key, DamageKind.BAD_RECORD, "its message id is none")
+        owed = _SortedMessages(_counted(heapq.merge(*self._ids.values())), self._suspects)
+        open_counts = _SortedMessages(zip(*counts, strict=True), self._suspects)
         current, rows_of = b"", list[tuple[bytes, Value]]()
         async for page in self._pages(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)):
             for key, value in page:
@@ -243,7 +243,7 @@ class _Comparison:
         self._deliveries = sum(map(len, self._ids.values()))
 
     async def _note_message(
-        self, raw: bytes, rows: list[tuple[bytes, Value]], owed: _Sorted, open_counts: _Sorted
+        self, raw: bytes, rows: list[tuple[bytes, Value]], owed: _SortedMessages, open_counts: _SortedMessages
     ) -> None:
         if not rows:
             return
@@ -251,10 +251,10 @@ class _Comparison:
         if not is_message_id(identity):
             for part, _ in rows:
                 key = b"%b%b%b" % (records.MESSAGE_PREFIX, raw, b" " + part if part else b"")
-                await self._remove(key, Fault.BAD_RECORD, "its message id is none")
+                await self._remove(key, DamageKind.BAD_RECORD, "its message id is none")
             return
         number = int(identity, 16)
-        found = _Examined(_parts(rows), open=open_counts.take(number))
+        found = _CheckedMessage(_parts(rows), open=open_counts.take(number))
         self._messages += found.parts.metadata is not None and found.parts.exists is not None
         _judge(MessageId(identity), found, owed.take(number) or 0)
         if found.faults:
@@ -273,7 +273,7 @@ class _Comparison:
         if self.repair is not None:
             await self._mend(self.repair, identity, found)
 
-    async def _examine(self, identity: MessageId) -> _Examined:
+    async def _examine(self, identity: MessageId) -> _CheckedMessage:
         """Read one message and determine its faults."""
         prefix = records.message_prefix(identity)
         rows: list[tuple[bytes, Value]] = []
@@ -284,7 +284,7 @@ class _Comparison:
                 rows.append((part, _sized(part, value)))
                 if not part.isdigit() and isinstance(value, bytes):
                     kept[key] = value
-        found = _Examined(_parts(rows), kept=kept)
+        found = _CheckedMessage(_parts(rows), kept=kept)
         there = 0
         for queue in sorted(self._ids):
             mine = b"%b%b " % (queue, identity.encode("ascii"))
@@ -297,7 +297,7 @@ class _Comparison:
                         found.deliveries.append((key, records.decode_record(named, _read(value))))
                     except StoreCorruptError as error:
                         found.unreadable.append(key)
-                        found.faults.append((Fault.BAD_RECORD, _shown(key), str(error)))
+                        found.faults.append((DamageKind.BAD_RECORD, _shown(key), str(error)))
         count = await self._get(records.open_count_key(identity))
         if count is not None:
             found.open = _count(count)
@@ -326,7 +326,7 @@ class _Comparison:
                     what = "the delivery is due at another time"
                 else:
                     continue
-                await self._remove(key, Fault.INDEX_STRAY, what, named.message_id, old=False)
+                await self._remove(key, DamageKind.INDEX_STRAY, what, named.message_id, old=False)
         async for page in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
             due = [each for each in map(_due_of, page) if each is not None]
             entries = await self._get_all([key for _, key in due])
@@ -336,7 +336,7 @@ class _Comparison:
                     entry, value = await self._get_all([key, where])
                     if entry is None and _due(named, value) == key:
                         what = "the delivery is deferred but in no index"
-                        self._findings.add(Fault.INDEX_MISSING, _shown(where), what, named.message_id)
+                        self._findings.add(DamageKind.INDEX_MISSING, _shown(where), what, named.message_id)
                         await self._change(key, b"")
 
     async def _compare_once(self) -> None:
@@ -350,29 +350,31 @@ class _Comparison:
                     identity = key[start:].decode("ascii", "replace")
                     index = records.once_until_key(identity, records.decode_kept(_read(value)).until)
                 except (StoreCorruptError, UnicodeError) as error:
-                    await self._remove(key, Fault.BAD_RECORD, str(error))
+                    await self._remove(key, DamageKind.BAD_RECORD, str(error))
                     continue
                 if await self._get(index) is None and await self._get(key) == value:
                     what = "the key is in no index, so it would never expire"
-                    self._findings.add(Fault.INDEX_MISSING, _shown(key), what)
+                    self._findings.add(DamageKind.INDEX_MISSING, _shown(key), what)
                     await self._change(index, b"")
         async for page in self._pages(records.ONCE_UNTIL_PREFIX, records.after(records.ONCE_UNTIL_PREFIX)):
             for key, _ in page:
                 entry, once = await self._get_all([key, records.ONCE_PREFIX + key.rpartition(b" ")[2]])
                 if entry is not None and once is None:
-                    await self._remove(key, Fault.INDEX_STRAY, "there is no such idempotency key", old=False)
+                    await self._remove(
+                        key, DamageKind.INDEX_STRAY, "there is no such idempotency key", old=False
+                    )
 
     async def _look_between(self) -> None:
         start = b"\x01"
         for prefix in (*_PREFIXES, b"\xff"):
             async for page in pages(self._reader, start, prefix, values=False):
                 for key, _ in page:
-                    await self._remove(key, Fault.BAD_RECORD, "no record of a spool has such a key")
+                    await self._remove(key, DamageKind.BAD_RECORD, "no record of a spool has such a key")
             start = records.after(prefix)
 
     # --- repairing
 
-    async def _mend(self, repair: RecordRepair, identity: MessageId, found: _Examined) -> None:
+    async def _mend(self, repair: RecordRepair, identity: MessageId, found: _CheckedMessage) -> None:
         """Repair the rows of one message, or remove it and pass it to the salvage."""
         if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
             return  # the next start removes an unfinished upload
@@ -413,7 +415,7 @@ class _Comparison:
                     yield value
 
     async def _remove(
-        self, key: bytes, fault: Fault, what: str, identity: str = "", *, old: bool = True
+        self, key: bytes, fault: DamageKind, what: str, identity: str = "", *, old: bool = True
     ) -> None:
         self._findings.add(fault, _shown(key), what, identity)
         if self.repair is not None and old:
@@ -438,43 +440,43 @@ class _Comparison:
 # --- determining faults
 
 
-def _judge(identity: MessageId, found: _Examined, there: int) -> None:
+def _judge(identity: MessageId, found: _CheckedMessage, there: int) -> None:
     """Add the faults of a message that has `there` deliveries."""
     exists, metadata, sizes, strange = found.parts
     prefix = records.message_prefix(identity)
     where = _shown(prefix)
 
-    def add(fault: Fault, key: str, what: str) -> None:
+    def add(fault: DamageKind, key: str, what: str) -> None:
         found.faults.append((fault, key, what))
 
     for part in strange:
-        add(Fault.BAD_RECORD, _shown(prefix + part), "no record has such a key")
+        add(DamageKind.BAD_RECORD, _shown(prefix + part), "no record has such a key")
     if metadata is None and exists is None:
         if sizes:
-            add(Fault.CHUNKS_ALONE, where, f"{len(sizes):,} chunks of a body")
+            add(DamageKind.CHUNKS_ALONE, where, f"{len(sizes):,} chunks of a body")
         if there:
-            add(Fault.DELIVERY_ALONE, f"delivery-zone … {identity} …", "its message has no record")
+            add(DamageKind.DELIVERY_ALONE, f"delivery-zone … {identity} …", "its message has no record")
     else:
         if metadata is None or exists is None:
-            add(Fault.BAD_RECORD, where, f"there is no {'*' if metadata is None else '#'}")
+            add(DamageKind.BAD_RECORD, where, f"there is no {'*' if metadata is None else '#'}")
         if metadata is not None:
             try:
                 found.message = records.decode_message(identity, _read(metadata))
             except StoreCorruptError as error:
                 found.why = str(error)
                 is_read = isinstance(metadata, bytes)
-                add(Fault.BAD_RECORD if is_read else Fault.UNREADABLE, f"{where} *", found.why)
+                add(DamageKind.BAD_RECORD if is_read else DamageKind.UNREADABLE, f"{where} *", found.why)
             else:
                 if (fault := _body_fault(found.message, sizes)) is not None:
                     found.why = f"its body is incomplete: {fault[1]}"
                     add(fault[0], where, fault[1])
         if not there:
-            add(Fault.MESSAGE_ALONE, where, "no delivery belongs to it")
+            add(DamageKind.MESSAGE_ALONE, where, "no delivery belongs to it")
     if (said := _wrong_count(found, there)) is not None:
-        add(Fault.WRONG_COUNT, _shown(records.open_count_key(identity)), f"{said}, there are {there:,}")
+        add(DamageKind.WRONG_COUNT, _shown(records.open_count_key(identity)), f"{said}, there are {there:,}")
 
 
-def _wrong_count(found: _Examined, there: int) -> str | None:
+def _wrong_count(found: _CheckedMessage, there: int) -> str | None:
     """Describe a wrong count of open deliveries, or return None if it is right."""
     wanted = there if found.message is None else len(found.message.envelope.recipients)
     if found.open is None:
@@ -484,19 +486,19 @@ def _wrong_count(found: _Examined, there: int) -> str | None:
     return "it is invalid" if found.open < 0 else f"it contains {found.open:,}"
 
 
-def _body_fault(message: Message, sizes: dict[bytes, int]) -> tuple[Fault, str] | None:
+def _body_fault(message: Message, sizes: dict[bytes, int]) -> tuple[DamageKind, str] | None:
     if unreadable := [int(number) for number, size in sizes.items() if size < 0]:
         shown = ", ".join(map(str, unreadable[:5]))
-        return Fault.UNREADABLE, f"unreadable chunks of {message.chunks:,}: {shown}"
+        return DamageKind.UNREADABLE, f"unreadable chunks of {message.chunks:,}: {shown}"
     if missing := [number for number in range(1, message.chunks + 1) if b"%06d" % number not in sizes]:
         shown = ", ".join(map(str, missing[:5]))
-        return Fault.CHUNK_MISSING, f"of {message.chunks:,}: {shown}"
+        return DamageKind.CHUNK_MISSING, f"of {message.chunks:,}: {shown}"
     if len(sizes) > message.chunks:
-        return Fault.WRONG_SIZE, f"{len(sizes):,} chunks instead of {message.chunks:,}"
+        return DamageKind.WRONG_SIZE, f"{len(sizes):,} chunks instead of {message.chunks:,}"
     octets = sum(sizes.values())
     full = (size == CHUNK_SIZE for number, size in sizes.items() if int(number) < message.chunks)
     if octets != message.size or not all(full):
-        return Fault.WRONG_SIZE, f"its chunks have {octets:,} bytes instead of {message.size:,}"
+        return DamageKind.WRONG_SIZE, f"its chunks have {octets:,} bytes instead of {message.size:,}"
     return None
 
 
@@ -505,7 +507,7 @@ def _sized(part: bytes, value: Value) -> Value:
     return b"%d" % len(value) if part.isdigit() and isinstance(value, bytes) else value
 
 
-def _parts(rows: list[tuple[bytes, Value]]) -> _Parts:
+def _parts(rows: list[tuple[bytes, Value]]) -> _MessageRecords:
     values = dict(rows)
     exists, metadata = values.pop(b"#", None), values.pop(b"*", None)
     sizes = {
@@ -513,7 +515,7 @@ def _parts(rows: list[tuple[bytes, Value]]) -> _Parts:
         for part, value in values.items()
         if part.isdigit()
     }
-    return _Parts(exists, metadata, sizes, [part for part in values if not part.isdigit()])
+    return _MessageRecords(exists, metadata, sizes, [part for part in values if not part.isdigit()])
 
 
 def _read(value: Value, instead: bytes | None = None) -> bytes:
@@ -572,7 +574,7 @@ def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
     return ((number, sum(1 for _ in found)) for number, found in itertools.groupby(numbers))
 
 
-class _Sorted:
+class _SortedMessages:
     """Messages in sorted order, each with a number."""
 
     def __init__(self, pairs: Iterator[tuple[int, int]], passed: array[int]) -> None:

@@ -18,7 +18,7 @@ from zonerelay.store.keys import port
 
 
 @dataclass(slots=True, eq=False)
-class _Partition:
+class _PartitionData:
     """The data of one partition in memory."""
 
     rows: SortedDict[bytes, bytes] = field(default_factory=SortedDict)
@@ -37,15 +37,15 @@ class MemoryEngine:
         self.lease = lease
         self.clock = clock
         self.mark = ""
-        self.partitions: dict[int, _Partition] = {}
+        self.partitions: dict[int, _PartitionData] = {}
         self._reserved: dict[bytes, tuple[bytes, float]] = {}
 
     def keeper(self, node: int) -> MemoryKeys:
         return MemoryKeys(self, node)
 
-    def partition(self, node: int) -> _Partition:
+    def partition(self, node: int) -> _PartitionData:
         """Return the partition, and create it if necessary."""
-        return self.partitions.setdefault(node, _Partition())
+        return self.partitions.setdefault(node, _PartitionData())
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         found = self._reserved.get(key)
@@ -59,10 +59,10 @@ class MemoryEngine:
         if found is not None and found[0] == value:
             del self._reserved[key]
 
-    async def peers(self) -> list[port.Peer]:
+    async def peers(self) -> list[port.PeerPartition]:
         now = self.clock.boottime()
         return [
-            port.Peer(node, each.epoch, each.writer, each.expires == 0, each.expires <= now)
+            port.PeerPartition(node, each.epoch, each.writer, each.expires == 0, each.expires <= now)
             for node, each in sorted(self.partitions.items())
         ]
 
@@ -97,14 +97,14 @@ class MemoryKeys:
 
     # --- writing
 
-    async def look(self) -> port.State | None:
+    async def look(self) -> port.PartitionState | None:
         engine = self._engine
         if not engine.mark:
             return None
-        there = engine.partitions.get(self._node, _Partition())
-        return port.State(engine.mark, there.epoch, there.writer, there.last)
+        there = engine.partitions.get(self._node, _PartitionData())
+        return port.PartitionState(engine.mark, there.epoch, there.writer, there.last)
 
-    async def enter(self, writer: str, *, mark: str) -> port.State:
+    async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         engine = self._engine
         engine.mark = engine.mark or mark
         there = engine.partition(self._node)
@@ -114,9 +114,9 @@ class MemoryKeys:
         there.writer = writer
         self._epoch = there.epoch
         there.expires = self._until()
-        return port.State(engine.mark, there.epoch, writer, there.last)
+        return port.PartitionState(engine.mark, there.epoch, writer, there.last)
 
-    async def apply(self, batch: port.Batch) -> None:
+    async def apply(self, batch: port.WriteBatch) -> None:
         there = self._held(batch.position.epoch)
         rows = there.rows
         for start, end in batch.write.ranges:
@@ -147,9 +147,9 @@ class MemoryKeys:
     def _rows(self) -> SortedDict[bytes, bytes]:
         if self._is_closed:
             raise StoreError("the partition is closed")
-        return self._engine.partitions.get(self._node, _Partition()).rows
+        return self._engine.partitions.get(self._node, _PartitionData()).rows
 
-    def _held(self, epoch: int) -> _Partition:
+    def _held(self, epoch: int) -> _PartitionData:
         there = self._engine.partitions[self._node]
         if self._is_closed or there.epoch != epoch:
             raise port.FencedError(f"node {self._node} has epoch {there.epoch}, but the writer has {epoch}")

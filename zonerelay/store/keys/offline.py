@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from zonerelay.model.clock import Clock
-from zonerelay.store.check import Contents, Findings, Repaired, Salvage, Tell
+from zonerelay.store.check import Findings, RepairResult, Salvage, SpoolContents, Tell
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.check import compare, mend
 from zonerelay.store.keys.partition import open_partition
@@ -28,9 +28,9 @@ async def nodes_of(engine: Engine) -> list[int]:
     return [each.node for each in await engine.peers()] or [0]
 
 
-async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> Contents:
+async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> SpoolContents:
     """Check every partition. Raises StoreError."""
-    found = [Contents()]
+    found = [SpoolContents()]
     for node in await nodes_of(engine):
         keeper = engine.keeper(node)
         try:
@@ -38,7 +38,7 @@ async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> Conten
                 found.append(await compare(keeper, findings, tell))
         finally:
             await keeper.close()
-    return Contents(*map(sum, zip(*found, strict=True)))
+    return SpoolContents(*map(sum, zip(*found, strict=True)))
 
 
 async def repair_engine(
@@ -50,7 +50,7 @@ async def repair_engine(
     carry_out: bool,
     clock: Clock,
     patience: float = 0.0,
-) -> Repaired:
+) -> RepairResult:
     """Repair every partition. Without `carry_out`, return what a repair would do. `kept` is the file of old
     records, and `patience` is that of `living`.
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks, completed
-from zonerelay.store.common.write.group_commit import Failed, GroupCommitter, refuse
+from zonerelay.store.common.write.group_commit import GroupCommitter, JobFailure, refuse
 from zonerelay.store.contract import (
     ClaimLostError,
     StoreError,
@@ -38,7 +38,7 @@ from zonerelay.store.contract import (
     Unhealthy,
 )
 from zonerelay.store.keys import port
-from zonerelay.store.keys.seen_file import Seen, SeenFile
+from zonerelay.store.keys.seen_file import SeenFile, SeenState
 
 PATIENCE = 5.0
 """Seconds in which the fate of a batch is determined while its callers wait."""
@@ -94,7 +94,7 @@ class _Job:
             refuse(self.done, error)
 
 
-class _Group(NamedTuple):
+class _JobBatch(NamedTuple):
     """The jobs of one batch, and their approximate size."""
 
     jobs: Sequence[_Job]
@@ -108,7 +108,7 @@ class Partition:
     keeper: port.Keeper
     _: KW_ONLY
     lease: float
-    seen: Seen
+    seen: SeenState
     seen_file: SeenFile | None
     clock: Clock
     hooks: Hooks
@@ -117,15 +117,15 @@ class Partition:
     def __post_init__(self) -> None:
         self._has_entered = False
         self._valid_until = float("inf") if not self.lease else float("-inf")
-        self._in_doubt: port.Batch | None = None
+        self._in_doubt: port.WriteBatch | None = None
         self._refused: list[port.Write] = []
         self._turn = asyncio.Lock()
         self._batches = asyncio.Lock()
         self._tasks = Tasks()
         self._is_closing = False
         self._is_fenced = False
-        self._committer: GroupCommitter[_Job, _Group, float] = GroupCommitter(
-            lambda jobs, size: _Group([job for (job,) in jobs], size),
+        self._committer: GroupCommitter[_Job, _JobBatch, float] = GroupCommitter(
+            lambda jobs, size: _JobBatch([job for (job,) in jobs], size),
             lambda tell: _Writer(self._commit, tell, self.clock),
             clock=self.clock,
             observe=self.hooks.observe,
@@ -211,7 +211,7 @@ class Partition:
         async for rows in port.pages(self, *emptied, rows=CLEAR_ROWS, values=False):
             await self.write(port.Write({key: None for key, _ in rows}, makes_room=True))
 
-    async def _commit(self, group: _Group) -> None:
+    async def _commit(self, group: _JobBatch) -> None:
         try:
             await self._make_durable(port.merged([job.write for job in group.jobs]), group.size)
         except StoreError as error:
@@ -225,7 +225,7 @@ class Partition:
                     job.refuse(error)
             self.hooks.on_refused()
             if frees and not is_last:
-                await self._commit(_Group(frees, group.size))
+                await self._commit(_JobBatch(frees, group.size))
 
     def rest(self) -> asyncio.Lock:
         """Return a lock that stops batches. While it is held, every stored write has been `applied`."""
@@ -238,7 +238,7 @@ class Partition:
     async def _write_until_durable(self, write: port.Write, size: int) -> None:
         first: StoreError | None = None
         while True:
-            batch = port.Batch(port.Position(self.seen.epoch, self.seen.last.number + 1), write, size)
+            batch = port.WriteBatch(port.Position(self.seen.epoch, self.seen.last.number + 1), write, size)
             try:
                 await self.keeper.apply(batch)
             except port.FencedError:
@@ -264,7 +264,7 @@ class Partition:
         while True:
             try:
                 return await self._enter_again()
-            except (port.FencedError, port.OlderStateError, port.StrangeStoreError):
+            except (port.FencedError, port.OlderStateError, port.WrongStoreError):
                 raise
             except StoreError as refusal:
                 if self.clock.monotonic() + pause > until or self._is_closing:
@@ -282,7 +282,7 @@ class Partition:
         if self.lease:
             self._tasks.start(self._beat())
 
-    async def _enter(self) -> port.State:
+    async def _enter(self) -> port.PartitionState:
         asked_at = self.clock.boottime()
         judge(self.seen, await self.keeper.look())
         try:
@@ -323,7 +323,7 @@ class Partition:
         when = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="microseconds")
         return f"{when} {self.seen.writer}"
 
-    def _note(self, seen: Seen) -> None:
+    def _note(self, seen: SeenState) -> None:
         self.seen = seen
         if self.seen_file is not None:
             self.seen_file.note(seen)
@@ -441,8 +441,8 @@ class _Writer:
 
     def __init__(
         self,
-        commit: Callable[[_Group], Coroutine[Any, Any, None]],  # Any: what a coroutine sends
-        tell: Callable[[float | Failed], None],
+        commit: Callable[[_JobBatch], Coroutine[Any, Any, None]],  # Any: what a coroutine sends
+        tell: Callable[[float | JobFailure], None],
         clock: Clock,
     ) -> None:
         self._commit = commit
@@ -450,24 +450,24 @@ class _Writer:
         self._now = clock.monotonic
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, group: _Group) -> None:
+    def put(self, group: _JobBatch) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(group))
 
     def stop(self) -> None:
         self._task = None
 
-    async def _run(self, group: _Group) -> None:
+    async def _run(self, group: _JobBatch) -> None:
         started = self._now()
         try:
             await self._commit(group)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to learn of it
-            self._tell(Failed(error))
+            self._tell(JobFailure(error))
         else:
             self._tell(self._now() - started)
 
 
-def judge(seen: Seen, state: port.State | None) -> None:
-    """Compare the state of a store with the one that this machine has seen. Raises StrangeStoreError or
+def judge(seen: SeenState, state: port.PartitionState | None) -> None:
+    """Compare the state of a store with the one that this machine has seen. Raises WrongStoreError or
     OlderStateError.
     """
     if not seen.mark:
@@ -475,7 +475,7 @@ def judge(seen: Seen, state: port.State | None) -> None:
     mark = "" if state is None else state.mark
     if state is None or mark != seen.mark:
         found = f"its mark is {mark!r}" if mark else "it has no mark, like an empty store"
-        raise port.StrangeStoreError(
+        raise port.WrongStoreError(
             "the store does not contain the queue that this machine last used "
             f"(mark {seen.mark!r}): {found}. Nothing was changed there. Restore its data, or connect to "
             "the right server. If the store was emptied on purpose, run zonerelay spool accept-empty on "
@@ -512,7 +512,7 @@ async def open_partition(
     partition = Partition(
         engine.keeper(node),
         lease=engine.lease,
-        seen=Seen(token) if seen_file is None else seen_file.seen,
+        seen=SeenState(token) if seen_file is None else seen_file.seen,
         seen_file=seen_file,
         clock=clock,
         hooks=hooks or Hooks(),

@@ -29,7 +29,7 @@ What an older state is
     were wrong. The writer remembers the position of its last batch, in memory and in a file next to the mark.
     A store with a lower position is refused with OlderStateError before anything is written to it. The
     **mark** is the random name of a store. A store with another mark, or none, is refused with
-    StrangeStoreError.
+    WrongStoreError.
 
 What is read
     A reader sees every batch for which `apply` has returned. A reader of another node may see it later. A
@@ -69,7 +69,7 @@ class FencedError(StoreError):
     """
 
 
-class StrangeStoreError(StoreOpenError):
+class WrongStoreError(StoreOpenError):
     """The store has lost the queue, or contains a different one."""
 
 
@@ -149,7 +149,7 @@ NOTHING = Position()
 """The position of a partition without batches."""
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class WriteBatch(msgspec.Struct, frozen=True, gc=False):
     """A write as an engine receives it, with its approximate size in bytes. `position` is stored with it and
     follows that of the batch before.
     """
@@ -160,7 +160,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PartitionState:
     """The state of a partition in a store: the mark of the store, the epoch and the token of the partition's
     writer, and the position of its last batch.
     """
@@ -172,7 +172,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerPartition:
     """A partition as seen by other nodes. `writer` is the token of its last writer. `is_left` is whether that
     writer has closed it, and `is_over` whether it has no writer now and may be adopted.
     """
@@ -213,19 +213,19 @@ class Keeper(KeyReader, Protocol):
     overlap.
     """
 
-    async def look(self) -> State | None:
+    async def look(self) -> PartitionState | None:
         """Return the stored state without changing it, or None if the store has no mark. A partition that
         does not exist has epoch 0.
         """
 
-    async def enter(self, writer: str, *, mark: str) -> State:
+    async def enter(self, writer: str, *, mark: str) -> PartitionState:
         """Become the writer in a new epoch. Create the partition, and give a store without a mark `mark`.
         Return the state with the new epoch. Its `last` is the position of the last durable batch of any
         writer, and no batch of an earlier epoch can become durable from then on. Raises NodeTakenError while
         another `writer` has the lease, and StoreOpenError if the store is unusable.
         """
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: WriteBatch) -> None:
         """Make the batch durable. Raises FencedError. After any other StoreError its fate is unknown."""
 
     async def renew(self) -> None:
@@ -262,7 +262,7 @@ class Engine(Protocol):
     def keeper(self, node: int) -> Keeper:
         """Return the partition of a node, which is neither opened nor entered yet."""
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[PeerPartition]:
         """Return every partition of the store. Call it repeatedly: an engine without its own clock detects
         the end of a lease by the absence of changes.
         """

@@ -30,10 +30,10 @@ from zonerelay.store.keys import port
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
     KEEP_IDLE,
-    Access,
     ConnectionLostError,
+    DatabaseAccess,
+    DatabaseConnection,
     Fetch,
-    Link,
 )
 
 OLDEST_VERSION = 13
@@ -166,7 +166,7 @@ _STATEMENTS = {
 }
 
 
-def statements(access: Access) -> dict[str, str]:
+def statements(access: DatabaseAccess) -> dict[str, str]:
     """Return every statement for one schema."""
     names = {"s": f'"{access.schema}"', "durable": "NULL" if access.accepts_loss else _DURABLE}
     longest = f"{LONGEST_LEASE} * interval '1 second'"
@@ -182,21 +182,21 @@ def statements(access: Access) -> dict[str, str]:
 class PostgresEngine:
     """The engine for PostgreSQL, in the schema that `access` names."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: DatabaseAccess) -> None:
         self.access = access
         self.lease = access.lease
-        self._control = _Connection(access)
+        self._control = _PartitionConnection(access)
         self._sql = statements(access)
 
     def keeper(self, node: int) -> PostgresKeys:
         return PostgresKeys(self.access, node)
 
-    async def peers(self) -> list[port.Peer]:
+    async def peers(self) -> list[port.PeerPartition]:
         async with self._control.use() as link:
             if not await _has_tables(link.fetch, self.access.schema):
                 return []
             rows = await link.fetch(self._sql["peers"])
-        return [port.Peer(*row) for row in rows]
+        return [port.PeerPartition(*row) for row in rows]
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
@@ -220,19 +220,19 @@ class PostgresEngine:
         await self._control.close()
 
 
-class _Connection:
+class _PartitionConnection:
     """A connection that is opened on first use and replaced after it was lost. It has one caller at a
     time.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: DatabaseAccess) -> None:
         self._access = access
-        self._link: Link | None = None
+        self._link: DatabaseConnection | None = None
         self._is_closed = False
         self._opening = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def use(self) -> AsyncIterator[Link]:
+    async def use(self) -> AsyncIterator[DatabaseConnection]:
         """Yield the connection. Raises StoreError."""
         async with self._opening:
             link = self._link
@@ -244,11 +244,11 @@ class _Connection:
             link.cut()
             raise
 
-    async def _open(self) -> Link:
+    async def _open(self) -> DatabaseConnection:
         if self._is_closed:
             raise StoreError(Unhealthy.CLOSED)
         patience = min(COMMAND_TIMEOUT, max(1.0, self._access.lease / 2))
-        link = await Link.plain(self._access, timeout=patience)
+        link = await DatabaseConnection.plain(self._access, timeout=patience)
         try:
             ((version, is_standby, off),) = await link.fetch(_SERVER)
             _check(version, self._access, is_standby=is_standby, off=off)
@@ -279,7 +279,7 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), array_re
 """
 
 
-def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]) -> None:
+def _check(version: int, access: DatabaseAccess, *, is_standby: bool, off: Sequence[str]) -> None:
     if version < OLDEST_VERSION * 10_000:
         raise StoreOpenError(
             f"the database server is PostgreSQL {version // 10_000}; zonerelay requires {OLDEST_VERSION} "
@@ -297,12 +297,12 @@ def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]
 class PostgresKeys:
     """A partition in PostgreSQL with two connections: one for writes, the other for reads and the lease."""
 
-    def __init__(self, access: Access, node: int) -> None:
+    def __init__(self, access: DatabaseAccess, node: int) -> None:
         self._access = access
         self._node = node
-        self._writer = _Connection(access)
-        self._reader = _Connection(access)
-        self._checked: dict[_Connection, Link] = {}
+        self._writer = _PartitionConnection(access)
+        self._reader = _PartitionConnection(access)
+        self._checked: dict[_PartitionConnection, DatabaseConnection] = {}
         self._epoch = 0
         self._last = port.NOTHING
         self._sql = statements(access)
@@ -332,20 +332,20 @@ class PostgresKeys:
 
     # --- entering
 
-    async def look(self) -> port.State | None:
+    async def look(self) -> port.PartitionState | None:
         async with self._writer.use() as link:
             return await self._look(link.fetch)
 
-    async def _look(self, fetch: Fetch) -> port.State | None:
+    async def _look(self, fetch: Fetch) -> port.PartitionState | None:
         if not await _has_tables(fetch, self._access.schema):
             return None
         rows = await fetch(self._sql["look"], self._node)
         if not rows:
             return None
         ((mark, epoch, writer, batch_epoch, batch),) = rows
-        return port.State(mark, epoch, writer, port.Position(batch_epoch, batch))
+        return port.PartitionState(mark, epoch, writer, port.Position(batch_epoch, batch))
 
-    async def enter(self, writer: str, *, mark: str) -> port.State:
+    async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         sql = self._sql
         async with self._writer.use() as link, link.transaction() as fetch:
             if not await _has_tables(fetch, self._access.schema):
@@ -361,11 +361,11 @@ class PostgresKeys:
             )
         ((epoch, batch_epoch, batch, _),) = rows
         self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
-        return port.State(mark, epoch, writer, self._last)
+        return port.PartitionState(mark, epoch, writer, self._last)
 
     # --- writing
 
-    async def apply(self, batch: port.Batch) -> None:
+    async def apply(self, batch: port.WriteBatch) -> None:
         changes, ranges = batch.write.changes, batch.write.ranges
         made = {key: value for key, value in changes.items() if value is not None}
         values: list[object] = [
@@ -410,7 +410,7 @@ class PostgresKeys:
         return None
 
     @contextlib.asynccontextmanager
-    async def _use(self, connection: _Connection) -> AsyncIterator[Link]:
+    async def _use(self, connection: _PartitionConnection) -> AsyncIterator[DatabaseConnection]:
         """Yield a connection that is known not to have an older state."""
         async with connection.use() as link:
             if self._epoch and self._checked.get(connection) is not link:
@@ -434,7 +434,7 @@ async def _has_tables(fetch: Fetch, schema: str) -> bool:
     return bool(rows[0][0])
 
 
-async def _make_tables(fetch: Fetch, access: Access) -> None:
+async def _make_tables(fetch: Fetch, access: DatabaseAccess) -> None:
     schema = f'"{access.schema}"'
     if (await fetch("SELECT to_regclass($1) IS NOT NULL", f"{schema}.schema_version"))[0][0]:
         raise StoreOpenError(

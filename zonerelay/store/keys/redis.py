@@ -28,11 +28,11 @@ from zonerelay.store.redis import durability
 from zonerelay.store.redis.connection import (
     RULE,
     Argument,
-    Connection,
+    LuaScript,
+    RedisConnection,
+    RedisEndpoint,
     Reply,
-    Script,
-    Server,
-    Wire,
+    SharedConnection,
     as_list,
     open_channel,
 )
@@ -190,13 +190,13 @@ return 1
 """,
 }
 _KINDS = ("node", "values", "keys", "nodes", "once", "limits")
-_SCRIPTS = {name: Script(text) for name, text in _TEXTS.items()}
+_SCRIPTS = {name: LuaScript(text) for name, text in _TEXTS.items()}
 
 
 class RedisEngine:
     """The engine for Redis: partitions whose keys have a common prefix."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RedisEndpoint) -> None:
         self.server = server
         self.lease = server.settings.lease
         self._control = _connection(server, is_writer=True)
@@ -204,7 +204,7 @@ class RedisEngine:
     def keeper(self, node: int) -> RedisKeys:
         return RedisKeys(self.server, node)
 
-    async def peers(self) -> list[port.Peer]:
+    async def peers(self) -> list[port.PeerPartition]:
         prefix = self.server.settings.prefix
         found = await self._ask("peers", f"{prefix}nodes", prefix, LONGEST_LEASE)
         return sorted((_peer(as_list(row)) for row in as_list(found)), key=lambda peer: peer.node)
@@ -228,25 +228,25 @@ class RedisEngine:
         await self._control.close()
 
 
-def _connection(server: Server, *, is_writer: bool) -> Connection:
+def _connection(server: RedisEndpoint, *, is_writer: bool) -> RedisConnection:
     """Return a connection to a server that is suitable for a queue. For a writer its permissions are checked
     and writes are confirmed.
     """
     settings = server.settings
 
-    async def prepare(wire: Wire) -> None:
+    async def prepare(wire: SharedConnection) -> None:
         facts = await durability.ask(wire)
         durability.check(facts, settings)
-        await Script.load(wire, _SCRIPTS.values())
+        await LuaScript.load(wire, _SCRIPTS.values())
         if is_writer:
             await _check_rights(server, wire)
             await _check_format(wire, settings.prefix)
             wire.confirm = durability.confirmations(facts, settings)
 
-    return Connection(server, prepare)
+    return RedisConnection(server, prepare)
 
 
-async def _check_rights(server: Server, wire: Wire) -> None:
+async def _check_rights(server: RedisEndpoint, wire: SharedConnection) -> None:
     """Raise StoreOpenError that names the missing permissions. Those for WAIT and WAITAOF are found at the
     first batch.
     """
@@ -268,7 +268,7 @@ async def _check_rights(server: Server, wire: Wire) -> None:
     await channel.close()
 
 
-async def _check_format(wire: Wire, prefix: str) -> None:
+async def _check_format(wire: SharedConnection, prefix: str) -> None:
     """Raise StoreOpenError if the prefix has the queue of an earlier version."""
     if await wire.call("GET", f"{prefix}format") is not None:
         raise StoreOpenError(
@@ -280,7 +280,7 @@ async def _check_format(wire: Wire, prefix: str) -> None:
 class RedisKeys:
     """A partition in Redis with two connections: one for writes, the other for reads and the lease."""
 
-    def __init__(self, server: Server, node: int) -> None:
+    def __init__(self, server: RedisEndpoint, node: int) -> None:
         prefix = server.settings.prefix
         self._node = node
         self._lease = int(server.settings.lease * 1000)
@@ -291,7 +291,7 @@ class RedisKeys:
         self._settings = server.settings
         self._writer = _connection(server, is_writer=True)
         self._reader = _connection(server, is_writer=False)
-        self._checked: dict[Connection, Wire] = {}
+        self._checked: dict[RedisConnection, SharedConnection] = {}
         self._epoch = 0
         self._last = port.NOTHING
 
@@ -325,10 +325,10 @@ class RedisKeys:
 
     # --- entering
 
-    async def look(self) -> port.State | None:
+    async def look(self) -> port.PartitionState | None:
         return await self._look(await self._writer.wire())
 
-    async def _look(self, wire: Wire) -> port.State | None:
+    async def _look(self, wire: SharedConnection) -> port.PartitionState | None:
         mark = _bytes_or_none(await wire.call("GET", self._mark))
         if mark is None:
             return None
@@ -336,9 +336,9 @@ class RedisKeys:
         found = as_list(await wire.call("HMGET", self._here, *names))
         epoch, writer, batch_epoch, batch = (_bytes_or_none(each) or b"" for each in found)
         last = port.Position(int(batch_epoch or 0), int(batch or 0))
-        return port.State(mark.decode(), int(epoch or 0), writer.decode(), last)
+        return port.PartitionState(mark.decode(), int(epoch or 0), writer.decode(), last)
 
-    async def enter(self, writer: str, *, mark: str) -> port.State:
+    async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         wire = await self._writer.wire()
         names = [self._mark, self._nodes, self._here]
         values = (self._node, writer, mark, self._lease, LONGEST_LEASE)
@@ -350,11 +350,11 @@ class RedisKeys:
         stored = _bytes_or_none(reply[0]) or b""
         epoch, batch_epoch, batch = _numbers(reply[1:])
         self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
-        return port.State(stored.decode(), epoch, writer, self._last)
+        return port.PartitionState(stored.decode(), epoch, writer, self._last)
 
     # --- writing
 
-    async def apply(self, batch: port.Batch) -> None:
+    async def apply(self, batch: port.WriteBatch) -> None:
         write = batch.write
         gone = [key for key, value in write.changes.items() if value is None]
         made = [part for key, value in write.changes.items() if value is not None for part in (key, value)]
@@ -403,7 +403,7 @@ class RedisKeys:
     async def room(self) -> int | None:
         return (await durability.ask(await self._reader.wire())).free_memory
 
-    async def _use(self, connection: Connection) -> Wire:
+    async def _use(self, connection: RedisConnection) -> SharedConnection:
         """Return a connection that is known not to have an older state."""
         wire = await connection.wire()
         if self._epoch and self._checked.get(connection) is not wire:
@@ -423,9 +423,11 @@ def _bytes_or_none(reply: Reply) -> bytes | None:
     return reply if isinstance(reply, bytes) else None
 
 
-def _peer(row: list[Reply]) -> port.Peer:
+def _peer(row: list[Reply]) -> port.PeerPartition:
     node, epoch, is_left, is_over = _numbers(row)
-    return port.Peer(node, epoch, (_bytes_or_none(row[2]) or b"").decode(), bool(is_left), bool(is_over))
+    return port.PeerPartition(
+        node, epoch, (_bytes_or_none(row[2]) or b"").decode(), bool(is_left), bool(is_over)
+    )
 
 
 def _numbers(reply: Reply) -> list[int]:

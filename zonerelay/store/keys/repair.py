@@ -22,7 +22,7 @@ import msgspec
 from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.store.check import KEPT, Repaired, Salvage, Salvaged
+from zonerelay.store.check import KEPT, RepairResult, Salvage, SalvagedMessage
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
@@ -165,12 +165,14 @@ class RecordRepair:
                 while piece := file.read(CHUNK_SIZE):
                     yield piece
 
-            salvaged = Salvaged(found.identity, why, found.message, deliveries, unknown, body, is_whole)
+            salvaged = SalvagedMessage(
+                found.identity, why, found.message, deliveries, unknown, body, is_whole
+            )
             self._salvage(salvaged)
 
-    def repaired(self, deliveries: int) -> Repaired:
+    def repaired(self, deliveries: int) -> RepairResult:
         """Return the result of the repair. `deliveries` is the number of records before it."""
-        return Repaired(
+        return RepairResult(
             before=deliveries + self._named,
             after=deliveries - self._removed,
             lost=tuple(self._lost),

@@ -23,14 +23,14 @@ import msgspec
 
 from zonerelay import durable
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.keys.port import NOTHING, NodeTakenError, Position, State
+from zonerelay.store.keys.port import NOTHING, NodeTakenError, PartitionState, Position
 
 _WIDTH = 512
 
 _log = logging.getLogger("zonerelay.store")
 
 
-class Seen(NamedTuple):
+class SeenState(NamedTuple):
     """The last state of a partition that this machine has seen. An empty `mark` means that it has seen no
     store yet.
     """
@@ -40,8 +40,8 @@ class Seen(NamedTuple):
     epoch: int = 0
     last: Position = NOTHING
 
-    def after(self, state: State) -> Seen:
-        return Seen(self.writer, state.mark, state.epoch, state.last)
+    def after(self, state: PartitionState) -> SeenState:
+        return SeenState(self.writer, state.mark, state.epoch, state.last)
 
 
 class SeenFile:
@@ -56,13 +56,13 @@ class SeenFile:
         self._path = path
         try:
             durable.make_directory(path.parent)
-            durable.create(path, _packed(Seen(token)))
+            durable.create(path, _packed(SeenState(token)))
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise StoreOpenError(f"{path} cannot be used: {error}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.seen = msgspec.json.decode(os.pread(self._file, _WIDTH, 0), type=Seen)
+            self.seen = msgspec.json.decode(os.pread(self._file, _WIDTH, 0), type=SeenState)
         except BlockingIOError as error:
             os.close(self._file)
             raise NodeTakenError(f"{path} is in use by another process of this machine") from error
@@ -73,7 +73,7 @@ class SeenFile:
                 "to accept the store as it is"
             ) from error
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: SeenState) -> None:
         """Record a state. A new mark is written durably."""
         is_new = seen.mark != self.seen.mark
         self.seen = seen
@@ -86,7 +86,7 @@ class SeenFile:
 
     def forget(self) -> None:
         """Accept the store in any state at the next opening."""
-        self.note(Seen(self.seen.writer))
+        self.note(SeenState(self.seen.writer))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -94,5 +94,5 @@ class SeenFile:
         os.close(self._file)
 
 
-def _packed(seen: Seen) -> bytes:
+def _packed(seen: SeenState) -> bytes:
     return msgspec.json.encode(seen).ljust(_WIDTH - 1) + b"\n"

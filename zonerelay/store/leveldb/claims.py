@@ -22,7 +22,7 @@ from zonerelay.store.leveldb.cursors import DiskRange, QueueCursors, Taken
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.queue_keeper import QueueKeeper
-from zonerelay.store.leveldb.reads import Page
+from zonerelay.store.leveldb.reads import DeliveryPage
 
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200
@@ -31,7 +31,7 @@ _MOST = 1000
 """The largest number that one read loads while claims skip most of what they read."""
 
 
-class Claims(dict[QueueName, QueueCursors]):
+class ClaimCursors(dict[QueueName, QueueCursors]):
     """The cursors of all queues, created when they are first used, and the claims from them. The methods are
     those of `QueueStore`.
     """
@@ -155,7 +155,7 @@ class Claims(dict[QueueName, QueueCursors]):
 
     async def _read_page(
         self, cursors: QueueCursors, source: DiskRange, start: bytes, wanted: int, now: float
-    ) -> Page:
+    ) -> DeliveryPage:
         read = self._keeper.read
         if source is cursors.fresh_range or source is cursors.new_range:
             return await read(lambda reads: reads.fresh(start, source.end, wanted))

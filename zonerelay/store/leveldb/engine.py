@@ -332,10 +332,10 @@ class Database:
             return key if key >= start else None
 
     @contextlib.contextmanager
-    def _walk(self, view: View | None = None, *, strict: bool = False) -> Iterator[_Walk]:
+    def _walk(self, view: View | None = None, *, strict: bool = False) -> Iterator[_SkippingCursor]:
         source = view or self._handle()
         with self._translated(), source.raw_iterator(verify_checksums=True, fill_cache=False) as cursor:
-            walk = _Walk(cursor, strict=strict)
+            walk = _SkippingCursor(cursor, strict=strict)
             try:
                 yield walk
             finally:
@@ -379,7 +379,7 @@ class Database:
         return StoreCorruptError(text)
 
 
-class _Walk:
+class _SkippingCursor:
     """A cursor that skips damaged data. LevelDB omits the block or the table and continues after it, but
     reports that only once.
     """

@@ -51,14 +51,14 @@ class OpenMessage:
 
 
 @dataclass(slots=True)
-class Found:
+class ReadResult:
     """The result of reading from disk. Data that does not exist is absent."""
 
     deliveries: dict[DeliveryKey, Delivery] = field(default_factory=dict)
     messages: dict[MessageId, OpenMessage] = field(default_factory=dict)
     asked: set[DeliveryKey] = field(default_factory=set)
 
-    def merge(self, read: Found, keys: Iterable[DeliveryKey]) -> None:
+    def merge(self, read: ReadResult, keys: Iterable[DeliveryKey]) -> None:
         """Add the result of reading `keys`."""
         for key in keys:
             self.asked.add(key)
@@ -75,7 +75,7 @@ class Found:
             self.messages.pop(key.message_id, None)
 
 
-NOTHING = Found()
+NOTHING = ReadResult()
 """The result if everything is in memory. It is shared and must not be modified."""
 
 
@@ -104,7 +104,7 @@ class InFlight:
         """
         return key in self.claims or key in self.writing
 
-    def state(self, key: DeliveryKey, found: Found) -> Delivery | None:
+    def state(self, key: DeliveryKey, found: ReadResult) -> Delivery | None:
         """Return the state of a delivery that the next write will find, or `None` if it no longer exists."""
         if key in self.writing:
             return self.writing[key]
@@ -138,7 +138,7 @@ class InFlight:
 
     # --- cold reads
 
-    def unknown(self, keys: Iterable[DeliveryKey], found: Found) -> list[DeliveryKey]:
+    def unknown(self, keys: Iterable[DeliveryKey], found: ReadResult) -> list[DeliveryKey]:
         """Return the keys whose state or message is not in memory and must be read."""
         return [
             key

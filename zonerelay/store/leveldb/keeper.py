@@ -25,7 +25,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
 from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
@@ -35,7 +35,7 @@ from zonerelay.store.leveldb.queue_keeper import MOST_KINDS, QueueKeeper
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 MANY = 20_000
 """The smallest number of removed messages that starts a compaction."""
@@ -157,7 +157,12 @@ class SpoolKeeper(QueueKeeper):
     """Maintains an open spool directory with its threads."""
 
     def __init__(
-        self, reader: ReaderThreads[LevelDb], *, ballast: Ballast, min_free_space: int, around: Surroundings
+        self,
+        reader: ReaderThreads[LevelDb],
+        *,
+        ballast: ReserveFile,
+        min_free_space: int,
+        around: StoreContext,
     ) -> None:
         # LevelDB copies written data from its log through its levels.
         super().__init__(around, min_free_space=min_free_space, copies=3)
@@ -386,7 +391,7 @@ class SpoolKeeper(QueueKeeper):
         self.reader.stop()
 
 
-def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> SpoolReads:
+def _reopen(db: LevelDb, ballast: ReserveFile, full: bool) -> SpoolReads:
     if full:
         ballast.drop()
     ballast.make_way(functools.partial(db.reopen, full=full))

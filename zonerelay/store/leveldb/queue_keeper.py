@@ -23,7 +23,7 @@ from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 SWEEP_PAUSE = 20
 """The pause after a page of the search for aborted uploads, as a multiple of the page's duration. No caller
@@ -59,7 +59,7 @@ class QueueKeeper(abc.ABC):
     committer: Committer
 
     def __init__(
-        self, around: Surroundings, *, min_free_space: int, copies: int = 1, counted_from: bytes | None = None
+        self, around: StoreContext, *, min_free_space: int, copies: int = 1, counted_from: bytes | None = None
     ) -> None:
         """Create a keeper. `copies` is how many copies of a written byte may be on the disk for some time,
         and `counted_from` where a count of `Counts` begins.

@@ -17,15 +17,15 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import (
-    Kept,
     MessageNotFoundError,
     QueueCounts,
     StoreCorruptError,
+    StoredKey,
     Wanted,
     everybody,
 )
 from zonerelay.store.keys.port import KeyReader, Row, after, pages
-from zonerelay.store.leveldb.in_flight import Found, OpenMessage
+from zonerelay.store.leveldb.in_flight import OpenMessage, ReadResult
 
 PAGE_ROWS = 1000
 """The number of rows in a page."""
@@ -45,7 +45,7 @@ OLDEST_PAGE = 100
 _log = logging.getLogger("zonerelay.store")
 
 
-class Page(NamedTuple):
+class DeliveryPage(NamedTuple):
     """A page of deliveries, and the key that follows (None at the end)."""
 
     deliveries: list[Delivery]
@@ -54,7 +54,9 @@ class Page(NamedTuple):
 
 
 async def scanned(
-    page_at: Callable[[bytes, bytes], Awaitable[Page]], queue: QueueName | None, after: DeliveryKey | None
+    page_at: Callable[[bytes, bytes], Awaitable[DeliveryPage]],
+    queue: QueueName | None,
+    after: DeliveryKey | None,
 ) -> AsyncIterator[Delivery]:
     """Yield the deliveries of the pages of a queue, or of all queues, behind a key."""
     prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
@@ -111,22 +113,22 @@ class QueueReads:
 
     # --- deliveries
 
-    async def fresh(self, start: bytes, end: bytes, wanted: int) -> Page:
+    async def fresh(self, start: bytes, end: bytes, wanted: int) -> DeliveryPage:
         """Return deliveries of a zone that were never deferred and are not held."""
         found: list[Delivery] = []
         most = min(PAGE_ROWS, 2 * wanted)
         for number, (key, value) in enumerate(await self._rows(start, end, most + 1)):
             if number == most or len(found) == wanted:
-                return Page(found, key, [])
+                return DeliveryPage(found, key, [])
             try:
                 status = records.decode_status(key, value)
                 if not status.held and status.next_attempt <= 0:
                     found.append(records.decode_delivery(key, value))
             except StoreCorruptError as error:
                 self._step_over(error)
-        return Page(found, None, [])
+        return DeliveryPage(found, None, [])
 
-    async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
+    async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> DeliveryPage:
         """Return the deliveries that index keys below `bound` refer to. Keys without a delivery are only
         listed.
         """
@@ -137,7 +139,7 @@ class QueueReads:
                 low = key
                 break
             keys.append(key)
-        return Page(await self.deliveries([key for _, key in self._parsed(keys)]), low, keys)
+        return DeliveryPage(await self.deliveries([key for _, key in self._parsed(keys)]), low, keys)
 
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
         """Return those deliveries that exist and can be read."""
@@ -148,13 +150,13 @@ class QueueReads:
     async def page_of_keys(self, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
         return list(self._parsed(key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)))
 
-    async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> Page:
+    async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
         """Return a page of deliveries in any state. Only the keys of unwanted recipients are decoded."""
         found = list(await self._rows(start, end, PAGE_ROWS + 1))
         cursor = found.pop()[0] if len(found) > PAGE_ROWS else None
         if wanted is not everybody:
             found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
-        return Page(list(self._decoded(found)), cursor, [])
+        return DeliveryPage(list(self._decoded(found)), cursor, [])
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
@@ -264,9 +266,9 @@ class QueueReads:
             body = None  # `chunks` raises when the body is needed
         return message, count, body
 
-    async def states(self, keys: Sequence[DeliveryKey]) -> Found:
+    async def states(self, keys: Sequence[DeliveryKey]) -> ReadResult:
         """Return the deliveries and open messages that a change of these keys needs."""
-        found = Found()
+        found = ReadResult()
         found.deliveries = {delivery.key: delivery for delivery in await self.deliveries(keys)}
         for message_id in {key.message_id for key in keys}:
             try:
@@ -346,14 +348,14 @@ class QueueReads:
 
     # --- idempotency keys
 
-    async def kept(self, identity: str) -> Kept | None:
+    async def kept(self, identity: str) -> StoredKey | None:
         raw = await self._look_up(records.once_key(identity))
         return None if raw is None else records.decode_kept(raw)
 
-    async def kept_page(self, identity: str) -> list[tuple[str, Kept]]:
+    async def kept_page(self, identity: str) -> list[tuple[str, StoredKey]]:
         """Return the keys after an identity."""
         start = after(records.once_key(identity)) if identity else records.ONCE_PREFIX
-        found: list[tuple[str, Kept]] = []
+        found: list[tuple[str, StoredKey]] = []
         for key, value in await self._rows(start, records.after(records.ONCE_PREFIX), PAGE_ROWS):
             try:
                 name = key[len(records.ONCE_PREFIX) :].decode("ascii", "replace")

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from zonerelay.model.message_id import first_at, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.contract import EveryNth, Kept, StoreCorruptError, Wanted
+from zonerelay.store.contract import EveryNth, StoreCorruptError, StoredKey, Wanted
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import KeyPage, Row, page_of
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
 from zonerelay.store.leveldb.engine import Op, View
-from zonerelay.store.leveldb.reads import PAGE_ROWS, Page, QueueReads
+from zonerelay.store.leveldb.reads import PAGE_ROWS, DeliveryPage, QueueReads
 from zonerelay.store.leveldb.spool import LevelDb
 
 T = TypeVar("T")
@@ -86,14 +86,14 @@ class SpoolReads(QueueReads):
     async def _chunks(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self.keys.get(keys)  # LevelDb has reported the damage
 
-    async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> Page:
+    async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
         if not isinstance(wanted, EveryNth):
             return await super().scan_page(start, end, wanted)
         # One more row than is returned, with which the next page begins.
         limit = max(1, SAMPLED_ROWS // wanted.every) + 1
         rows = list(self._db.sampled(start, end, wanted.gap, limit=limit, view=self._view))
         low = rows.pop()[0] if len(rows) == limit else None
-        return Page(list(self._decoded(rows)), low, [])
+        return DeliveryPage(list(self._decoded(rows)), low, [])
 
     async def queues(self) -> set[QueueName]:
         start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
@@ -144,7 +144,7 @@ def drop_hints(db: LevelDb) -> None:
         db.write([[(key, None) for key in keys]])
 
 
-def once_ops(identity: str, kept: Kept) -> list[Op]:
+def once_ops(identity: str, kept: StoredKey) -> list[Op]:
     return [
         (records.once_key(identity), records.encode_kept(kept)),
         (records.once_until_key(identity, kept.until), b""),

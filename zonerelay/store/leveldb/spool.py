@@ -24,9 +24,9 @@ from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullErr
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     DamagedSpoolError,
-    Judgement,
-    Mark,
-    Needed,
+    DirectoryState,
+    RequiredFiles,
+    SyncMark,
     drop_leftovers,
     judge,
     last_written,
@@ -36,7 +36,7 @@ from zonerelay.store.leveldb.damage.directory import (
     write_mark,
 )
 from zonerelay.store.leveldb.damage.losses import DIRECTORY, Loss, Losses, identity_of
-from zonerelay.store.leveldb.damage.mending import Mending
+from zonerelay.store.leveldb.damage.mending import DatabaseRepair
 from zonerelay.store.leveldb.engine import (
     FAILURES,
     Database,
@@ -60,7 +60,7 @@ _TRIAL = "trial"
 _log = logging.getLogger("zonerelay.store")
 
 
-class NoRoomToOpenError(StoreOpenError, StoreFullError):
+class OutOfSpaceError(StoreOpenError, StoreFullError):
     """The disk is full, but LevelDB must write before it can open the spool."""
 
 
@@ -73,7 +73,7 @@ class LevelDb(Database):
         self._write_buffer = write_buffer
         self._is_tight = False
         self._lock = -1
-        self._mark: Mark | None = None
+        self._mark: SyncMark | None = None
         self._missing = set[str]()
         self._manifest_size = 0
         self.last_used = 0.0
@@ -108,12 +108,12 @@ class LevelDb(Database):
                 f"another zonerelay has opened {path}; stop it or choose another [spool] path"
             )
         if is_full(error) and lacks_inodes(path):
-            return NoRoomToOpenError(
+            return OutOfSpaceError(
                 f"the file system of the spool {path} has no free inodes (df -i); remove files there and "
                 f"restart ({text})"
             )
         if is_full(error):
-            return NoRoomToOpenError(
+            return OutOfSpaceError(
                 f"the file system of the spool {path} is full; free {rough_size(self._needed())} and "
                 f"restart ({text})"
             )
@@ -175,7 +175,7 @@ class LevelDb(Database):
             self._look_at(found)
         self._mark = found.mark
         self._manifest_size = 0
-        mending = Mending(self.path, self.losses, found.mark)
+        mending = DatabaseRepair(self.path, self.losses, found.mark)
         try:
             for log in found.suspects:
                 if log.contents.gaps:
@@ -190,7 +190,7 @@ class LevelDb(Database):
         mending.settle(lambda identity: is_there(db, records.metadata_key(MessageId(identity))))
         return db
 
-    def _open_mended(self, mending: Mending, *, is_new: bool) -> Handle:
+    def _open_mended(self, mending: DatabaseRepair, *, is_new: bool) -> Handle:
         try:
             return connect(self.path, write_buffer=self._write_buffer, create=is_new, is_tight=self._is_tight)
         except LevelDbCorruptionError:
@@ -201,7 +201,7 @@ class LevelDb(Database):
                 mending.mend(log)
         return connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
 
-    def _look_at(self, found: Judgement) -> None:
+    def _look_at(self, found: DirectoryState) -> None:
         """Check a database without a mark, which is of an older release or of another program. Opening it
         would change it, so links to its files are opened. Raises StoreOpenError; other errors are left to the
         opening itself.
@@ -253,7 +253,7 @@ class LevelDb(Database):
         try:
             found = look_at(self.path, self._mark, self._manifest_size)
         except OSError as error:
-            found = Needed(self._manifest_size, str(error))
+            found = RequiredFiles(self._manifest_size, str(error))
         self._manifest_size = found.manifest
         if found.missing and found.missing not in self._missing:
             self._missing.add(found.missing)
@@ -267,7 +267,7 @@ class LevelDb(Database):
         if self._suspect:
             return
         try:
-            mark = Mark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
+            mark = SyncMark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
             if self._mark is not None and (mark.log, mark.size) < (self._mark.log, self._mark.size):
                 return  # `look` reports it
             if mark != self._mark:

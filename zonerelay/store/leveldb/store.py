@@ -24,7 +24,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
-from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.common.write.batches import ChangeOne, changed, in_batches
@@ -33,27 +33,27 @@ from zonerelay.store.contract import (
     Change,
     ClaimFilter,
     Finish,
+    IdempotencyKey,
     KeptKeys,
-    Once,
+    OwnMessage,
     QueueCounts,
     StoreError,
-    Submit,
     Unhealthy,
     Wanted,
     everybody,
 )
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.claims import Claims
+from zonerelay.store.leveldb.claims import ClaimCursors
 from zonerelay.store.leveldb.cursors import QueueCursors
 from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight
+from zonerelay.store.leveldb.in_flight import NOTHING, InFlight, ReadResult
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.queue_keeper import QueueKeeper
-from zonerelay.store.leveldb.reads import READ_CHUNKS, Page, scanned
+from zonerelay.store.leveldb.reads import READ_CHUNKS, DeliveryPage, scanned
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import WritePlan
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 
 class LevelDbStore:
@@ -62,7 +62,7 @@ class LevelDbStore:
     node = 0
 
     def __init__(
-        self, keeper: QueueKeeper, around: Surroundings, *, last_id: MessageId | None, empty: bool
+        self, keeper: QueueKeeper, around: StoreContext, *, last_id: MessageId | None, empty: bool
     ) -> None:
         self._keeper = keeper
         self._health = keeper.health
@@ -75,7 +75,7 @@ class LevelDbStore:
         self._committer = keeper.committer
         self._read = keeper.read
         self._in_flight = InFlight()
-        self._claims = Claims(keeper, self._in_flight, empty=empty)
+        self._claims = ClaimCursors(keeper, self._in_flight, empty=empty)
         self._on_stored = around.on_stored
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
@@ -171,7 +171,7 @@ class LevelDbStore:
         self._reservations.start()
 
     async def submit_once(
-        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         return await self._reservations.store(once, message_id, submit)
 
@@ -197,8 +197,8 @@ class LevelDbStore:
     # --- settling
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        reports = [change for change in changes if isinstance(change, Submit)]
-        keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
+        reports = [change for change in changes if isinstance(change, OwnMessage)]
+        keys = [change.delivery.key for change in changes if not isinstance(change, OwnMessage)]
         stored: Collection[MessageId] = ()
         if reports:
             for report in reports:
@@ -207,7 +207,7 @@ class LevelDbStore:
                 stored = await self.read_messages(list(doubtful))
         plan = await self._plan(keys)
         for change in changes:
-            if not isinstance(change, Submit):
+            if not isinstance(change, OwnMessage):
                 plan.change(change.delivery.key, None if isinstance(change, Finish) else change.delivery)
             elif change.message.id not in stored:
                 self._add_report(plan, change)
@@ -247,12 +247,12 @@ class LevelDbStore:
         found = await self._find(keys) if in_flight.unknown(keys, NOTHING) else NOTHING
         return WritePlan(in_flight, found)
 
-    async def _find(self, keys: Sequence[DeliveryKey]) -> Found:
+    async def _find(self, keys: Sequence[DeliveryKey]) -> ReadResult:
         """Read the states of these deliveries that are not in memory. The caller must plan its write before
         it awaits anything else.
         """
         in_flight = self._in_flight
-        found = Found()
+        found = ReadResult()
         with in_flight.reading():
             while unknown := in_flight.unknown(keys, found):
                 self._health.check_usable()
@@ -263,7 +263,7 @@ class LevelDbStore:
                 found.drop(functools.partial(in_flight.is_stale, since=since))
         return found
 
-    def _add_report(self, plan: WritePlan, report: Submit) -> None:
+    def _add_report(self, plan: WritePlan, report: OwnMessage) -> None:
         self._add_message(plan, report.message, report.deliveries, split(report.body))
 
     def _submit(
@@ -425,7 +425,7 @@ class LevelDbStore:
     ) -> AsyncIterator[Delivery]:
         view = await self._read(lambda reads: reads.view())
 
-        def page_at(start: bytes, end: bytes) -> Coroutine[None, None, Page]:
+        def page_at(start: bytes, end: bytes) -> Coroutine[None, None, DeliveryPage]:
             return self._read(lambda _: view.scan_page(start, end, wanted))
 
         try:
@@ -481,7 +481,7 @@ def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> l
     return [(records.chunk_key(message_id, number), chunk) for number, chunk in enumerate(chunks, first)]
 
 
-class _Opened(NamedTuple):
+class _OpenSpool(NamedTuple):
     """The parts of a store that exist while its spool is open."""
 
     last_id: MessageId | None
@@ -489,13 +489,13 @@ class _Opened(NamedTuple):
     view: SpoolReads
 
 
-async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDbStore:
+async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> LevelDbStore:
     """Open the spool. Raises StoreOpenError. Deliveries can start at once; counting and cleaning continue in
     the background.
     """
     reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
     guard = space_guard(settings)
-    ballast = Ballast(settings.path, guard // 2)
+    ballast = ReserveFile(settings.path, guard // 2)
     try:
         opened = await reader.run(ballast.make_way, functools.partial(_open, reader.opened))
     except BaseException:
@@ -509,13 +509,13 @@ async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDb
     return store
 
 
-def _open(db: LevelDb) -> _Opened:
+def _open(db: LevelDb) -> _OpenSpool:
     db.open()
     try:
         scan.drop_hints(db)
         reads = SpoolReads(db)
         last = run_through(reads.last_message_id())
-        return _Opened(last, not run_through(reads.queues()), run_through(reads.view()))
+        return _OpenSpool(last, not run_through(reads.queues()), run_through(reads.view()))
     except StoreError as error:
         db.close()
         raise db.open_error(error) from error

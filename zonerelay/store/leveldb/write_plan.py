@@ -14,7 +14,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight, OpenMessage
+from zonerelay.store.leveldb.in_flight import NOTHING, InFlight, OpenMessage, ReadResult
 
 _RECORD_SIZE = 200
 """The approximate size of a delivery record and its keys, for the size of a batch."""
@@ -28,7 +28,7 @@ class WritePlan:
     `InFlight`.
     """
 
-    def __init__(self, in_flight: InFlight, found: Found = NOTHING) -> None:
+    def __init__(self, in_flight: InFlight, found: ReadResult = NOTHING) -> None:
         self._in_flight = in_flight
         self._found = found
         self._closed: dict[MessageId, int] = {}

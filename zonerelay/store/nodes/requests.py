@@ -25,7 +25,7 @@ from zonerelay.store.common.write.batches import ChangeOne, in_batches
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import KeyRange, Write
 from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX
 PATIENCE = 30.0
@@ -35,7 +35,7 @@ Found = dict[DeliveryKey, Delivery]
 Update = Callable[[Collection[DeliveryKey], ChangeOne], Awaitable[Found]]
 
 
-class _Wanted(msgspec.Struct, array_like=True):
+class _RequestedState(msgspec.Struct, array_like=True):
     """The current and the desired state of a delivery, as rows. The second is empty if the delivery is to be
     removed.
     """
@@ -53,7 +53,7 @@ class Requests:
     """
 
     update: Update
-    around: Surroundings
+    around: StoreContext
     held: Callable[[], Sequence[tuple[int, Partition]]]
     unclaimed: Callable[[Collection[DeliveryKey]], set[DeliveryKey]]
     others: Mapping[int, QueueReads]
@@ -78,7 +78,7 @@ class Requests:
             found |= {batch[at]: present[batch[at]] for at in await self._send(node, reads, wanted)}
         return found
 
-    async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> list[int]:
+    async def _send(self, node: int, reads: QueueReads, wanted: list[_RequestedState]) -> list[int]:
         """Send a request, and return which of the deliveries its owner has changed."""
         own, partition = self.held()[0]
         name = uuid4().hex.encode()
@@ -114,11 +114,11 @@ class Requests:
             await partition.write(Write(gone, makes_room=True))
         for name, value in requests.items():
             if name not in given:
-                done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_Wanted]))
+                done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_RequestedState]))
                 row: dict[bytes, bytes | None] = {answers.start + name: msgspec.msgpack.encode(done)}
                 await partition.write(Write(row, makes_room=True))
 
-    async def _carry_out(self, wanted: list[_Wanted]) -> list[int]:
+    async def _carry_out(self, wanted: list[_RequestedState]) -> list[int]:
         """Carry out a request in one durable write, whose limit no request exceeds. Return which deliveries
         were changed.
         """
@@ -142,8 +142,8 @@ class Requests:
         return [at for at, key in enumerate(by_key) if key in found and is_meant(found[key])]
 
 
-def _wanted(old: Delivery, new: Delivery | None) -> _Wanted:
+def _wanted(old: Delivery, new: Delivery | None) -> _RequestedState:
     key, row = records.delivery_key(old.key), records.encode_delivery(old)
     if new is None:
-        return _Wanted(key, row, b"", b"")
-    return _Wanted(key, row, records.delivery_key(new.key), records.encode_delivery(new))
+        return _RequestedState(key, row, b"", b"")
+    return _RequestedState(key, row, records.delivery_key(new.key), records.encode_delivery(new))

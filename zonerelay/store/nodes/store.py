@@ -52,10 +52,10 @@ from zonerelay.store.contract import (
     ClaimLostError,
     KeptKeys,
     MessageNotFoundError,
+    OwnMessage,
     QueueCounts,
     StoreError,
     StoreOpenError,
-    Submit,
     Unhealthy,
     Wanted,
     everybody,
@@ -68,7 +68,7 @@ from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.nodes.key_register import NodeRegister
 from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 MOST_ADOPTED = 10_000
 """The number of claimed messages of adopted partitions that are remembered before settled ones are
@@ -84,7 +84,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 @dataclass(slots=True, eq=False)
-class HeldPartition:
+class OwnedPartition:
     """A partition that this process writes, with its queue."""
 
     node: int
@@ -101,7 +101,7 @@ class NodeStore:
     """
 
     engine: SharedEngine
-    around: Surroundings
+    around: StoreContext
     _: KW_ONLY
     directory: Path
     preferred: int | None = None
@@ -110,11 +110,11 @@ class NodeStore:
     min_free_space: int = 0
 
     def __post_init__(self) -> None:
-        self._own: HeldPartition
+        self._own: OwnedPartition
         self._is_open = self._is_closed = False
-        self._heirs: dict[int, HeldPartition] = {}
+        self._heirs: dict[int, OwnedPartition] = {}
         self._first = 0
-        self._adopted: dict[MessageId, HeldPartition] = {}
+        self._adopted: dict[MessageId, OwnedPartition] = {}
         self._lost: dict[MessageId, set[DeliveryKey]] = {}
         self._stored_reports: set[MessageId] = set()
         self._others: dict[int, QueueReads] = {}
@@ -150,7 +150,7 @@ class NodeStore:
         self._tasks.start(self._replace_lost())
         return self
 
-    async def _take_partition(self) -> HeldPartition:
+    async def _take_partition(self) -> OwnedPartition:
         """Become the writer of the preferred partition, of one that this machine has used, of one whose lease
         has ended, or of a new one. Raises StoreError.
         """
@@ -177,7 +177,7 @@ class NodeStore:
         files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
         return [int(path.stem) for path in files if path.stem.isdigit()]
 
-    async def _enter(self, node: int, *, is_own: bool) -> HeldPartition:
+    async def _enter(self, node: int, *, is_own: bool) -> OwnedPartition:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
         # With the token the next process of this machine recognizes the partitions that this one has adopted.
         token = uuid4().hex if is_own else self._own.partition.writer
@@ -219,7 +219,7 @@ class NodeStore:
 
         queue = await open_queue(opened, around, min_free_space=self.min_free_space)
         assert partition is not None
-        return HeldPartition(node, partition, queue)
+        return OwnedPartition(node, partition, queue)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -316,7 +316,7 @@ class NodeStore:
                     self._is_fenced.set()
                     await asyncio.sleep(PAUSE)
 
-    async def _replace(self, lost: HeldPartition) -> None:
+    async def _replace(self, lost: OwnedPartition) -> None:
         keys = lost.queue.claimed_keys()
         for key in keys:
             self._lost.setdefault(key.message_id, set()).add(key)
@@ -342,13 +342,13 @@ class NodeStore:
 
     # --- choosing the partition
 
-    def _held(self) -> list[HeldPartition]:
+    def _held(self) -> list[OwnedPartition]:
         """Return the own partition first. The result is a list, because partitions are adopted and dropped
         while a caller waits.
         """
         return [self._own, *self._heirs.values()]
 
-    async def _holder(self, key: DeliveryKey) -> HeldPartition:
+    async def _holder(self, key: DeliveryKey) -> OwnedPartition:
         """Return the partition in which the delivery is claimed or else stored. Deliveries that an operator
         bounces are not claimed.
         """
@@ -371,7 +371,7 @@ class NodeStore:
                 if not lost:
                     del self._lost[key.message_id]
 
-    async def _holder_of(self, message_id: MessageId) -> HeldPartition:
+    async def _holder_of(self, message_id: MessageId) -> OwnedPartition:
         """Return the partition that has the message. Raises ClaimLostError."""
         if message_id in self._lost:
             raise ClaimLostError("the message is now owned by another node")
@@ -453,10 +453,10 @@ class NodeStore:
         if not self._heirs and not self._lost and not self._stored_reports:
             await self._own.queue.settle(changes, lazy=lazy)
             return
-        parts: dict[HeldPartition, list[Change]] = {}
+        parts: dict[OwnedPartition, list[Change]] = {}
         lost: list[DeliveryKey] = []
         for change in changes:
-            if isinstance(change, Submit):
+            if isinstance(change, OwnMessage):
                 if change.message.id in self._stored_reports:
                     continue
                 about = [key for key in change.about if not self._is_lost(key)]
@@ -476,12 +476,12 @@ class NodeStore:
         failed = [result for result in results if isinstance(result, BaseException)]
         for part, result in zip(parts.values(), results, strict=True):
             # If a call has failed in part, the caller repeats all of it. A bounce must not be stored twice.
-            ids = {change.message.id for change in part if isinstance(change, Submit)}
+            ids = {change.message.id for change in part if isinstance(change, OwnMessage)}
             if failed and result is None:
                 self._stored_reports |= ids
         if failed:
             raise failed[0]
-        self._stored_reports -= {change.message.id for change in changes if isinstance(change, Submit)}
+        self._stored_reports -= {change.message.id for change in changes if isinstance(change, OwnMessage)}
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         found = await self._update_held(keys, change)
@@ -531,7 +531,7 @@ class NodeStore:
                     piece = await anext(found, None)
 
     @contextlib.contextmanager
-    def _reading(self, held: HeldPartition) -> Iterator[None]:
+    def _reading(self, held: OwnedPartition) -> Iterator[None]:
         """Raise ClaimLostError if a read failed because another writer has taken over the partition. The
         caller would report a deferral of mail that another node is sending.
         """

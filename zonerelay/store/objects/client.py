@@ -5,10 +5,10 @@ that it has done nothing. A failed read or listing is repeated, also if a reused
 a response, because S3 answers some requests with 500, as its documentation says. A change is never repeated,
 neither here nor by a library, because a late one would overwrite newer data.
 
-Errors state what is known: `ConflictError` and `MissingError` are answers of the service. After `UnsureError`
-it is unknown whether the change happened, and the caller must find out. `RefusedError` means that the service
-refused. Texts may contain names of keys and messages of the service, but no secrets and no addresses of
-people.
+Errors state what is known: `ConflictError` and `MissingError` are answers of the service. After
+`UnknownResultError` it is unknown whether the change happened, and the caller must find out.
+`RequestRejectedError` means that the service refused. Texts may contain names of keys and messages of the
+service, but no secrets and no addresses of people.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _DENIED = frozenset({400, 401, 403})
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 
-class UnsureError(StoreLostError):
+class UnknownResultError(StoreLostError):
     """The request failed, and it is unknown whether the service carried it out. The change may have
     happened.
     """
 
 
-class RefusedError(StoreError):
+class RequestRejectedError(StoreError):
     """The service rejected the request."""
 
 
@@ -90,7 +90,7 @@ def _session() -> AioSession:
     return session
 
 
-class _AskingOnce(AIOHTTPSession):
+class _NoRetrySession(AIOHTTPSession):
     """An HTTP session that does not retry a PUT or a DELETE.
 
     `ca_file` is loaded again after a change.
@@ -126,7 +126,7 @@ class Bucket:
         self._slots = asyncio.Semaphore(settings.max_requests)
 
     async def open(self) -> None:
-        """Create the client without a request. Raises RefusedError, or StoreOpenError."""
+        """Create the client without a request. Raises RequestRejectedError, or StoreOpenError."""
         self._secret_key = await FILES.run(self._read_secret_key)
         self._opened_at = asyncio.get_running_loop().time()
         try:
@@ -138,7 +138,7 @@ class Bucket:
                 made = self._make("sqs", self._settings.queue_endpoint_url)
                 self._queue = await self._stack.enter_async_context(made)
         except (BotoCoreError, ValueError) as error:
-            raise RefusedError(f"the object store's client: {error}") from error
+            raise RequestRejectedError(f"the object store's client: {error}") from error
 
     def _make(self, service: str, url: str) -> contextlib.AbstractAsyncContextManager[Any]:  # Any: as above
         settings = self._settings
@@ -149,7 +149,7 @@ class Bucket:
             s3={"addressing_style": addressing.value},
             # Retries are decided here, because a conditional request must not be repeated.
             retries={"total_max_attempts": 1},
-            http_session_cls=_AskingOnce,
+            http_session_cls=_NoRetrySession,
             connect_timeout=settings.timeout,
             read_timeout=settings.timeout + (20.0 if service == "sqs" else 0.0),
             max_pool_connections=settings.max_requests,
@@ -276,7 +276,7 @@ class Bucket:
                         async with answer["Body"] as stream:
                             answer["Body"] = await stream.read()
                     return answer
-            except _NotDoneError:
+            except _RequestFailedError:
                 await asyncio.sleep(PAUSE * attempt)
         raise AssertionError("the last attempt raises")
 
@@ -295,13 +295,13 @@ class Bucket:
             found: StoreError = _explain(error.response, error.operation_name, asks=asks)
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             self._may_be_old = self._may_be_old or status in _DENIED
-            if isinstance(found, _NotDoneError) and last:
-                found = UnsureError(str(found))
+            if isinstance(found, _RequestFailedError) and last:
+                found = UnknownResultError(str(found))
         except ConnectionClosedError as error:
             text = f"the object store closed the connection without a response: {error}"
-            found = _NotDoneError(text) if asks and not last else UnsureError(text)
+            found = _RequestFailedError(text) if asks and not last else UnknownResultError(text)
         except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            found = UnsureError(f"the object store: {type(error).__name__}: {error}")
+            found = UnknownResultError(f"the object store: {type(error).__name__}: {error}")
         else:
             return
         raise found
@@ -312,7 +312,7 @@ def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what t
     params["headers"].pop("Expect", None)
 
 
-class _NotDoneError(StoreError):
+class _RequestFailedError(StoreError):
     """The service did not carry out the request; a later attempt may succeed."""
 
 
@@ -322,11 +322,11 @@ def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError: 
     text = str(response.get("Error", {}).get("Message", ""))[:200]
     said = f"the object store returned {status} {code} to {verb}: {text}"
     if code in _BUSY or code in _NOT_DONE or (asks and status >= 500):
-        return _NotDoneError(said)
+        return _RequestFailedError(said)
     if status == 412 or code == "PreconditionFailed":
         return ConflictError(said)
     if code == "NoSuchBucket":
-        return RefusedError(said)
+        return RequestRejectedError(said)
     if status in (404, 416):  # it exists, but is shorter
         return MissingError(said)
     return _explain_refusal(code, status, said)
@@ -335,4 +335,8 @@ def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError: 
 def _explain_refusal(code: str, status: int, said: str) -> StoreError:
     if code in _FULL:
         return StoreFullError(said)
-    return UnsureError(said) if status == 0 or (status >= 500 and status != 501) else RefusedError(said)
+    return (
+        UnknownResultError(said)
+        if status == 0 or (status >= 500 and status != 501)
+        else RequestRejectedError(said)
+    )

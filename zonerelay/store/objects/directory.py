@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from zonerelay import durable
-from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.disk_watch import lacks_inodes
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.objects.index import Span
+from zonerelay.store.objects.index import ValueLocation
 from zonerelay.store.objects.objects import Object, checked_values
 
 THREADS = 8
@@ -54,7 +54,7 @@ class DirectoryPlace:
         self._values = values
         self._is_reader = is_reader
         self._reserve = reserve
-        self._ballast = Ballast(directory, reserve)
+        self._ballast = ReserveFile(directory, reserve)
         self._unsynced: set[Path] = set()
         """Directories with new names of values that are not synced."""
         if not is_reader:
@@ -150,7 +150,7 @@ class DirectoryPlace:
 
         return await self._run(read)
 
-    async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
+    async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
         def read() -> list[bytes] | None:
             with translated():
                 try:

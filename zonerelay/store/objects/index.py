@@ -43,7 +43,7 @@ class LogState(msgspec.Struct, frozen=True, array_like=True):
     live: int = 0
 
 
-class Span(NamedTuple):
+class ValueLocation(NamedTuple):
     """The location of a value outside of the index: a range of bytes in an object, and their CRC-32."""
 
     name: str
@@ -57,15 +57,15 @@ def small(value: bytes) -> bytes:
     return SMALL + value
 
 
-def large(span: Span) -> bytes:
+def large(span: ValueLocation) -> bytes:
     """Return the stored form of a value that is in an object."""
     return LARGE + _SPAN.pack(span.first, span.size, span.checksum) + span.name.encode()
 
 
-def span_of(stored: bytes) -> Span | None:
+def span_of(stored: bytes) -> ValueLocation | None:
     if stored[:1] != LARGE:
         return None
-    return Span(stored[1 + _SPAN.size :].decode(), *_SPAN.unpack_from(stored, 1))
+    return ValueLocation(stored[1 + _SPAN.size :].decode(), *_SPAN.unpack_from(stored, 1))
 
 
 def name_of(stored: bytes) -> str:

@@ -54,7 +54,7 @@ from zonerelay.store.keys import port
 from zonerelay.store.objects.index import (
     LogState,
     ObjectIndex,
-    Span,
+    ValueLocation,
     large,
     name_of,
     small,
@@ -122,7 +122,7 @@ class ObjectPlace(Protocol):
 
     async def read(self, name: str) -> bytes | None: ...
 
-    async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
+    async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
         """Return consecutive values in an object, checked as in `checked_values`, or None if the object does
         not exist.
         """
@@ -148,7 +148,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     ranges: list[port.KeyRange] = []
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """A heartbeat. `slot` is the last entry of the log at that time, and `snapshot` that of its last
     snapshot.
     """
@@ -200,7 +200,7 @@ class ObjectEngine:
         """The directories that are in use."""
         self.fresh_for = 0.0
         """Seconds in which reads of other nodes' partitions may use the last known state."""
-        self._seen: dict[int, tuple[Beat | None, float]] = {}
+        self._seen: dict[int, tuple[Heartbeat | None, float]] = {}
 
     def keeper(self, node: int) -> ObjectKeys:
         return ObjectKeys(self, node)
@@ -215,21 +215,21 @@ class ObjectEngine:
         self.indexes.add(path)
         return path
 
-    async def peers(self) -> list[port.Peer]:
+    async def peers(self) -> list[port.PeerPartition]:
         found: set[int] = set()
         async for names in self.place.names("beats/"):
             found |= {int(name.rpartition("/")[2]) for name in names}
         return list(await asyncio.gather(*map(self._peer, sorted(found))))
 
-    async def _peer(self, node: int) -> port.Peer:
+    async def _peer(self, node: int) -> port.PeerPartition:
         beat = await self.beat_of(node)
         is_over = self.is_over(node, beat)
-        beat = beat or Beat()
-        return port.Peer(node, beat.epoch, beat.writer, beat.is_left, is_over)
+        beat = beat or Heartbeat()
+        return port.PeerPartition(node, beat.epoch, beat.writer, beat.is_left, is_over)
 
-    async def beat_of(self, node: int) -> Beat | None:
+    async def beat_of(self, node: int) -> Heartbeat | None:
         data = await self.place.read(f"beats/{node}")
-        return None if data is None else unpacked(data, Beat, f"beats/{node}")
+        return None if data is None else unpacked(data, Heartbeat, f"beats/{node}")
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
@@ -273,7 +273,7 @@ class ObjectEngine:
                 }
                 await self.place.remove([name for name in some if _stem(name) not in held])
 
-    def is_over(self, node: int, beat: Beat | None) -> bool:
+    def is_over(self, node: int, beat: Heartbeat | None) -> bool:
         """Return whether the lease of a node has ended, judging by the heartbeats that this process has
         seen.
         """
@@ -378,7 +378,7 @@ class ObjectKeys:
 
     # --- entering
 
-    async def look(self) -> port.State | None:
+    async def look(self) -> port.PartitionState | None:
         mark = await self._place.read("mark")
         if mark is None:
             return None
@@ -386,17 +386,17 @@ class ObjectKeys:
             await self._catch_up()
             return self._as_state(mark)
 
-    def _as_state(self, mark: bytes) -> port.State:
+    def _as_state(self, mark: bytes) -> port.PartitionState:
         state = self._state
-        return port.State(
+        return port.PartitionState(
             mark.decode(), state.epoch, state.writer, port.Position(state.batch_epoch, state.batch)
         )
 
-    async def enter(self, writer: str, *, mark: str) -> port.State:
+    async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         async with self._turn:
             return await self._enter(writer, mark)
 
-    async def _enter(self, writer: str, mark: str) -> port.State:
+    async def _enter(self, writer: str, mark: str) -> port.PartitionState:
         stored = await self._place.read("mark")
         if stored is None:
             await self._place.create("mark", mark.encode())
@@ -436,16 +436,16 @@ class ObjectKeys:
         snapshot.
         """
         while True:
-            beat = await self._engine.beat_of(self._node) or Beat()
+            beat = await self._engine.beat_of(self._node) or Heartbeat()
             try:
                 await self._follow(beat, ahead)
                 return
             except StoreError:
-                now = await self._engine.beat_of(self._node) or Beat()
+                now = await self._engine.beat_of(self._node) or Heartbeat()
                 if now.snapshot == beat.snapshot:
                     raise
 
-    async def _follow(self, beat: Beat, ahead: int) -> None:
+    async def _follow(self, beat: Heartbeat, ahead: int) -> None:
         if not self._is_open or self._is_suspect:
             self._state = await self._threads.read(ObjectIndex.open, self._is_suspect)
             self._is_open, self._is_suspect = True, False
@@ -481,7 +481,7 @@ class ObjectKeys:
                 return
             if await self._place.read(names[count]) is not None:
                 continue  # it was created while the others were read
-            beat = await self._engine.beat_of(self._node) or Beat()
+            beat = await self._engine.beat_of(self._node) or Heartbeat()
             if forgive is None or not missing or beat.snapshot > self._state.slot + 1:
                 raise self._gap()
             for slot in missing:
@@ -598,7 +598,7 @@ class ObjectKeys:
 
     # --- writing
 
-    async def apply(self, batch: port.Batch) -> None:
+    async def apply(self, batch: port.WriteBatch) -> None:
         async with self._turn:
             if batch.position.epoch != self._epoch or not self._is_open:
                 raise port.FencedError(
@@ -606,7 +606,7 @@ class ObjectKeys:
                 )
             await self._apply(batch)
 
-    async def _apply(self, batch: port.Batch) -> None:
+    async def _apply(self, batch: port.WriteBatch) -> None:
         write = batch.write
         rows, values = self._split(write.changes, f"{batch.position.epoch:06d}-{batch.position.number:012d}")
         staged = {
@@ -675,7 +675,7 @@ class ObjectKeys:
                 text = _UNFIT.sub("-", key[:60].decode("ascii", "replace"))
                 objects.append((f"{text}.{number}-{len(objects)}", []))
             name, values = objects[-1]
-            rows[key] = large(Span(name, size, len(value), zlib.crc32(value)))
+            rows[key] = large(ValueLocation(name, size, len(value), zlib.crc32(value)))
             values.append(value)
             size += len(value)
         return rows, [(f"{self._base}values/{name}", values) for name, values in objects]
@@ -707,14 +707,14 @@ class ObjectKeys:
                     return True
                 slot += 1  # an entry of this writer whose answer was lost
             return False
-        beat = await self._engine.beat_of(self._node) or Beat()
+        beat = await self._engine.beat_of(self._node) or Heartbeat()
         own = (self._epoch, self._state.writer)
         return beat.epoch > own[0] or (beat.epoch == own[0] and beat.writer != own[1])
 
     async def _beat(self, *, is_left: bool = False) -> None:
         self._beats += 1
         state = self._state
-        beat = Beat(self._epoch, state.writer, self._beats, is_left, state.slot, self._snapshot_slot)
+        beat = Heartbeat(self._epoch, state.writer, self._beats, is_left, state.slot, self._snapshot_slot)
         await self._place.replace(f"beats/{self._node}", packed(beat))
 
     async def room(self) -> int | None:
@@ -816,7 +816,7 @@ class ObjectKeys:
         return f"{self._base}snapshot/{slot:016d}/"
 
 
-def checked_values(values: Sequence[bytes], spans: Sequence[Span], name: str) -> list[bytes]:
+def checked_values(values: Sequence[bytes], spans: Sequence[ValueLocation], name: str) -> list[bytes]:
     """Return the values that were read from these spans. Raises StoreCorruptError."""
     for value, span in zip(values, spans, strict=True):
         if zlib.crc32(value) != span.checksum:

@@ -25,8 +25,8 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.port import MAX_NODES
-from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RefusedError
-from zonerelay.store.objects.index import Span
+from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RequestRejectedError
+from zonerelay.store.objects.index import ValueLocation
 from zonerelay.store.objects.objects import AHEAD, Object, ObjectEngine, checked_values
 from zonerelay.store.surroundings import ReadSecret, secret_of
 
@@ -134,7 +134,7 @@ class BucketPlace:
             await bucket.put(key, b"12", new=True)
         except ConflictError:
             raise _unfit("rejects a PUT with If-None-Match: * for a new object") from None
-        except RefusedError as error:
+        except RequestRejectedError as error:
             await bucket.put(key, b"12")  # raises if nothing may be written at all
             raise _unfit(f"does not support a PUT with If-None-Match: * ({error})") from error
         try:
@@ -184,7 +184,7 @@ class BucketPlace:
             return await bucket.get(self._prefix + name, first, length)
         return None
 
-    async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
+    async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
         start, end = spans[0].first, spans[-1].first + spans[-1].size
         data = await self._read(name, start, end - start)
         if data is None:

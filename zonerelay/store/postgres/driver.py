@@ -1,13 +1,13 @@
 """Wraps the PostgreSQL driver. This is the only module that uses asyncpg, which it imports for the first
 connection.
 
-A `Link` is one connection that executes one statement at a time; other callers wait. Failures are
-StoreErrors:
+A `DatabaseConnection` is one connection that executes one statement at a time; other callers wait. Failures
+are StoreErrors:
 
 - `ConnectionLostError`: the connection was lost or does not respond. It is unknown whether the statement was
   executed.
-- `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
-- `ClashError`: another transaction conflicted; the same statement may succeed at once.
+- `StatementRejectedError`: the statement itself is refused (a duplicate, an impossible value) and always will
+be. - `TransactionConflictError`: another transaction conflicted; the same statement may succeed at once.
 - StoreFullError, and StoreError for all other errors of the server.
 
 A commit whose wait for a standby was interrupted (`pg_cancel_backend`, a shutdown) ends with a warning and no
@@ -81,16 +81,16 @@ class ConnectionLostError(StoreLostError):
     """The connection to the database was lost. It is unknown whether it has executed the statement."""
 
 
-class SickError(StoreError):
+class StatementRejectedError(StoreError):
     """The database rejects the statement permanently."""
 
 
-class ClashError(StoreError):
+class TransactionConflictError(StoreError):
     """Another transaction conflicted with this one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class DatabaseAccess:
     """The database's address and login, and the duration of the writer's lease. `read_password` is called for
     each connection.
     """
@@ -147,7 +147,7 @@ SELECT pg_backend_pid(), set_config(
 """
 
 
-class Link:
+class DatabaseConnection:
     """One connection to the database. `pid` is its process on the server. With `is_pooled` that process
     changes, and nothing may be left in its session.
     """
@@ -162,19 +162,19 @@ class Link:
         connection.add_log_listener(self._hear_log)
 
     @classmethod
-    async def open(cls, access: Access) -> Link:
+    async def open(cls, access: DatabaseAccess) -> DatabaseConnection:
         """Connect. If the caller is cancelled, no incomplete connection remains. Raises StoreError."""
         return await _kept(cls._open(access))
 
     @classmethod
-    async def plain(cls, access: Access, *, timeout: float = COMMAND_TIMEOUT) -> Link:
+    async def plain(cls, access: DatabaseAccess, *, timeout: float = COMMAND_TIMEOUT) -> DatabaseConnection:
         """Connect, even through a pooler for transactions: the session is not changed, and no statement is
         prepared by name. Raises StoreError.
         """
         return await _kept(cls._plain(access, timeout))
 
     @classmethod
-    async def _plain(cls, access: Access, timeout: float) -> Link:
+    async def _plain(cls, access: DatabaseAccess, timeout: float) -> DatabaseConnection:
         link = await cls._connect(access, timeout, prepared=0)
         try:
             ((pid,),) = await link.fetch("SELECT pg_backend_pid()", timeout=min(timeout, CONNECT_TIMEOUT))
@@ -192,7 +192,7 @@ class Link:
         return await cls._connect(access, timeout, prepared=100)
 
     @classmethod
-    async def _open(cls, access: Access) -> Link:
+    async def _open(cls, access: DatabaseAccess) -> DatabaseConnection:
         link = await cls._connect(access, COMMAND_TIMEOUT, prepared=100)
         settings = access.settings()
         # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
@@ -204,7 +204,7 @@ class Link:
         return link
 
     @classmethod
-    async def _connect(cls, access: Access, timeout: float, *, prepared: int) -> Link:
+    async def _connect(cls, access: DatabaseAccess, timeout: float, *, prepared: int) -> DatabaseConnection:
         driver = load_driver()
         password = await FILES.run(access.read_password)
         with translated(driver, password):
@@ -302,17 +302,17 @@ class Link:
         self._connection.terminate()
 
 
-class Links:
+class DatabasePool:
     """A small connection pool for reads and claims. A broken one is replaced at its next use."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: DatabaseAccess) -> None:
         self._access = access
-        self._idle: list[Link] = []
-        self._busy: set[Link] = set()
+        self._idle: list[DatabaseConnection] = []
+        self._busy: set[DatabaseConnection] = set()
         self._places = asyncio.Semaphore(MAX_LINKS)
 
     @contextlib.asynccontextmanager
-    async def use(self) -> AsyncIterator[Link]:
+    async def use(self) -> AsyncIterator[DatabaseConnection]:
         """Yield a connection for the block. Raises ConnectionLostError if the database is unreachable."""
         async with self._places:
             link = await self._take()
@@ -327,12 +327,12 @@ class Links:
                 if not link.is_closed:
                     self._idle.append(link)
 
-    async def _take(self) -> Link:
+    async def _take(self) -> DatabaseConnection:
         while self._idle:
             link = self._idle.pop()
             if not link.is_closed:
                 return link
-        return await Link.open(self._access)
+        return await DatabaseConnection.open(self._access)
 
     def cut(self) -> None:
         """Close all connections immediately. Active statements fail."""
@@ -347,7 +347,7 @@ class Links:
             link.cut()
 
 
-async def _kept(opening: Coroutine[None, None, Link]) -> Link:
+async def _kept(opening: Coroutine[None, None, DatabaseConnection]) -> DatabaseConnection:
     task = asyncio.get_running_loop().create_task(opening)
     try:
         return await asyncio.shield(task)
@@ -356,7 +356,7 @@ async def _kept(opening: Coroutine[None, None, Link]) -> Link:
         raise
 
 
-def _discard(task: asyncio.Task[Link]) -> None:
+def _discard(task: asyncio.Task[DatabaseConnection]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().cut()
 
@@ -392,9 +392,9 @@ def _refused(state: str, message: str, password: str) -> StoreError:
     if state.startswith(_CONNECTION_CLASSES):
         return ConnectionLostError(text)
     if state in _CLASH:
-        return ClashError(text)
+        return TransactionConflictError(text)
     if state.startswith(_SICK_CLASSES):
-        return SickError(text)
+        return StatementRejectedError(text)
     if state in _FULL:
         return StoreFullError(text)
     # Damaged files, or an internal error.

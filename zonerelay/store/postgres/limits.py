@@ -15,7 +15,7 @@ from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import KEEP_IDLE, Access, Columns, Link
+from zonerelay.store.postgres.driver import KEEP_IDLE, Columns, DatabaseAccess, DatabaseConnection
 
 PATIENCE = 5.0
 """The timeout of one statement in seconds."""
@@ -44,18 +44,18 @@ class PostgresRecordStore:
 
     name = "the spool's database"
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: DatabaseAccess) -> None:
         self._access = access
         self._schema = f'"{access.schema}"'
         self._notices = f"{access.schema}_limits"
-        self._link: Link | None = None
+        self._link: DatabaseConnection | None = None
         self._broken = asyncio.Event()
 
     async def open(self, on_notice: Callable[[str], None]) -> None:
         await self.close()
         self._broken.clear()
         try:
-            link = self._link = await Link.plain(self._access, timeout=PATIENCE)
+            link = self._link = await DatabaseConnection.plain(self._access, timeout=PATIENCE)
             link.on_end(self._broken.set)
             if not link.is_pooled:
                 await link.fetch(KEEP_IDLE)

@@ -32,7 +32,7 @@ from zonerelay.store.objects.directory import DirectoryPlace, translated
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of, is_large
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.spool_paths import disk_directories
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 LOCK = "zonerelay.lock"
 _FORMAT, _FIRST_FORMAT = b"zonerelay queue 2 ", b"zonerelay queue 1 "
@@ -62,7 +62,7 @@ def disk_engine(
     return ObjectEngine(place, index or scratch, clock=clock, lease=0.0, is_apart=is_apart, forgive=forgive)
 
 
-async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
+async def open_disk(spool: SpoolSettings, around: StoreContext) -> LevelDbStore:
     """Open the queue. Raises StoreOpenError."""
     directories = await STORE.open(Directories, spool)
 
@@ -109,7 +109,7 @@ def judge_mark(path: Path, mark: bytes) -> None:
         )
 
 
-class _Directory(NamedTuple):
+class _QueueDirectory(NamedTuple):
     """A directory of the queue and its option."""
 
     option: str
@@ -126,7 +126,7 @@ class Directories:
         changed.
         """
         env, meta, scratch = disk_directories(spool)
-        self._opened: list[_Directory] = []
+        self._opened: list[_QueueDirectory] = []
         try:
             self.meta = self._open("meta_directory", meta)
             self.env = self.meta if _same(env, meta) else self._open("env_directory", env)
@@ -142,11 +142,11 @@ class Directories:
             self.close()
             raise
 
-    def _open(self, option: str, path: Path) -> _Directory:
+    def _open(self, option: str, path: Path) -> _QueueDirectory:
         make_configured(path, option)
         try:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._opened.append(_Directory(option, path, lock, b""))
+            self._opened.append(_QueueDirectory(option, path, lock, b""))
             lock_configured(lock, path, option)
             directory = self._opened[-1]._replace(mark=os.pread(lock, 200, 0))
         except OSError as error:

@@ -24,7 +24,7 @@ from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.queue_keeper import QueueKeeper
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 T = TypeVar("T")
 Release = Callable[[], Awaitable[None]]
@@ -84,7 +84,7 @@ class PartitionKeeper(QueueKeeper):
 
     committer: QueueCommitter
 
-    def __init__(self, around: Surroundings, release: Release, foreign: Foreign, min_free_space: int) -> None:
+    def __init__(self, around: StoreContext, release: Release, foreign: Foreign, min_free_space: int) -> None:
         super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
         self._let_go = release
         self._foreign = foreign
@@ -175,7 +175,7 @@ async def _none_foreign() -> str:
 
 async def open_queue(
     opened: Callable[[Hooks], Awaitable[Partition]],
-    around: Surroundings,
+    around: StoreContext,
     *,
     release: Release = _nothing,
     foreign: Foreign = _none_foreign,

@@ -24,7 +24,7 @@ from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import StoreContext
 
 WARNING = 'the spool is in memory (backend = "memory"): all mail in it is lost at a stop or a crash'
 SHELF_WARNING = (
@@ -36,7 +36,7 @@ _CLOSED, _IN_USE = b"zonerelay shelf 2 closed\n", b"zonerelay shelf 2 in use\n"
 _log = logging.getLogger("zonerelay.store")
 
 
-async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
+async def open_memory(path: Path | None, around: StoreContext) -> LevelDbStore:
     """Open a queue in memory, with a shelf if `path` is given. Raises StoreOpenError."""
     engine = MemoryEngine(around.clock)
     release = engine.close
@@ -44,7 +44,7 @@ async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
         _log.warning("%s", WARNING)
     else:
         _log.warning(SHELF_WARNING, path)
-        shelf = Shelf(path)
+        shelf = SavedQueueFile(path)
         rows = await STORE.run(shelf.open)
         engine.partition(0).rows.update(rows)
         release = partial(STORE.run, shelf.close, engine.partition(0).rows)
@@ -56,7 +56,7 @@ async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
     return await open_queue(opened, around, release=release)
 
 
-class Shelf:
+class SavedQueueFile:
     """The file in which a queue in memory is saved between an orderly stop and the next start. Every method
     blocks.
     """

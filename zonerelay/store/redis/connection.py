@@ -85,7 +85,7 @@ class Confirmation:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RedisEndpoint:
     """The Redis server of the settings, and a function that reads its password."""
 
     settings: RedisSettings
@@ -117,7 +117,7 @@ class Server:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _Pipeline:
     """Commands that were sent together."""
 
     answers: list[asyncio.Future[Reply]]
@@ -125,7 +125,7 @@ class _Batch:
 
 
 @dataclass(eq=False, repr=False)
-class Wire:
+class SharedConnection:
     """A Redis connection that any number of callers share. `open_wire` opens it."""
 
     connection: driver.AbstractConnection
@@ -138,7 +138,7 @@ class Wire:
         self._writer = self.connection._writer
         self._broken: StoreError | None = None
         self._queue: list[_Call] = []
-        self._sent: deque[_Batch] = deque()
+        self._sent: deque[_Pipeline] = deque()
         self._to_send = asyncio.Event()
         self._to_receive = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -174,7 +174,7 @@ class Wire:
                 continue
             if not self._sent:
                 self._progress = self._loop.time()
-            batch = _Batch([future for _, future in queue], self.confirm)
+            batch = _Pipeline([future for _, future in queue], self.confirm)
             self._sent.append(batch)
             self._to_receive.set()
             commands = [command for command, _ in queue] + [asked.command for asked in batch.confirm]
@@ -199,7 +199,7 @@ class Wire:
         except (RedisError, OSError) as error:
             self._break(_lost(error))
 
-    async def _receive_batch(self, batch: _Batch) -> None:
+    async def _receive_batch(self, batch: _Pipeline) -> None:
         replies = [(future, await self._read()) for future in batch.answers]
         for asked in batch.confirm:
             reply = await self._read()
@@ -291,7 +291,7 @@ async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.Stream
 
 
 @contextlib.asynccontextmanager
-async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]:
+async def _connected(server: RedisEndpoint) -> AsyncIterator[driver.AbstractConnection]:
     """Yield a new connection, which is closed if the block fails. Raises StoreError."""
     connection, writer = await server.connection(), None
     disconnect = connection.disconnect
@@ -318,43 +318,45 @@ async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]
         raise
 
 
-async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
+async def open_wire(server: RedisEndpoint, on_broken: Callable[[str], None]) -> SharedConnection:
     """Open a wire. Raises StoreError."""
     async with _connected(server) as connection:
-        return Wire(connection, timeout=server.settings.timeout, on_broken=on_broken)
+        return SharedConnection(connection, timeout=server.settings.timeout, on_broken=on_broken)
 
 
-class Script:
+class LuaScript:
     """A Lua script that is loaded on each connection and called by its SHA-1."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
-    def run(self, wire: Wire, names: Sequence[Argument], *values: Argument) -> asyncio.Future[Reply]:
+    def run(
+        self, wire: SharedConnection, names: Sequence[Argument], *values: Argument
+    ) -> asyncio.Future[Reply]:
         return wire.call("EVALSHA", self.digest, len(names), *names, *values)
 
     @staticmethod
-    async def load(wire: Wire, scripts: Iterable[Script]) -> None:
+    async def load(wire: SharedConnection, scripts: Iterable[LuaScript]) -> None:
         """Load the scripts, because the server may have been restarted since the last connection. Raises
         StoreError.
         """
         await asyncio.gather(*(wire.call("SCRIPT LOAD", script.text) for script in scripts))
 
 
-class Connection:
+class RedisConnection:
     """A connection that is opened on first use and replaced after it was lost. It may have any number of
     callers. `prepare` checks each new wire and loads its scripts.
     """
 
-    def __init__(self, server: Server, prepare: Callable[[Wire], Awaitable[None]]) -> None:
+    def __init__(self, server: RedisEndpoint, prepare: Callable[[SharedConnection], Awaitable[None]]) -> None:
         self._server = server
         self._prepare = prepare
-        self._wire: Wire | None = None
+        self._wire: SharedConnection | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()
 
-    async def wire(self) -> Wire:
+    async def wire(self) -> SharedConnection:
         """Return the wire. Raises StoreError."""
         async with self._turn:
             if self._is_closed:
@@ -364,7 +366,7 @@ class Connection:
                 self._wire = await self._open()
             return self._wire
 
-    async def _open(self) -> Wire:
+    async def _open(self) -> SharedConnection:
         wire = await open_wire(self._server, lambda _reason: None)
         try:
             await self._prepare(wire)
@@ -388,7 +390,7 @@ class Connection:
         await self.give_up()
 
 
-class Channel:
+class Subscription:
     """A connection that receives published messages."""
 
     def __init__(self, connection: driver.AbstractConnection) -> None:
@@ -410,12 +412,12 @@ class Channel:
         await _hang_up(self._connection, self._writer)
 
 
-async def open_channel(server: Server, name: bytes) -> Channel:
+async def open_channel(server: RedisEndpoint, name: bytes) -> Subscription:
     """Subscribe to a channel. Raises StoreError."""
     async with _connected(server) as connection:
         await connection.send_command("SUBSCRIBE", name)
         await connection.read_response()  # raises if listening is not permitted
-        return Channel(connection)
+        return Subscription(connection)
 
 
 def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
-from zonerelay.store.redis.connection import Confirmation, Reply, Wire, as_list, pairs
+from zonerelay.store.redis.connection import Confirmation, Reply, SharedConnection, as_list, pairs
 
 _WANTED = {
     "appendonly": ("yes", "without the append-only file, a restart loses acknowledged mail"),
@@ -89,7 +89,7 @@ def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirma
     return tuple(asked)
 
 
-async def ask(wire: Wire) -> ServerFacts:
+async def ask(wire: SharedConnection) -> ServerFacts:
     """Query the properties of the server. Raises StoreError."""
     info = _lines(await wire.call("INFO"))
     settings: dict[str, str] = {}

@@ -11,7 +11,7 @@ import logging
 import re
 
 from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import Argument, Server, Wire, as_list, open_wire
+from zonerelay.store.redis.connection import Argument, RedisEndpoint, SharedConnection, as_list, open_wire
 
 LOOKED_AT = 100_000
 _PAGE = 1000
@@ -19,7 +19,7 @@ _PAGE = 1000
 _log = logging.getLogger("zonerelay.store")
 
 
-async def tell_foreign_queue(server: Server) -> None:
+async def tell_foreign_queue(server: RedisEndpoint) -> None:
     """Report a queue of python-slimta. Raises nothing, because the engine reports a failing server."""
     url, prefix = server.settings.url, server.settings.prefix
     with contextlib.suppress(StoreError):
@@ -35,7 +35,7 @@ async def tell_foreign_queue(server: Server) -> None:
             await wire.close()
 
 
-async def _is_there(wire: Wire, prefix: bytes) -> bool:
+async def _is_there(wire: SharedConnection, prefix: bytes) -> bool:
     message = re.compile(re.escape(prefix) + rb"[0-9a-f]{32}")
     cursor: Argument = "0"
     for _ in range(LOOKED_AT // _PAGE):
@@ -49,5 +49,5 @@ async def _is_there(wire: Wire, prefix: bytes) -> bool:
     return False
 
 
-async def _is_envelope(wire: Wire, key: bytes) -> bool:
+async def _is_envelope(wire: SharedConnection, key: bytes) -> bool:
     return await wire.call("TYPE", key) == b"hash" and await wire.call("HEXISTS", key, "envelope") == 1

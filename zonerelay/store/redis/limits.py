@@ -17,20 +17,20 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import (
     Argument,
-    Channel,
-    Connection,
+    LuaScript,
+    RedisConnection,
+    RedisEndpoint,
     Reply,
-    Script,
-    Server,
-    Wire,
+    SharedConnection,
+    Subscription,
     as_list,
     open_channel,
 )
 
-_READ = Script(
+_READ = LuaScript(
     "#!lua flags=no-writes\nlocal t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
 )
-_REPLACE = Script("""#!lua flags=allow-oom
+_REPLACE = LuaScript("""#!lua flags=allow-oom
 local old, new = ARGV[1], ARGV[2]
 if (redis.call('GET', KEYS[1]) or '') ~= old then return 0 end
 if new == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
@@ -44,12 +44,12 @@ class RedisRecordStore:
 
     name = "the spool's Redis server"
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RedisEndpoint) -> None:
         self._server = server
         self._prefix = server.settings.prefix.encode()
         self._notices = self._prefix + b"limits"
-        self._connection = Connection(server, _load)
-        self._channel: Channel | None = None
+        self._connection = RedisConnection(server, _load)
+        self._channel: Subscription | None = None
         self._broken = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
 
@@ -94,7 +94,7 @@ class RedisRecordStore:
         if channel is not None:
             await channel.close()
 
-    async def _ask(self, script: Script, zone: str, *values: Argument) -> Reply:
+    async def _ask(self, script: LuaScript, zone: str, *values: Argument) -> Reply:
         """Run a script on the current wire. A wire that the server has closed is replaced, without a report
         that limits are lost.
         """
@@ -107,7 +107,7 @@ class RedisRecordStore:
             self._broken.set()
             raise AuthorityError(str(error)) from error
 
-    async def _listen(self, channel: Channel, on_notice: Callable[[str], None]) -> None:
+    async def _listen(self, channel: Subscription, on_notice: Callable[[str], None]) -> None:
         try:
             while True:
                 on_notice((await channel.next()).decode())
@@ -115,6 +115,6 @@ class RedisRecordStore:
             self._broken.set()
 
 
-async def _load(wire: Wire) -> None:
+async def _load(wire: SharedConnection) -> None:
     """Load the scripts. The spool's own connections check the durability of the server."""
-    await Script.load(wire, (_READ, _REPLACE))
+    await LuaScript.load(wire, (_READ, _REPLACE))

@@ -19,8 +19,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import End, Frame, Problem, RelayStatus
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.answers import EndFrame, ErrorFrame, Frame, RelayStatus
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError, error_of
 from zonerelay.operations.requests import Request
 
@@ -30,36 +30,36 @@ _PIECE = 64 * 1024
 F = TypeVar("F")
 
 
-class UnansweredError(Exception):
+class NoResponseError(Exception):
     """The worker did not respond, or its response was incomplete. The message names the reason, not the
     worker.
     """
 
 
-async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
-    """Yield every frame of the answer, `End` last. Raise ControlError (from the worker) and
-    UnansweredError.
+async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
+    """Yield every frame of the answer, `EndFrame` last. Raise ControlError (from the worker) and
+    NoResponseError.
     """
     try:
         async with asyncio.timeout(silence):
             reader, writer = await asyncio.open_unix_connection(str(path), limit=_PIECE)
     except (OSError, TimeoutError) as error:
-        raise UnansweredError(_words(error)) from error
+        raise NoResponseError(_words(error)) from error
     try:
         writer.write(messages.encode(call))
-        lines = _Lines(reader, silence)
+        lines = _LineReader(reader, silence)
         while True:
             frame = await _next(lines)
-            if isinstance(frame, Problem):
+            if isinstance(frame, ErrorFrame):
                 raise error_of(frame.code, frame.detail, frame.pointer)
             yield frame
-            if isinstance(frame, End):
+            if isinstance(frame, EndFrame):
                 return
     finally:
         writer.close()
 
 
-class _Lines:
+class _LineReader:
     """Reads the lines of a stream. A line may have `MAX_FRAME` bytes, but only one chunk is read ahead."""
 
     def __init__(self, reader: asyncio.StreamReader, silence: float) -> None:
@@ -69,12 +69,12 @@ class _Lines:
         self._begun: list[bytes] = []
 
     async def next(self) -> bytes:
-        """Return the next line. Raise OSError, TimeoutError and UnansweredError."""
+        """Return the next line. Raise OSError, TimeoutError and NoResponseError."""
         while not self._whole:
             async with asyncio.timeout(self._silence):
                 piece = await self._reader.read(_PIECE)
             if not piece:
-                raise UnansweredError("it closed the connection before the end of its response")
+                raise NoResponseError("it closed the connection before the end of its response")
             self._take(piece)
         return self._whole.popleft()
 
@@ -86,25 +86,25 @@ class _Lines:
             self._begun = [others.pop()]
             self._whole.extend(others)
         elif sum(map(len, self._begun)) > messages.MAX_FRAME:
-            raise UnansweredError("its response is too long")
+            raise NoResponseError("its response is too long")
 
 
-async def _next(lines: _Lines) -> Frame:
+async def _next(lines: _LineReader) -> Frame:
     try:
         return messages.decode_frame(await lines.next())
     except (OSError, TimeoutError, ValueError, ControlError) as error:
-        raise UnansweredError(_words(error)) from error
+        raise NoResponseError(_words(error)) from error
 
 
-async def ask(path: Path, call: Call, answer: type[F], *, silence: float = SILENCE) -> F:
-    """Return the only frame of the answer to a simple call. Raise ControlError and UnansweredError."""
+async def ask(path: Path, call: OperationCall, answer: type[F], *, silence: float = SILENCE) -> F:
+    """Return the only frame of the answer to a simple call. Raise ControlError and NoResponseError."""
     found: F | None = None
     async with aclosing(frames(path, call, silence=silence)) as answered:
         async for frame in answered:
             if isinstance(frame, answer):
                 found = frame
     if found is None:
-        raise UnansweredError("its response is invalid")
+        raise NoResponseError("its response is invalid")
     return found
 
 
@@ -134,7 +134,7 @@ class WorkerAnswers:
     same time. `missing` names each worker that did not answer, with the reason.
     """
 
-    def __init__(self, relay: Relay, call: Call) -> None:
+    def __init__(self, relay: Relay, call: OperationCall) -> None:
         self.call = msgspec.structs.replace(
             call, id=call.id or secrets.token_hex(4), at=call.at or time.time()
         )
@@ -160,16 +160,16 @@ class WorkerAnswers:
         try:
             async with aclosing(frames(self._sockets[worker], call)) as answered:
                 async for frame in answered:
-                    if isinstance(frame, End) and frame.missing:
+                    if isinstance(frame, EndFrame) and frame.missing:
                         self._missed[worker] = "; ".join(frame.missing)
                     yield frame
-        except UnansweredError as error:
+        except NoResponseError as error:
             self._missed[worker] = str(error)
 
     async def one(self, worker: int, answer: type[F]) -> F | None:
         try:
             return await ask(self._sockets[worker], self.call, answer)
-        except UnansweredError as error:
+        except NoResponseError as error:
             self._missed[worker] = str(error)
             return None
 

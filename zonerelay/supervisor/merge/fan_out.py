@@ -1,7 +1,7 @@
 """Forwards operators' requests to all workers, and merges the answers into one answer of the relay.
 
 The catalogue declares how the answers of each operation are merged; more complex merges are methods here.
-Lists stay streams: the supervisor holds one row of each worker, never a queue. `End.missing` names the
+Lists stay streams: the supervisor holds one row of each worker, never a queue. `EndFrame.missing` names the
 workers that do not answer in time; the answer does not wait for them. A message id contains the worker that
 accepted the message. If that worker does not have the message, the others are queried, because a spool may
 have moved to another worker. A shared queue is read through one worker.
@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from zonerelay import __version__
-from zonerelay.control.runner import Answer
+from zonerelay.control.runner import ResponseStream
 from zonerelay.operations import answers, requests
-from zonerelay.operations.answers import End, MailEvent, Missed, TranscriptLine
-from zonerelay.operations.catalogue import BY_REQUEST, OPERATIONS, Call, operation_of
+from zonerelay.operations.answers import EndFrame, MailEvent, StreamGap, TranscriptLine
+from zonerelay.operations.catalogue import BY_REQUEST, OPERATIONS, OperationCall, operation_of
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
-from zonerelay.operations.operation import How, Operation, Shape
+from zonerelay.operations.operation import MergeRule, Operation, ResponseKind
 from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.process.tasks import Tasks
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
@@ -47,13 +47,13 @@ LOOK_AGAIN = 1.0
 ROOM = 100
 """Frames buffered between the workers and the reader."""
 
-StreamItem = MailEvent | Missed | TranscriptLine
+StreamItem = MailEvent | StreamGap | TranscriptLine
 
 
 class LiveStream:
     """A live stream merged from all workers."""
 
-    def __init__(self, relay: Relay, call: Call) -> None:
+    def __init__(self, relay: Relay, call: OperationCall) -> None:
         self._relay = relay
         self._call = call
         self._request = call.request
@@ -62,7 +62,7 @@ class LiveStream:
         self._sessions: set[tuple[int | None, int]] = set()
         self._octets = 0
 
-    async def run(self, answer: Answer) -> End:
+    async def run(self, answer: ResponseStream) -> EndFrame:
         """Send the stream until the client leaves, or until a transcript reaches its limit. Raise
         ControlError.
         """
@@ -80,12 +80,12 @@ class LiveStream:
                 if isinstance(item, ControlError):
                     raise item
                 if isinstance(item, TranscriptLine) and (why := self._over(item)):
-                    await answer.send(Missed(why=why))
+                    await answer.send(StreamGap(why=why))
                     break
                 await answer.send(item)
         finally:
             await tasks.cancel()
-        return End()
+        return EndFrame()
 
     def _ask_all(self, tasks: Tasks) -> None:
         for worker in self._relay.sockets():
@@ -104,7 +104,7 @@ class LiveStream:
             failed = error if isinstance(error, ControlError) else ControlError(f"worker {worker} has ended")
             await self._items.put(failed)
         for why in asked.missing if asked.missed(worker) else ():
-            await self._items.put(Missed(why=f"{why}; its output is missing until it responds again"))
+            await self._items.put(StreamGap(why=f"{why}; its output is missing until it responds again"))
         if isinstance(self._request, Tail):
             await asyncio.sleep(LOOK_AGAIN)
         self._read.discard(worker)
@@ -177,33 +177,35 @@ class FanOut:
             requests.Explain: self._explain,
             **dict.fromkeys(requests.CHANGES.values(), self._change),
         }
-        missing = {each.request for each in OPERATIONS if each.merge.how is How.CUSTOM} ^ self._custom.keys()
+        missing = {
+            each.request for each in OPERATIONS if each.merge.how is MergeRule.CUSTOM
+        } ^ self._custom.keys()
         if missing:
             raise AssertionError(f"the fan-out and the catalogue differ: {missing}")
 
-    async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> answers.EndFrame:
         operation, asked = operation_of(request), WorkerAnswers(self._relay, answer.call)
         send = _Turns(answer.send, self._status_now).send
         match operation.merge.how:
-            case How.ALONE:
+            case MergeRule.ALONE:
                 await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
-            case How.LIVE:
+            case MergeRule.LIVE:
                 return await LiveStream(self._relay, answer.call).run(answer)
-            case How.IN_ORDER:
+            case MergeRule.IN_ORDER:
                 return await self._in_order(operation, asked, answer, send)
-            case How.SUM:
+            case MergeRule.SUM:
                 return await self._sum(operation, asked, answer)
-            case How.FIRST_FOUND:
+            case MergeRule.FIRST_FOUND:
                 await self._find(asked, send)
-            case How.CUSTOM:
+            case MergeRule.CUSTOM:
                 await send(await self._custom[type(request)](asked))
-            case How.WORKER:
+            case MergeRule.WORKER:
                 raise ControlError("this request is for one worker, not for all")
-        return answers.End(missing=asked.missing)
+        return answers.EndFrame(missing=asked.missing)
 
     async def _in_order(
-        self, operation: Operation, asked: WorkerAnswers, answer: Answer, send: Send
-    ) -> answers.End:
+        self, operation: Operation, asked: WorkerAnswers, answer: ResponseStream, send: Send
+    ) -> answers.EndFrame:
         request: Any = answer.call.request
         limit = request.limit + 1 if request.limit else 0
         order, row = operation.merge.order, None
@@ -218,20 +220,22 @@ class FanOut:
             while heads:
                 if row is not None and answer.done == request.limit:
                     cursor = answers.cursor_of(row)
-                    return answers.End(count=answer.done, more=True, missing=asked.missing, next=cursor)
+                    return answers.EndFrame(count=answer.done, more=True, missing=asked.missing, next=cursor)
                 worker = min(heads, key=lambda each: order(request, heads[each]))
                 row = heads.pop(worker)
                 await send(row)
                 answer.done += 1
                 await _advance(worker, streams, heads)
-        return answers.End(count=answer.done, missing=asked.missing)
+        return answers.EndFrame(count=answer.done, missing=asked.missing)
 
-    async def _sum(self, operation: Operation, asked: WorkerAnswers, answer: Answer) -> answers.End:
+    async def _sum(
+        self, operation: Operation, asked: WorkerAnswers, answer: ResponseStream
+    ) -> answers.EndFrame:
         request: Any = answer.call.request
         assert operation.reply is not None
         found: list[Any] = await asked.rows(operation.reply, self._workers(operation, asked))
         order = operation.merge.order
-        if operation.shape is Shape.ONE:
+        if operation.shape is ResponseKind.ONE:
             asked.some(found)
         rows = summed(found, operation.merge)
         if order is not None:
@@ -239,7 +243,7 @@ class FanOut:
         limit = getattr(request, "limit", len(rows))
         for row in rows[:limit]:
             await answer.send(row)
-        return answers.End(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
+        return answers.EndFrame(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
     async def _find(self, asked: WorkerAnswers, send: Send) -> None:
         """Send the answer of the worker that has the requested object."""
@@ -249,7 +253,7 @@ class FanOut:
             try:
                 async with aclosing(asked.of(worker)) as answered:
                     async for frame in answered:
-                        if not isinstance(frame, answers.End | answers.Progress):
+                        if not isinstance(frame, answers.EndFrame | answers.Progress):
                             await send(frame)
             except NotFoundError as error:
                 not_found = error
@@ -271,7 +275,7 @@ class FanOut:
         return merge_status(found, own, shared=self._relay.shared)
 
     async def _status_now(self) -> answers.RelayStatus:
-        return await self._status(WorkerAnswers(self._relay, Call(request=requests.Status())))
+        return await self._status(WorkerAnswers(self._relay, OperationCall(request=requests.Status())))
 
     async def _count(self, asked: WorkerAnswers) -> answers.Count:
         request: Any = asked.call.request
@@ -287,19 +291,19 @@ class FanOut:
     async def _explain(self, asked: WorkerAnswers) -> answers.Explanation:
         return merge_explained(asked.some([*(await asked.all(answers.Explanation)).values()]))
 
-    async def _change(self, asked: WorkerAnswers) -> answers.Changed:
+    async def _change(self, asked: WorkerAnswers) -> answers.ChangeResult:
         shared = self._relay.shared
         # A shared queue is changed by one worker after the other, each of which skips the others' attempts.
-        found = await (asked.one_by_one(answers.Changed) if shared else asked.rows(answers.Changed))
+        found = await (asked.one_by_one(answers.ChangeResult) if shared else asked.rows(answers.ChangeResult))
         return merge_changed(asked.some(found), shared=shared)
 
-    async def _undo(self, asked: WorkerAnswers) -> answers.Changed:
+    async def _undo(self, asked: WorkerAnswers) -> answers.ChangeResult:
         """Undo in each worker what that worker has changed, even if the queue is shared."""
         refused: list[ControlError] = []
 
-        async def undo(worker: int) -> answers.Changed | None:
+        async def undo(worker: int) -> answers.ChangeResult | None:
             try:
-                return await asked.one(worker, answers.Changed)
+                return await asked.one(worker, answers.ChangeResult)
             except ControlError as error:
                 refused.append(error)
                 return None
@@ -315,14 +319,14 @@ class FanOut:
         whole = merge_changed(found, shared=False)
         return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
 
-    async def _suspend(self, asked: WorkerAnswers) -> answers.OrderGiven:
+    async def _suspend(self, asked: WorkerAnswers) -> answers.OrderResult:
         """Suspend in one worker after the other, because the first one assigns the id of a new order."""
-        given = asked.some(await asked.one_by_one(answers.OrderGiven))
+        given = asked.some(await asked.one_by_one(answers.OrderResult))
         (order,) = merge_orders([each.order] for each in given)
         return merged(given, given[0], least="first_expiry", order=order)
 
-    async def _resume(self, asked: WorkerAnswers) -> answers.OrdersEnded:
-        ended = asked.some(await asked.rows(answers.OrdersEnded))
+    async def _resume(self, asked: WorkerAnswers) -> answers.OrdersResult:
+        ended = asked.some(await asked.rows(answers.OrdersResult))
         return merged(ended, ended[0], add="released", orders=merge_orders(each.orders for each in ended))
 
     def _workers(self, operation: Operation, asked: WorkerAnswers) -> list[int]:

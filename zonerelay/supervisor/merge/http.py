@@ -15,11 +15,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from zonerelay.operations.answers import Families, Reasons
-from zonerelay.operations.catalogue import Call
+from zonerelay.operations.answers import MetricFamilies, UnreadyReasons
+from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import PartMetrics, PartReadiness
-from zonerelay.supervisor.merge.control_client import UnansweredError, ask
+from zonerelay.supervisor.merge.control_client import NoResponseError, ask
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals, ReloadCollector, collect, exposition
@@ -46,8 +46,10 @@ class RelayMetrics:
 
     async def _ask(self, worker: int, start: int, path: Path) -> None:
         try:
-            found = await ask(path, Call(request=PartMetrics()), Families, silence=METRICS_TIMEOUT)
-        except (UnansweredError, ControlError):
+            found = await ask(
+                path, OperationCall(request=PartMetrics()), MetricFamilies, silence=METRICS_TIMEOUT
+            )
+        except (NoResponseError, ControlError):
             return
         if any(
             member.index == worker for member in self._state.members()
@@ -96,7 +98,9 @@ class RelayReadiness:
 
 async def _reasons(worker: int, path: Path) -> Sequence[str]:
     try:
-        found = await ask(path, Call(request=PartReadiness()), Reasons, silence=READINESS_TIMEOUT)
-    except (UnansweredError, ControlError) as error:
+        found = await ask(
+            path, OperationCall(request=PartReadiness()), UnreadyReasons, silence=READINESS_TIMEOUT
+        )
+    except (NoResponseError, ControlError) as error:
         return [f"worker {worker}: {error}"]
     return [f"worker {worker}: {reason}" for reason in found.reasons]

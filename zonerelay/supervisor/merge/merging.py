@@ -214,7 +214,7 @@ def _turns_seconds(rows: Sequence[answers.DestinationStatus], *, shared: bool) -
     return max(intervals) * (max(ready) if shared else sum(ready)) if intervals else None
 
 
-def merge_changed(parts: Sequence[answers.Changed], *, shared: bool) -> answers.Changed:
+def merge_changed(parts: Sequence[answers.ChangeResult], *, shared: bool) -> answers.ChangeResult:
     """Merge the results of a change. Each worker sees all deliveries of a shared queue, and skips those that
     others are attempting.
     """

@@ -13,7 +13,7 @@ from zonerelay.control.socket import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.store.spool_paths import is_shared
-from zonerelay.supervisor.sockets import Sockets
+from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 
@@ -23,7 +23,7 @@ class RelayState:
     and `problems` are those of the last reload.
     """
 
-    def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:
+    def __init__(self, workers: Workers, settings: Settings, sockets: RelaySockets, clock: Clock) -> None:
         self.settings = settings
         self.problems: tuple[str, ...] = ()
         self.unopened: Callable[[], tuple[str, ...]] = tuple

@@ -17,7 +17,7 @@ from zonerelay import durable
 from zonerelay.config.settings import Settings
 from zonerelay.process.setup import LIMITS, SOCKETS, STARTED_WITH
 from zonerelay.store.spool_paths import count_of
-from zonerelay.supervisor.sockets import Sockets
+from zonerelay.supervisor.sockets import RelaySockets
 
 IN_FORCE = "in-force.toml"
 AT_START = "at-start.toml"
@@ -43,7 +43,7 @@ class Launcher:
 
     home: InitVar[Path]
     held: int
-    sockets: Sockets
+    sockets: RelaySockets
     environment: InitVar[Mapping[str, str]]
     settings: Settings
 

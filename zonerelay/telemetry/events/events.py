@@ -30,7 +30,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.telemetry.events.transcript import Stream, Transcripts
+from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
 from zonerelay.telemetry.logs.logs import OTHERS, RefusalLog
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import (
@@ -245,7 +245,7 @@ class Events:
         self._log = sink.emit
         self.emit: Emit = sink.emit
         """Logs an event. It changes with the followers, so other classes keep this object instead."""
-        self._followers: list[Stream[EventRecord]] = []
+        self._followers: list[BoundedStream[EventRecord]] = []
         self.transcripts = Transcripts(clock)
         self.metrics = metrics
         self._redact = redactor
@@ -268,12 +268,12 @@ class Events:
             own = self._history.redactor
             self._history.put(event, shown if own is self._redact else fields(own))
 
-    def follow(self, stream: Stream[EventRecord]) -> None:
+    def follow(self, stream: BoundedStream[EventRecord]) -> None:
         """Send every event of mail to a stream, too. Without a follower this costs nothing."""
         self._followers = [*self._followers, stream]
         self.emit = self._emit_and_tell
 
-    def leave(self, stream: Stream[EventRecord]) -> None:
+    def leave(self, stream: BoundedStream[EventRecord]) -> None:
         self._followers = [each for each in self._followers if each is not stream]
         if not self._followers:
             self.emit = self._log

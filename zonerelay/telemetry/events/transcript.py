@@ -27,7 +27,7 @@ from zonerelay.telemetry.logs.redact import printable
 T = TypeVar("T")
 
 
-class Stream(Generic[T]):
+class BoundedStream(Generic[T]):
     """A bounded stream of items for one reader. Call `put` anywhere, and `take` on the event loop that
     created the stream.
     """
@@ -96,7 +96,7 @@ _CHUNK = rb"(?i)BDAT +(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProtocolLine:
     """A protocol line of a session."""
 
     at: float
@@ -107,12 +107,12 @@ class Line:
     text: str
 
 
-class Transcript:
+class RunningTranscript:
     """A running transcript of selected sessions."""
 
     def __init__(
         self,
-        stream: Stream[Line],
+        stream: BoundedStream[ProtocolLine],
         *,
         networks: tuple[IPv4Network | IPv6Network, ...] = (),
         domain: str = "",
@@ -137,7 +137,7 @@ class Transcript:
         self._sessions -= 1
         return True
 
-    def put(self, line: Line) -> None:
+    def put(self, line: ProtocolLine) -> None:
         self._octets -= len(line.text) + 1
         if self._octets < 0:
             self.stream.close("the requested number of bytes was reached")
@@ -150,10 +150,10 @@ class Transcripts:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.on = False
-        self._running: list[Transcript] = []
+        self._running: list[RunningTranscript] = []
         self._sessions = 0
 
-    def start(self, transcript: Transcript) -> bool:
+    def start(self, transcript: RunningTranscript) -> bool:
         """Add a transcript. Return False if the maximum number is running."""
         if len(self._running) >= MAX_TRANSCRIPTS:
             return False
@@ -161,17 +161,17 @@ class Transcripts:
         self.on = True
         return True
 
-    def stop(self, transcript: Transcript) -> None:
+    def stop(self, transcript: RunningTranscript) -> None:
         transcript.stream.close("stopped")
         self._running.remove(transcript)
         self.on = bool(self._running)
 
-    def inbound(self, client: str, before: Record | None = None) -> Record | None:
+    def inbound(self, client: str, before: SessionRecorder | None = None) -> SessionRecorder | None:
         """Return the recorder of a session with this client if a transcript wants it; `before` is its earlier
         recorder.
         """
 
-        def wanted(each: Transcript) -> bool:
+        def wanted(each: RunningTranscript) -> bool:
             try:
                 address = ip_address(client.removeprefix("::ffff:"))
             except ValueError:  # a Unix socket
@@ -181,11 +181,11 @@ class Transcripts:
         return self._record("inbound", client, wanted, before)
 
     def outbound(
-        self, names: Iterable[str], message_id: str, peer: str, before: Record | None = None
-    ) -> Record | None:
+        self, names: Iterable[str], message_id: str, peer: str, before: SessionRecorder | None = None
+    ) -> SessionRecorder | None:
         """Return the record of a connection for this message to these `names`: domains and the host."""
 
-        def wanted(each: Transcript) -> bool:
+        def wanted(each: RunningTranscript) -> bool:
             return bool(
                 (each.message_id and each.message_id == message_id)
                 or (each.domain and each.domain in (name.lower().rstrip(".") for name in names))
@@ -194,8 +194,12 @@ class Transcripts:
         return self._record("outbound", peer, wanted, before)
 
     def _record(
-        self, side: str, peer: str, wanted: Callable[[Transcript], bool], before: Record | None
-    ) -> Record | None:
+        self,
+        side: str,
+        peer: str,
+        wanted: Callable[[RunningTranscript], bool],
+        before: SessionRecorder | None,
+    ) -> SessionRecorder | None:
         known = () if before is None or before.peer != peer else before.to
         matching = [each for each in self._running if not each.stream.why and wanted(each)]
         if before is not None and known and len(matching) == len(known) and all(e in known for e in matching):
@@ -204,15 +208,17 @@ class Transcripts:
         if not to:
             return None
         self._sessions += 1
-        record = Record(self._sessions, side, peer, to, self._clock)
+        record = SessionRecorder(self._sessions, side, peer, to, self._clock)
         record.note("the recording starts here")
         return record
 
 
-class Record:
+class SessionRecorder:
     """Records the lines of one session. `commands` are those of the client, `replies` those of the server."""
 
-    def __init__(self, session: int, side: str, peer: str, to: tuple[Transcript, ...], clock: Clock) -> None:
+    def __init__(
+        self, session: int, side: str, peer: str, to: tuple[RunningTranscript, ...], clock: Clock
+    ) -> None:
         self.peer = peer
         self.to = to
         self._session = session
@@ -282,7 +288,7 @@ class Record:
         self._put("note", printable(text))
 
     def _put(self, direction: str, text: str) -> None:
-        line = Line(self._clock.now(), self._session, self._side, self.peer, direction, text)
+        line = ProtocolLine(self._clock.now(), self._session, self._side, self.peer, direction, text)
         for transcript in self.to:
             transcript.put(line)
 

@@ -53,7 +53,7 @@ TOLD = 50
 """Of those, the worst have a line each, and the others one line together."""
 
 
-class _Client:
+class _ClientFields:
     """The client fields of a log line, for rate-limiting."""
 
     __slots__ = ("more", "shown")
@@ -70,7 +70,7 @@ class RefusalLog:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, _ClientFields] = {}
         self._others: Counter[str] = Counter()
         self._shown = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class RefusalLog:
                 return False
             if not self._clients:
                 self._begin()
-            found = self._clients[client] = _Client()
+            found = self._clients[client] = _ClientFields()
         if found.shown < IN_FULL and (known or self._shown < ALL_IN_FULL):
             found.shown += 1
             self._shown += not known
@@ -354,7 +354,7 @@ def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field]
     return json.dumps(whole).encode("ascii") + b"\n"
 
 
-class _Bridge(logging.Handler):
+class _LoggingHandler(logging.Handler):
     """Passes records of Python's logging module to the log. The text may quote anything, so it is redacted
     line by line.
     """
@@ -398,11 +398,11 @@ def configure(
     sink = LogWriter(clock=clock, descriptor=descriptor, format=format, worker=worker)
     root = logging.getLogger()
     for handler in list(root.handlers):
-        if isinstance(handler, _Bridge):
+        if isinstance(handler, _LoggingHandler):
             root.removeHandler(handler)
             atexit.unregister(handler.sink.close)
             handler.sink.close()
-    root.addHandler(_Bridge(sink, redact))
+    root.addHandler(_LoggingHandler(sink, redact))
     root.setLevel(logging.WARNING)
     # aiosmtpd logs every command line and address at INFO, whatever the root says.
     logging.getLogger("mail.log").setLevel(logging.WARNING)

@@ -80,7 +80,7 @@ class RedactKeyError(Exception):
     """The key cannot be read or created; the text says what the operator should do."""
 
 
-class _Names(dict[Mailbox, str]):
+class _PseudonymCache(dict[Mailbox, str]):
     """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads."""
 
     def __init__(self, make: Callable[[Mailbox], str]) -> None:
@@ -108,7 +108,7 @@ class Redactor:
         self.enabled = enabled
         self.problem = ""
         """Why the key is not the one that the configuration names."""
-        self._names = _Names(self._hash_mailbox)
+        self._names = _PseudonymCache(self._hash_mailbox)
         self._domain = lru_cache(CACHE_SIZE)(self._hash_domain)
         self.mailbox: Callable[[Mailbox], str] = self._shown
         self.client: Callable[[str], str] = printable
@@ -341,12 +341,12 @@ _PSEUDONYM_address_forms = re.compile(r"[uc]-[a-z2-7]{13}(@d-[a-z2-7]{13})?")
 _DOMAIN = re.compile(r"d-[a-z2-7]{13}")
 
 
-class SearchError(Exception):
+class UnsearchableError(Exception):
     """The value cannot be found by any search; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SearchForms:
     """A searched value in all forms in which a history or a log may contain it."""
 
     exact: frozenset[str] = frozenset()
@@ -369,30 +369,30 @@ def form_of(
     clear: bool,
     place: str = "the history",
     way_out: str = '[history] addresses = "clear" stores addresses',
-) -> Form:
+) -> SearchForms:
     """Return the forms of an address, a client, a user, a Message-ID or a message id, or of a domain as
     `@example.com`. `redactor` is `None` without a key. With `clear`, that `place` stores addresses in clear.
-    Raise SearchError if the value cannot be found.
+    Raise UnsearchableError if the value cannot be found.
     """
     with contextlib.suppress(ValueError):
         text = str(ipaddress.ip_address(text))
     lower = text.strip().lower()
     lower = "<>" if lower == "<>" else lower.strip("<>")
     if _PSEUDONYM_address_forms.fullmatch(lower) or is_message_id(lower):
-        return Form(frozenset({lower}))
+        return SearchForms(frozenset({lower}))
     if _DOMAIN.fullmatch(lower):
-        return Form(ends=(f"@{lower}",))
+        return SearchForms(ends=(f"@{lower}",))
     domain = lower.removeprefix("*")
     if domain.startswith("@") and "*" not in domain:
         hashed = () if redactor is None else (redactor.mailbox(Mailbox(f"x{domain}")).partition("@")[2],)
-        return Form(ends=(domain, *(f"@{each}" for each in hashed)))
+        return SearchForms(ends=(domain, *(f"@{each}" for each in hashed)))
     if "*" in lower:
         if clear:
-            return Form(pattern=lower)
-        raise SearchError(
+            return SearchForms(pattern=lower)
+        raise UnsearchableError(
             f"{text}: {place} contains pseudonyms of complete addresses, so parts of an address cannot be "
             f"searched for. Specify a complete address, or a domain as @example.com; {way_out}"
         )
     if redactor is None or not lower:
-        return Form(frozenset({lower}))
-    return Form(frozenset({lower, redactor.mailbox(Mailbox(lower)), redactor.client(lower)}))
+        return SearchForms(frozenset({lower}))
+    return SearchForms(frozenset({lower, redactor.mailbox(Mailbox(lower)), redactor.client(lower)}))

@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 from zonerelay.config.problems import masked
 from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import Argument, Reply, Server, Wire, as_list, open_wire
+from zonerelay.store.redis.connection import (
+    Argument,
+    RedisEndpoint,
+    Reply,
+    SharedConnection,
+    as_list,
+    open_wire,
+)
 from zonerelay.transfer.stored import TransferError
 
 _PAGE = 1000
@@ -25,7 +32,7 @@ class Databases:
     people.
     """
 
-    def __init__(self, wire: Wire, url: str) -> None:
+    def __init__(self, wire: SharedConnection, url: str) -> None:
         self._wire = wire
         self.url = _shown(url)
         self.first = int(urlsplit(url).path.strip("/") or 0)
@@ -37,7 +44,7 @@ class Databases:
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
             raise TransferError(f"{_shown(url)}: expected redis://HOST:PORT/DATABASE")
         try:
-            wire = await open_wire(Server(RedisSettings(url=url)), lambda _: None)
+            wire = await open_wire(RedisEndpoint(RedisSettings(url=url)), lambda _: None)
         except StoreError as error:
             raise TransferError(f"{_shown(url)}: {error}") from error
         try:

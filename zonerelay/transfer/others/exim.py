@@ -19,7 +19,7 @@ from pathlib import Path
 
 from zonerelay.model.envelope import Notify, Origin, Ret
 from zonerelay.model.outcome import Attempt
-from zonerelay.transfer.others.foreign import Foreign, Open, attempt_of, source_of
+from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, attempt_of, source_of
 from zonerelay.transfer.stored import Source, TransferError
 
 _PIECE = 256 * 1024
@@ -32,21 +32,21 @@ _PROGRAMS = (b"exim", b"exim4")
 
 
 @dataclass(slots=True)
-class Head:
+class HeaderFile:
     """The content of a -H file. `header` has LF line ends and no empty line after it."""
 
     sender: str = ""
     created: float = 0.0
     options: dict[str, str] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
-    recipients: list[Open] = field(default_factory=list)
+    recipients: list[OpenRecipient] = field(default_factory=list)
     header: bytes = b""
 
 
-def parse_head(raw: bytes) -> Head:
+def parse_head(raw: bytes) -> HeaderFile:
     """Parse a -H file. Raise ValueError with a message if it is not valid."""
-    lines = _Lines(raw)
-    head = Head()
+    lines = _SpoolLines(raw)
+    head = HeaderFile()
     lines.next()  # the name of the file itself
     lines.next()  # the user who submitted the message
     sender = lines.next()
@@ -68,7 +68,7 @@ def parse_head(raw: bytes) -> Head:
     return head
 
 
-class _Lines:
+class _SpoolLines:
     """Reads lines of a spool file."""
 
     def __init__(self, raw: bytes) -> None:
@@ -87,7 +87,7 @@ class _Lines:
         return self._raw[self._at :]
 
 
-def _tree(line: str, lines: _Lines) -> Iterator[str]:
+def _tree(line: str, lines: _SpoolLines) -> Iterator[str]:
     """Yield a binary tree of addresses, root first. Each line tells whether it has a left and a right
     branch.
     """
@@ -105,22 +105,22 @@ def _tree(line: str, lines: _Lines) -> Iterator[str]:
         line = lines.next()
 
 
-def _recipient(line: str) -> Open:
+def _recipient(line: str) -> OpenRecipient:
     """Parse `ADDRESS`, optionally followed by facts that are parsed from the end, because an address may
     contain blanks: `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, or `#1` without the DSN options.
     """
     match = _RECIPIENT.fullmatch(line)
     if match is None:
-        return Open(address=line)
+        return OpenRecipient(address=line)
     front, kind = match["front"], int(match["kind"])
     front = _without_text(front)[0]
     if not kind & 2:
-        return Open(address=front)
+        return OpenRecipient(address=front)
     address, orcpt, flags = _without_text(front)
     notify = Notify.UNSET
     for bit, wish in _NOTIFY.items():
         notify |= wish if flags & bit else Notify.UNSET
-    return Open(address=address, notify=notify, orcpt=orcpt)
+    return OpenRecipient(address=address, notify=notify, orcpt=orcpt)
 
 
 def _without_text(front: str) -> tuple[str, str, int]:
@@ -181,7 +181,7 @@ async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
     heads = sorted((spool / "input").rglob("*-H"), key=lambda path: path.name)
     octets = sum(each.stat().st_size for each in (spool / "input").rglob("*-[HD]"))
 
-    async def read(path: Path) -> Foreign:
+    async def read(path: Path) -> ForeignMessage:
         return _message(_identity(path), path, spool)
 
     yield source_of(heads, read, name=_identity, octets=octets, now=now)
@@ -203,7 +203,7 @@ def _processes() -> Iterator[str]:
                     yield path.parts[2]
 
 
-def _message(identity: str, path: Path, spool: Path) -> Foreign:
+def _message(identity: str, path: Path, spool: Path) -> ForeignMessage:
     """Read a message. Raise ValueError if it is not valid, and OSError if it cannot be read."""
     with path.open("rb") as file:
         head = parse_head(file.read(_MAX_HEADER_FILE))
@@ -230,7 +230,7 @@ def _message(identity: str, path: Path, spool: Path) -> Foreign:
             while piece := file.read(_PIECE):
                 yield piece
 
-    return Foreign(
+    return ForeignMessage(
         key=f"exim {identity}",
         sender=head.sender,
         recipients=[
@@ -253,7 +253,7 @@ def _message(identity: str, path: Path, spool: Path) -> Foreign:
     )
 
 
-def _deferred(recipient: Open, deferrals: list[tuple[float, str]]) -> Open:
+def _deferred(recipient: OpenRecipient, deferrals: list[tuple[float, str]]) -> OpenRecipient:
     if not deferrals:
         return recipient
     at, reason = deferrals[-1]

@@ -16,13 +16,13 @@ from typing import TypeVar
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Envelope, Message, Notify, Origin, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
-from zonerelay.transfer.stored import NO_QUEUE, Source, Stored, Unusable
+from zonerelay.transfer.stored import NO_QUEUE, Source, StoredMessage, UnusableMessage
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenRecipient:
     """A recipient whose delivery is not complete. `due` is Unix seconds, 0 for at once."""
 
     address: str
@@ -45,7 +45,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class ForeignMessage:
     """A message of another mail system. `key` identifies the message permanently. `created` is in Unix
     seconds, 0 if it is not known. `ret` and `envid` are as in RFC 3461. `weight` is its size in memory in
     bytes.
@@ -53,7 +53,7 @@ class Foreign:
 
     key: str
     sender: str
-    recipients: Sequence[Open]
+    recipients: Sequence[OpenRecipient]
     created: float
     body: Callable[[], AsyncIterator[bytes]]
     weight: int = 0
@@ -66,7 +66,7 @@ class Foreign:
 
 def source_of(
     entries: Sequence[T],
-    read: Callable[[T], Awaitable[Foreign | None]],
+    read: Callable[[T], Awaitable[ForeignMessage | None]],
     *,
     name: Callable[[T], str],
     octets: int,
@@ -77,14 +77,14 @@ def source_of(
     of an entry, or None if it has none, and raises ValueError or OSError if it cannot be imported.
     """
 
-    async def read_one(entry: T) -> Sequence[Stored | Unusable]:
+    async def read_one(entry: T) -> Sequence[StoredMessage | UnusableMessage]:
         try:
             foreign = await read(entry)
         except (ValueError, OSError) as error:
-            return [Unusable(name(entry), str(error))]
+            return [UnusableMessage(name(entry), str(error))]
         return [] if foreign is None else list(adopted(foreign, now))
 
-    async def read_all() -> AsyncIterator[Stored | Unusable]:
+    async def read_all() -> AsyncIterator[StoredMessage | UnusableMessage]:
         for start in range(0, len(entries), together):
             for items in await asyncio.gather(*map(read_one, entries[start : start + together])):
                 for item in items:
@@ -93,12 +93,14 @@ def source_of(
     return Source(messages=len(entries), octets=octets, read=read_all)
 
 
-def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
+def adopted(foreign: ForeignMessage, now: float) -> Iterator[StoredMessage | UnusableMessage]:
     """Yield the message, and the recipients that cannot be imported."""
     try:
         sender = _mailbox(foreign.sender, reverse_path)
     except CommandError as error:
-        yield Unusable(foreign.key, f"its sender {foreign.sender!r} is not an address: {error.reply.text}")
+        yield UnusableMessage(
+            foreign.key, f"its sender {foreign.sender!r} is not an address: {error.reply.text}"
+        )
         return
     created = min(foreign.created, now) if foreign.created > 0 else now
     deliveries: dict[Mailbox, Delivery] = {}
@@ -106,7 +108,7 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
         try:
             address = _mailbox(each.address, forward_path)
         except CommandError as error:
-            yield Unusable(
+            yield UnusableMessage(
                 foreign.key, f"its recipient {each.address!r} is not an address: {error.reply.text}"
             )
             continue
@@ -132,13 +134,13 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
             for each in deliveries.values()
         ),
         created=created,
-        body=Body.EIGHT_BIT if foreign.eight_bit else Body.SEVEN_BIT,
+        body=BodyType.EIGHT_BIT if foreign.eight_bit else BodyType.SEVEN_BIT,
         smtputf8=not all(each.isascii() for each in (sender, *deliveries)),
         ret=foreign.ret,
         envid=_checked(parse_envid, foreign.envid),
         origin=foreign.origin,
     )
-    yield Stored(
+    yield StoredMessage(
         key=foreign.key,
         message=Message(envelope=envelope, size=0, chunks=0),
         deliveries=tuple(deliveries.values()),

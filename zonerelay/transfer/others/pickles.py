@@ -1,8 +1,8 @@
 """Reads pickles of python-slimta without instantiating the classes that they contain.
 
-A pickle is a program. The names in python-slimta's pickles are mapped to `Inert`, an object that only stores
-what it is given; any other name ends the reading before anything is called. The Python implementation of
-pickle is used, because the C implementation allocates as much memory as a hostile number requests.
+A pickle is a program. The names in python-slimta's pickles are mapped to `InertObject`, an object that only
+stores what it is given; any other name ends the reading before anything is called. The Python implementation
+of pickle is used, because the C implementation allocates as much memory as a hostile number requests.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PickleError(ValueError):
     """The pickle was not written by python-slimta; contains the reason."""
 
 
-class Inert:
+class InertObject:
     """A placeholder for an object in a pickle. `state` has its attributes."""
 
-    def __new__(cls, *arguments: object) -> Inert:
+    def __new__(cls, *arguments: object) -> InertObject:
         made = object.__new__(cls)
         made.arguments = arguments
         made.state = {}
@@ -65,12 +65,12 @@ class _Reader(pickle._Unpickler):
         if (module, name) in _SETS:
             return set
         if name in _NAMES.get(module, ()) or (module in _WHOLE_MODULES and name.isidentifier()):
-            return Inert
+            return InertObject
         raise PickleError(f"it contains {module}.{name}, which no python-slimta queue uses")
 
 
 def load(raw: bytes) -> object:
-    """Load numbers, texts, containers and `Inert` objects. Raise PickleError if there is anything else.
+    """Load numbers, texts, containers and `InertObject` objects. Raise PickleError if there is anything else.
 
     Texts of Python 2 are decoded as UTF-8, with surrogates for invalid bytes.
     """
@@ -95,7 +95,7 @@ def header(message: object) -> bytes:
     """Return the header of an `email.message.Message`, followed by an empty line. Raise PickleError if it is
     not valid.
     """
-    fields = message.state.get("_headers") if isinstance(message, Inert) else None
+    fields = message.state.get("_headers") if isinstance(message, InertObject) else None
     if not isinstance(fields, list):
         raise PickleError("it has no header")
     lines = []
@@ -103,7 +103,7 @@ def header(message: object) -> bytes:
         if not (isinstance(field, tuple) and len(field) == 2):
             raise PickleError("it contains an invalid header field")
         name, value = field
-        if isinstance(value, Inert) and len(value.arguments) > 2:
+        if isinstance(value, InertObject) and len(value.arguments) > 2:
             value = value.arguments[2]  # the form in which email pickles a field that a program has set
         shown = octets(name).decode("ascii", "replace")
         if not _FIELD_NAME.fullmatch(shown):

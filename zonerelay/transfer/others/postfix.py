@@ -23,7 +23,14 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.model.envelope import Notify, Origin, Ret
-from zonerelay.transfer.others.foreign import Foreign, Open, attempt_of, orcpt_of, source_of, xtext
+from zonerelay.transfer.others.foreign import (
+    ForeignMessage,
+    OpenRecipient,
+    attempt_of,
+    orcpt_of,
+    source_of,
+    xtext,
+)
 from zonerelay.transfer.stored import Source, TransferError
 
 QUEUES = ("maildrop", "incoming", "active", "deferred", "hold")
@@ -33,22 +40,22 @@ _TOGETHER = 16
 _RET = {"1": Ret.FULL, "2": Ret.HDRS}
 
 
-class _Delayed(msgspec.Struct, frozen=True):
+class _DeferredRecipient(msgspec.Struct, frozen=True):
     """A recipient whose delivery was deferred."""
 
     address: str
     delay_reason: str = ""
 
 
-class _Listed(msgspec.Struct, frozen=True):
+class _QueueListing(msgspec.Struct, frozen=True):
     """One line of `postqueue -j`."""
 
     queue_id: str
-    recipients: tuple[_Delayed, ...] = ()
+    recipients: tuple[_DeferredRecipient, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _QueueFile:
     """A queue file of Postfix."""
 
     queue: str
@@ -66,7 +73,7 @@ class Records:
     sender: str = ""
     created: float = 0.0
     attributes: dict[str, str] = field(default_factory=dict)
-    recipients: list[Open] = field(default_factory=list)
+    recipients: list[OpenRecipient] = field(default_factory=list)
 
 
 def parse_records(text: str) -> Records:
@@ -86,7 +93,7 @@ def parse_records(text: str) -> Records:
                 (wishes if key in ("notify_flags", "dsn_orig_rcpt") else records.attributes)[key] = output
             case "recipient":
                 records.recipients.append(
-                    Open(
+                    OpenRecipient(
                         address=value,
                         notify=Notify(int(wishes.get("notify_flags", 0)) & 15),
                         orcpt=orcpt_of(wishes.get("dsn_orig_rcpt", "")),
@@ -111,7 +118,7 @@ async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
         files = list(_files(queue))
         reasons = _reasons(await tools.run("postqueue", "-j"))
 
-        async def read(file: _File) -> Foreign | None:
+        async def read(file: _QueueFile) -> ForeignMessage | None:
             return await _message(tools, file, reasons.get(file.path.name, {}))
 
         octets = sum(each.size for each in files)
@@ -173,7 +180,7 @@ def _stopped(queue: Path) -> Iterator[None]:
         yield
 
 
-def _files(queue: Path) -> Iterator[_File]:
+def _files(queue: Path) -> Iterator[_QueueFile]:
     """Yield the files, oldest first, as far as their times are known."""
     found = []
     for name in QUEUES:
@@ -183,20 +190,20 @@ def _files(queue: Path) -> Iterator[_File]:
                 # The file's modification time is that of the next attempt.
                 due = status.st_mtime if name == "deferred" else 0.0
                 is_whole = bool(status.st_mode & 0o100)
-                found.append((status.st_ctime, _File(name, path, status.st_size, due, is_whole)))
+                found.append((status.st_ctime, _QueueFile(name, path, status.st_size, due, is_whole)))
     return (file for _, file in sorted(found, key=lambda each: each[0]))
 
 
 def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
     """Return the reasons of deferrals by message and recipient."""
-    listed = [msgspec.json.decode(line, type=_Listed) for line in lines.splitlines()]
+    listed = [msgspec.json.decode(line, type=_QueueListing) for line in lines.splitlines()]
     return {
         each.queue_id: {one.address: one.delay_reason for one in each.recipients if one.delay_reason}
         for each in listed
     }
 
 
-async def _message(tools: _Tools, file: _File, reasons: dict[str, str]) -> Foreign | None:
+async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> ForeignMessage | None:
     """Read a message. Raise ValueError if it is not valid."""
     if file.queue == "maildrop":
         raise ValueError("it is in maildrop and has not been through cleanup; start Postfix briefly")
@@ -219,7 +226,7 @@ async def _message(tools: _Tools, file: _File, reasons: dict[str, str]) -> Forei
         if await process.wait():
             raise ValueError(f"postcat: {complaint.decode('utf-8', 'replace').strip()}")
 
-    return Foreign(
+    return ForeignMessage(
         # Postfix reuses short ids, so the time is part of the name.
         key=f"postfix {file.path.name} {records.created:.0f}",
         sender=records.sender,
@@ -239,7 +246,7 @@ async def _message(tools: _Tools, file: _File, reasons: dict[str, str]) -> Forei
     )
 
 
-def _deferred(recipient: Open, file: _File, reason: str) -> Open:
+def _deferred(recipient: OpenRecipient, file: _QueueFile, reason: str) -> OpenRecipient:
     if not reason:
         return recipient
     last = attempt_of(reason, file.path.stat().st_ctime)

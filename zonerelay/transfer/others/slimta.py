@@ -22,8 +22,8 @@ from typing import Any
 from zonerelay.model.envelope import Origin
 from zonerelay.transfer.others import pickles
 from zonerelay.transfer.others.databases import Databases
-from zonerelay.transfer.others.foreign import Foreign, Open, number_of, source_of
-from zonerelay.transfer.others.pickles import Inert, PickleError
+from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, number_of, source_of
+from zonerelay.transfer.others.pickles import InertObject, PickleError
 from zonerelay.transfer.stored import Source, TransferError
 
 PREFIX = "slimta:"
@@ -49,7 +49,7 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
         def name(key: bytes) -> str:
             return key[len(prefix) :].decode("ascii", "replace")
 
-        async def read(key: bytes) -> Foreign | None:
+        async def read(key: bytes) -> ForeignMessage | None:
             envelope, *meta = await redis.texts("HMGET", key, "envelope", *_META)
             if envelope is None:
                 return None  # it belongs to another program, or was removed
@@ -72,7 +72,7 @@ async def reading_slimta_disk(place: str, now: float) -> AsyncIterator[Source]:
         raise TransferError(f"process {process} has loaded {LIBRARY}, like python-slimta; stop it")
     files = sorted(path for path in envelopes.iterdir() if path.suffix == ".env")
 
-    async def read(file: Path) -> Foreign:
+    async def read(file: Path) -> ForeignMessage:
         return _foreign(file.stem, file.read_bytes(), _meta(metas / f"{file.stem}.meta"))
 
     octets = sum(file.stat().st_size for file in files)
@@ -99,14 +99,14 @@ def _meta(path: Path) -> Mapping[Any, object]:
     return meta
 
 
-def _foreign(identity: str, raw: bytes, meta: Mapping[Any, object]) -> Foreign:
+def _foreign(identity: str, raw: bytes, meta: Mapping[Any, object]) -> ForeignMessage:
     """Read an envelope. Raise PickleError if it is not valid."""
     attempts, due = (int(number_of(meta.get("attempts"))), number_of(meta.get("timestamp")))
     delivered = meta.get("delivered_indexes") or ()
     if isinstance(delivered, bytes):
         delivered = pickles.load(delivered)
     envelope = pickles.load(raw)
-    if not isinstance(envelope, Inert):
+    if not isinstance(envelope, InertObject):
         raise PickleError("it is not an envelope")
     facts = envelope.state
     recipients = facts.get("recipients")
@@ -118,11 +118,11 @@ def _foreign(identity: str, raw: bytes, meta: Mapping[Any, object]) -> Foreign:
         for part in content:
             yield part
 
-    return Foreign(
+    return ForeignMessage(
         key=f"slimta {identity}",
         sender=_text(facts.get("sender") or ""),
         recipients=[
-            Open(address=_text(each), attempts=attempts, due=due if attempts else 0.0)
+            OpenRecipient(address=_text(each), attempts=attempts, due=due if attempts else 0.0)
             for index, each in enumerate(recipients)
             if index not in delivered
         ],

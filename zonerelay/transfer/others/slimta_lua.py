@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from zonerelay.model.envelope import Origin
 from zonerelay.transfer.others.databases import Databases
-from zonerelay.transfer.others.foreign import Foreign, Open, number_of, source_of
+from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, number_of, source_of
 from zonerelay.transfer.stored import Source, TransferError
 
 
@@ -40,7 +40,7 @@ async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
         await redis.select(contents)
         sizes = [await redis.number("STRLEN", name) for name in names]
 
-        async def read(name: bytes) -> Foreign | None:
+        async def read(name: bytes) -> ForeignMessage | None:
             await redis.select(metas)
             flat = await redis.texts("HGETALL", name)
             await redis.select(contents)
@@ -59,7 +59,9 @@ def _identity(name: bytes) -> str:
     return name.decode("ascii", "replace")
 
 
-def _foreign(identity: str, meta: Mapping[bytes | None, bytes | None], octets: bytes, due: float) -> Foreign:
+def _foreign(
+    identity: str, meta: Mapping[bytes | None, bytes | None], octets: bytes, due: float
+) -> ForeignMessage:
     def text(name: bytes) -> str:
         return (meta.get(name) or b"").decode("utf-8", "surrogateescape")
 
@@ -68,12 +70,14 @@ def _foreign(identity: str, meta: Mapping[bytes | None, bytes | None], octets: b
     async def body() -> AsyncIterator[bytes]:
         yield octets
 
-    return Foreign(
+    return ForeignMessage(
         key=f"slimta-lua {identity}",
         sender=text(b"sender"),
         # Each recipient ends with a NUL.
         recipients=[
-            Open(address=each, attempts=attempts, due=due) for each in text(b"recipients").split("\0") if each
+            OpenRecipient(address=each, attempts=attempts, due=due)
+            for each in text(b"recipients").split("\0")
+            if each
         ],
         created=number_of(meta.get(b"timestamp")),
         body=body,

@@ -27,7 +27,7 @@ from zonerelay.model.envelope import Origin
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.leveldb.snapshot import take_snapshot
-from zonerelay.transfer.others.foreign import Foreign, Open, attempt_of, source_of
+from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, attempt_of, source_of
 from zonerelay.transfer.stored import Source, TransferError
 
 _FLOCK = "hhqqi0q"  # struct flock of fcntl(2), 64 bits
@@ -49,17 +49,17 @@ class _Reference(msgspec.Struct, frozen=True):
     deferral: _Deferral | None = msgspec.field(default=None, name="_deferred")
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _HeaderField(msgspec.Struct, frozen=True):
     """A header field, with its bytes as ISO 8859-1 characters."""
 
     line: str
 
 
-class _Mail(msgspec.Struct, frozen=True):
+class _StoredMail(msgspec.Struct, frozen=True):
     """A message in ZoneMTA's database. `time` is in milliseconds. `sender` is false for the null sender."""
 
     sender: str | bool = msgspec.field(default="", name="from")
-    headers: tuple[_Line, ...] = ()
+    headers: tuple[_HeaderField, ...] = ()
     time: float = 0
     origin: str = ""
     transhost: str | bool = ""
@@ -67,7 +67,7 @@ class _Mail(msgspec.Struct, frozen=True):
     user: str | bool = ""
 
 
-class _Mark(msgspec.Struct, frozen=True):
+class _DeliveryValue(msgspec.Struct, frozen=True):
     """The value of a delivery in ZoneMTA's database."""
 
     created: float = 0
@@ -94,7 +94,7 @@ async def reading_zonemta(place: str, now: float) -> AsyncIterator[Source]:
         try:
             octets = sum(each.stat().st_size for each in copy.iterdir())
 
-            async def read(identity: bytes) -> Foreign:
+            async def read(identity: bytes) -> ForeignMessage:
                 return _message(database, identity)
 
             yield source_of(_ids(database), read, name=bytes.decode, octets=octets, now=now)
@@ -146,15 +146,15 @@ def _ids(database: plyvel.DB) -> list[bytes]:
     return [identity for identity, _ in groupby(parts[1] for parts in keys if len(parts) == 4)]
 
 
-def _message(database: plyvel.DB, identity: bytes) -> Foreign:
+def _message(database: plyvel.DB, identity: bytes) -> ForeignMessage:
     """Read a message. Raise ValueError if it is not valid, or if the database fails."""
     name = b"message " + identity
     try:
         mark, meta = database.get(name + b" #"), database.get(name + b" *")
         if mark is None or meta is None:
             raise ValueError("its message is missing")
-        mail = msgspec.json.decode(meta, type=_Mail, strict=False)
-        created = msgspec.json.decode(mark, type=_Mark).created
+        mail = msgspec.json.decode(meta, type=_StoredMail, strict=False)
+        created = msgspec.json.decode(mark, type=_DeliveryValue).created
         references = [
             msgspec.json.decode(raw, type=_Reference, strict=False)
             for _, raw in _rows(database, b"ref %b " % identity, b"ref %b!" % identity)
@@ -170,7 +170,7 @@ def _message(database: plyvel.DB, identity: bytes) -> Foreign:
         for _, chunk in _rows(database, name + b" /", name + b" :"):
             yield chunk
 
-    return Foreign(
+    return ForeignMessage(
         key=f"zonemta {identity.decode()}",
         sender=_text(mail.sender),
         recipients=[_open(each) for each in references],
@@ -191,11 +191,11 @@ def _text(value: str | bool) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _open(reference: _Reference) -> Open:
+def _open(reference: _Reference) -> OpenRecipient:
     deferral = reference.deferral
     if deferral is None:
-        return Open(address=reference.recipient)
-    return Open(
+        return OpenRecipient(address=reference.recipient)
+    return OpenRecipient(
         address=reference.recipient,
         attempts=deferral.count,
         due=deferral.next / 1000,

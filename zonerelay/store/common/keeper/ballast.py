@@ -29,7 +29,7 @@ _ROUNDING = 1024 * 1024
 _log = logging.getLogger("zonerelay.store")
 
 
-class Ballast:
+class ReserveFile:
     """The reserve file of a spool. `held` is its size in bytes. A `size` of 0 disables it."""
 
     def __init__(self, directory: Path, size: int) -> None:

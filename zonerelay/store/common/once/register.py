@@ -25,8 +25,16 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.process.files import SideDatabase, in_words, is_damage
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
-from zonerelay.store.contract import InProgressError, Kept, KeptKeys, Once, Reserved, StoreError, Unhealthy
-from zonerelay.store.surroundings import Siblings
+from zonerelay.store.contract import (
+    IdempotencyKey,
+    InProgressError,
+    KeptKeys,
+    KeyReservation,
+    StoredKey,
+    StoreError,
+    Unhealthy,
+)
+from zonerelay.store.surroundings import SiblingWorkers
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,10 +60,10 @@ CREATE TABLE IF NOT EXISTS published (worker INTEGER PRIMARY KEY);
 """
 
 
-class Register:
+class KeyIndex:
     """One worker's view of the shared index of idempotency keys."""
 
-    def __init__(self, siblings: Siblings) -> None:
+    def __init__(self, siblings: SiblingWorkers) -> None:
         self.worker = siblings.worker
         self._all = siblings.all
         self._directory = siblings.directory / siblings.run
@@ -133,7 +141,7 @@ class Register:
         await self._tasks.cancel()
         await STORE.run(self._end)
 
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
+    async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
         return await self._run(self._reserve, once, message_id, now)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
@@ -155,7 +163,7 @@ class Register:
     def _mark_published(self) -> None:
         self._database.opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))
 
-    def _reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
+    def _reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
         self._check_complete()
         with self._exclusive() as database:
             found = database.execute(
@@ -164,9 +172,9 @@ class Register:
             ).fetchone()
             if found is not None:
                 *entry, worker, pending = found
-                kept = Kept(*entry)
+                kept = StoredKey(*entry)
                 if pending or kept.until > now:
-                    return Reserved(kept, worker, bool(pending))
+                    return KeyReservation(kept, worker, bool(pending))
             row = (once.identity, *astuple(once.kept(message_id)), self.worker)
             database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, 1)", row)
             return None

@@ -2,7 +2,7 @@
 
 The spools are authoritative: the key becomes durable in the write of its message. A reservation prevents two
 concurrent writes of the same key. It is held in memory and, if several workers have their own spools, in
-their `Register`, which also knows the keys of the other spools.
+their `KeyIndex`, which also knows the keys of the other spools.
 
 Promises: a reservation ends when its write is durable. After a failed write it ends when the repaired spool
 has been searched for the message. Until then the same key waits at most `PATIENCE` seconds and then raises
@@ -22,16 +22,16 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.contract import (
+    IdempotencyKey,
     InProgressError,
-    Kept,
     KeptKeys,
     KeyRegister,
     NotStoredBeforeError,
-    Once,
+    StoredKey,
     StoreError,
     check_kept,
 )
-from zonerelay.store.surroundings import Siblings
+from zonerelay.store.surroundings import SiblingWorkers
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
@@ -51,7 +51,7 @@ class Reservations:
     used again. `usable` is the method of the store.
     """
 
-    find: Callable[[str], Awaitable[Kept | None]]
+    find: Callable[[str], Awaitable[StoredKey | None]]
     page: Callable[[str], Awaitable[KeptKeys]]
     forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]]
     usable: Callable[[], Awaitable[bool]]
@@ -73,7 +73,7 @@ class Reservations:
             register.start(self.page, functools.partial(self._settle, register))
 
     async def store(
-        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         """Submit a message unless its key was stored before. Raises the exceptions of
         `MessageWriter.commit`.
@@ -99,7 +99,9 @@ class Reservations:
         # If the caller is cancelled, the write must go on.
         return asyncio.shield(stored)
 
-    async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
+    async def _reserve(
+        self, once: IdempotencyKey, message_id: MessageId, deadline: float
+    ) -> StoredKey | None:
         """Return the message that was stored with the key, if any."""
         if (register := self.register) is None:
             return await self.find(once.identity)
@@ -202,10 +204,10 @@ class Reservations:
             await self.register.close()
 
 
-def register_for(siblings: Siblings | None) -> KeyRegister | None:
+def register_for(siblings: SiblingWorkers | None) -> KeyRegister | None:
     """Return the register that the workers of a machine share, or None if there is only one worker."""
     if siblings is None:
         return None
-    from zonerelay.store.common.once.register import Register  # noqa: PLC0415 - a sole worker does without
+    from zonerelay.store.common.once.register import KeyIndex  # noqa: PLC0415 - a sole worker does without
 
-    return Register(siblings)
+    return KeyIndex(siblings)

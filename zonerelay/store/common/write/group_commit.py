@@ -51,7 +51,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 
-class Failed(NamedTuple):
+class JobFailure(NamedTuple):
     """The exception that a job raised."""
 
     error: BaseException
@@ -60,7 +60,7 @@ class Failed(NamedTuple):
 class WriterThread(Generic[J, R]):
     """Runs `work(job)` in a thread, then `tell(result)` on the event loop."""
 
-    def __init__(self, name: str, work: Callable[[J], R], tell: Callable[[R | Failed], None]) -> None:
+    def __init__(self, name: str, work: Callable[[J], R], tell: Callable[[R | JobFailure], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._work = work
         self._tell = tell
@@ -86,11 +86,11 @@ class WriterThread(Generic[J, R]):
             # A batch may have megabytes. It must not stay in memory until the next one.
             del job, result
 
-    def _do(self, job: J) -> R | Failed:
+    def _do(self, job: J) -> R | JobFailure:
         try:
             return self._work(job)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the loop has to hear of it
-            return Failed(error)
+            return JobFailure(error)
 
 
 LAZY_DELAY = 0.035
@@ -127,7 +127,7 @@ class JobWriter(Protocol[P_contra]):
 
 
 @dataclass(slots=True, eq=False)
-class _Submission(Generic[Change]):
+class _SubmittedChanges(Generic[Change]):
     """The changes that one caller has submitted."""
 
     ops: Sequence[Change]
@@ -144,7 +144,7 @@ class GroupCommitter(Generic[Change, P, W]):
     def __init__(
         self,
         prepare: Callable[[Sequence[Sequence[Change]], int], P],
-        start_writer: Callable[[Callable[[W | Failed], None]], JobWriter[P]],
+        start_writer: Callable[[Callable[[W | JobFailure], None]], JobWriter[P]],
         *,
         clock: Clock,
         observe: Callable[[W], None],
@@ -154,7 +154,8 @@ class GroupCommitter(Generic[Change, P, W]):
         its result is passed to the writer.
 
         `start_writer(tell)` creates a writer that calls `tell` on the loop with the result of each job or a
-        `Failed`. Results go to `observe`. `failed` is called with a failure before any submitter receives it.
+        `JobFailure`. Results go to `observe`. `failed` is called with a failure before any submitter receives
+        it.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
@@ -162,10 +163,10 @@ class GroupCommitter(Generic[Change, P, W]):
         self._observe = observe
         self._failed = failed
         self._writer = start_writer(self._written)
-        self._pending: list[_Submission[Change]] = []
+        self._pending: list[_SubmittedChanges[Change]] = []
         self._pending_size = 0
         self._urgent = 0
-        self._writing: list[_Submission[Change]] = []
+        self._writing: list[_SubmittedChanges[Change]] = []
         self._gathering = False
         self._usual = 0.0
         """The recent average number of submissions in a batch."""
@@ -190,7 +191,7 @@ class GroupCommitter(Generic[Change, P, W]):
         if self._refusal is not None:
             refuse(done, self._refusal)
             return done
-        self._pending.append(_Submission(ops, size, applied, done))
+        self._pending.append(_SubmittedChanges(ops, size, applied, done))
         self._pending_size += size
         if not lazy:
             self._urgent += 1
@@ -256,7 +257,7 @@ class GroupCommitter(Generic[Change, P, W]):
         try:
             job = self._prepare([submission.ops for submission in self._writing], size)
         except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
-            self._loop.call_soon(self._written, Failed(error))
+            self._loop.call_soon(self._written, JobFailure(error))
         else:
             self._writer.put(job)
 
@@ -277,10 +278,10 @@ class GroupCommitter(Generic[Change, P, W]):
         self._urgent = len(self._pending)
         return size
 
-    def _written(self, result: W | Failed) -> None:
+    def _written(self, result: W | JobFailure) -> None:
         batch, self._writing = self._writing, []
         try:
-            if isinstance(result, Failed):
+            if isinstance(result, JobFailure):
                 self._fail(batch, result.error)
             else:
                 self._observe(result)
@@ -290,7 +291,7 @@ class GroupCommitter(Generic[Change, P, W]):
             if self._pending and not self._gathering:
                 self._schedule()
 
-    def _succeed(self, batch: list[_Submission[Change]]) -> None:
+    def _succeed(self, batch: list[_SubmittedChanges[Change]]) -> None:
         for submission in batch:
             if not submission.done.done():
                 submission.done.set_result(None)
@@ -307,7 +308,7 @@ class GroupCommitter(Generic[Change, P, W]):
             # The state in memory may differ from the disk. The store reads it again, as after a failed write.
             self._fail([], broken)
 
-    def _fail(self, batch: list[_Submission[Change]], error: BaseException) -> None:
+    def _fail(self, batch: list[_SubmittedChanges[Change]], error: BaseException) -> None:
         if isinstance(error, StoreError):
             refusal = error
         else:

@@ -26,10 +26,10 @@ from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.damage.format import (
     FormatError,
-    Gap,
-    Log,
+    LogContent,
+    LogGap,
     Manifest,
-    Table,
+    TableFile,
     read_log,
     read_manifest,
 )
@@ -72,7 +72,7 @@ class DamagedSpoolError(StoreOpenError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SyncMark:
     """The content of the file `synced`: the spool's format, and how many bytes of which log are durable."""
 
     format: str
@@ -91,23 +91,23 @@ class FoundLog:
     path: Path
     raw: bytes
     synced: int
-    contents: Log
+    contents: LogContent
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class DirectoryState:
     """The result of checking a directory. With `is_new` there is no database, or the beginning of one that
     never had data. `suspects` are logs that must be read with checksums.
     """
 
     is_new: bool
-    mark: Mark | None = None
+    mark: SyncMark | None = None
     suspects: tuple[FoundLog, ...] = ()
     files: tuple[str, ...] = ()
     """The files that LevelDB will read. Empty if the manifest was too large to be checked here."""
 
 
-def read_mark(directory: Path) -> Mark | None:
+def read_mark(directory: Path) -> SyncMark | None:
     """Read the mark. Return None if there is none or it is unreadable. Raises OSError."""
     try:
         found = _MARK.fullmatch((directory / MARK_NAME).read_bytes())
@@ -115,10 +115,10 @@ def read_mark(directory: Path) -> Mark | None:
         return None
     if found is None or zlib.crc32(found.group()[:-9]) != int(found[4], 16):
         return None
-    return Mark(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
+    return SyncMark(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
 
 
-def judge(directory: Path, *, verify: bool = False) -> Judgement:
+def judge(directory: Path, *, verify: bool = False) -> DirectoryState:
     """Check a directory. With `verify` every log is read with checksums. Raises DamagedSpoolError, or
     OSError.
     """
@@ -127,16 +127,16 @@ def judge(directory: Path, *, verify: bool = False) -> Judgement:
     mark = read_mark(directory)
     if "CURRENT" not in names:
         _check_never_used(directory, names, mark)
-        return Judgement(is_new=True)
+        return DirectoryState(is_new=True)
     name = _manifest_name(directory, names)
     if (directory / name).stat().st_size > MAX_MANIFEST:
-        return Judgement(is_new=False, mark=mark)
+        return DirectoryState(is_new=False, mark=mark)
     manifest = _read_manifest(directory, name)
     tables = [_table(directory, names, each) for each in manifest.tables.values()]
     logs = _logs(directory, names, manifest, mark)
     octets = [(path, path.read_bytes()) for path in logs]
     found = found_logs(octets, mark, manifest.last_sequence, verify=verify)
-    return Judgement(
+    return DirectoryState(
         is_new=False,
         mark=mark,
         suspects=tuple(log for log in found if not log.contents.is_clean),
@@ -154,7 +154,7 @@ def refuse_half_repaired(directory: Path) -> None:
         )
 
 
-class Needed(NamedTuple):
+class RequiredFiles(NamedTuple):
     """The state of the files that the next opening of an open database needs. `missing` describes missing
     files, and `in_memory` is whether the database still has their content. `manifest` is the size of the
     manifest.
@@ -165,20 +165,20 @@ class Needed(NamedTuple):
     in_memory: bool = False
 
 
-def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
+def look_at(directory: Path, mark: SyncMark | None, manifest: int) -> RequiredFiles:
     """Check the files of an open database, whose manifest had `manifest` bytes before. Raises OSError."""
     try:
         path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
     except DamagedSpoolError as error:
-        return Needed(manifest, error.what)
+        return RequiredFiles(manifest, error.what)
     size = path.stat().st_size
     if size < max(manifest, 1):
-        return Needed(manifest, f"the end of {path} is missing")
+        return RequiredFiles(manifest, f"the end of {path} is missing")
     newest = newest_log(directory)
     if mark is not None and newest < (mark.log, mark.size):
         log = directory / f"{mark.log:06d}.log"
-        return Needed(size, f"{log} or its end is missing", in_memory=True)
-    return Needed(size)
+        return RequiredFiles(size, f"{log} or its end is missing", in_memory=True)
+    return RequiredFiles(size)
 
 
 def drop_leftovers(directory: Path) -> bool:
@@ -224,7 +224,7 @@ def _numbers(pattern: re.Pattern[str], names: set[str] | list[str]) -> dict[int,
     return {int(found[1]): name for name in names if (found := pattern.fullmatch(name))}
 
 
-def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> None:
+def _check_never_used(directory: Path, names: set[str], mark: SyncMark | None) -> None:
     """Raise DamagedSpoolError unless the files come from an interrupted first start: no table, and an empty
     log.
     """
@@ -267,7 +267,7 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
         raise DamagedSpoolError(directory, f"{directory / name}: {error}") from error
 
 
-def _table(directory: Path, names: set[str], table: Table) -> str:
+def _table(directory: Path, names: set[str], table: TableFile) -> str:
     """Return the name of a table. Tables are never modified, so the size shows whether the end is missing."""
     name = f"{table.number:06d}.ldb"
     if name not in names and f"{table.number:06d}.sst" in names:
@@ -280,7 +280,7 @@ def _table(directory: Path, names: set[str], table: Table) -> str:
     return name
 
 
-def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | None) -> list[Path]:
+def _logs(directory: Path, names: set[str], manifest: Manifest, mark: SyncMark | None) -> list[Path]:
     """Return the logs that LevelDB will read, in its order."""
     present = _numbers(_LOG, names)
     needed = {number for number in (manifest.log, manifest.previous_log) if number}
@@ -298,7 +298,7 @@ def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | Non
 
 
 def found_logs(
-    logs: Iterable[tuple[Path, bytes]], mark: Mark | None, last_sequence: int, *, verify: bool
+    logs: Iterable[tuple[Path, bytes]], mark: SyncMark | None, last_sequence: int, *, verify: bool
 ) -> list[FoundLog]:
     """Read the logs. `last_sequence` is the highest number in the tables. If the numbers of a log do not
     continue those of the log before, that one has lost its end.
@@ -317,7 +317,7 @@ def found_logs(
     return found
 
 
-def _missing(log: Log, following: Log, last_sequence: int) -> int:
+def _missing(log: LogContent, following: LogContent, last_sequence: int) -> int:
     """Return the number of missing writes between two logs. It is 0 if the second has lost its own
     beginning.
     """
@@ -332,13 +332,13 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
     contents.torn = None
     contents.writes_missing_behind = missing
     if not contents.gaps or contents.gaps[-1].end < len(log.raw):
-        contents.gaps.append(Gap(contents.end, len(log.raw)))
+        contents.gaps.append(LogGap(contents.end, len(log.raw)))
 
 
 # --- the files that the spool adds to LevelDB's
 
 
-def write_mark(directory: Path, mark: Mark) -> None:
+def write_mark(directory: Path, mark: SyncMark) -> None:
     """Overwrite the mark in place. After a power cut the previous mark may remain, which is valid too. Raises
     OSError.
     """

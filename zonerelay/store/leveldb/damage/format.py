@@ -35,7 +35,7 @@ class FormatError(ValueError):
 # --- logs
 
 
-class Gap(NamedTuple):
+class LogGap(NamedTuple):
     """Bytes of a log that belonged to lost records. `end` may be after the end of the file."""
 
     start: int
@@ -43,13 +43,13 @@ class Gap(NamedTuple):
 
 
 @dataclass(slots=True)
-class Log:
+class LogContent:
     """The content of a log. `end` is the offset after the last intact record. `torn` is the offset of an
     incomplete last record, which was never acknowledged.
     """
 
     records: list[bytes] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[LogGap] = field(default_factory=list)
     torn: int | None = None
     end: int = 0
     writes_missing_behind: int = 0
@@ -75,7 +75,7 @@ class Log:
         return missing
 
 
-class _Piece(NamedTuple):
+class _LogFragment(NamedTuple):
     """A fragment of a log record. Kind 0 marks bytes that are not a fragment."""
 
     start: int
@@ -84,15 +84,15 @@ class _Piece(NamedTuple):
     payload: bytes = b""
 
 
-def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool = True) -> Log:
+def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool = True) -> LogContent:
     """Parse a log. Its first `synced` bytes were durable. Without `verify` checksums are not compared: that
     is quick and finds everything that LevelDB itself overlooks, but describes damage inexactly. The manifest
     is a log without `batches`.
     """
-    log = Log()
-    begun: list[_Piece] = []
+    log = LogContent()
+    begun: list[_LogFragment] = []
     lost: int | None = None
-    last: _Piece | None = None
+    last: _LogFragment | None = None
     for piece in _pieces(raw, verify=verify):
         last = piece
         if begun and piece.kind in (0, _FULL, _FIRST):
@@ -108,7 +108,7 @@ def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool 
             begun = []
             if not (verify and batches) or _follows(log, payload):
                 if lost is not None:
-                    log.gaps.append(Gap(lost, start))
+                    log.gaps.append(LogGap(lost, start))
                     lost = None
                 log.records.append(payload)
                 log.end = piece.end
@@ -119,11 +119,11 @@ def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool 
     if lost is not None and log.end >= synced and last is not None and _is_torn(raw, last):
         log.torn = lost
     elif lost is not None or log.end < synced:
-        log.gaps.append(Gap(log.end if lost is None else lost, max(len(raw), synced)))
+        log.gaps.append(LogGap(log.end if lost is None else lost, max(len(raw), synced)))
     return log
 
 
-def _is_torn(raw: bytes, last: _Piece) -> bool:
+def _is_torn(raw: bytes, last: _LogFragment) -> bool:
     """Return whether the log ends as if its writer had been stopped, or as if the disk had not stored the
     last bytes.
     """
@@ -138,28 +138,28 @@ def _is_torn(raw: bytes, last: _Piece) -> bool:
     return bool(_FULL <= kind <= _LAST and last.end < end <= last.start - last.start % BLOCK + BLOCK)
 
 
-def _pieces(raw: bytes, *, verify: bool) -> Iterator[_Piece]:
+def _pieces(raw: bytes, *, verify: bool) -> Iterator[_LogFragment]:
     size = len(raw)
     for block in range(0, size, BLOCK):
         offset, end = block, min(block + BLOCK, size)
         while end - offset >= _HEADER.size:
             piece = _piece(raw, offset, end, verify=verify)
             if piece is None:
-                piece = _Piece(offset, _next(raw, offset, end) if verify else end, 0)
+                piece = _LogFragment(offset, _next(raw, offset, end) if verify else end, 0)
             yield piece
             offset = piece.end
         if offset < end < block + BLOCK:
-            yield _Piece(offset, end, 0)  # the beginning of a header, and the end of the file
+            yield _LogFragment(offset, end, 0)  # the beginning of a header, and the end of the file
 
 
-def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _Piece | None:
+def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _LogFragment | None:
     crc, length, kind = _HEADER.unpack_from(raw, offset)
     stop = offset + _HEADER.size + length
     if not _FULL <= kind <= _LAST or stop > end:
         return None
     if verify and masked_crc(raw[offset + 6 : stop]) != crc:
         return None
-    return _Piece(offset, stop, kind, raw[offset + _HEADER.size : stop])
+    return _LogFragment(offset, stop, kind, raw[offset + _HEADER.size : stop])
 
 
 def _next(raw: bytes, offset: int, end: int) -> int:
@@ -172,7 +172,7 @@ def _next(raw: bytes, offset: int, end: int) -> int:
     return next((at for at in others if raw[at + 6] <= _LAST and _piece(raw, at, end, verify=True)), end)
 
 
-def _follows(log: Log, payload: bytes) -> bool:
+def _follows(log: LogContent, payload: bytes) -> bool:
     """Return whether the payload is a batch whose number can follow those of the log."""
     try:
         operations = list(operations_of(payload))
@@ -228,7 +228,7 @@ def sequence_of(batch: bytes) -> tuple[int, int]:
 def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield keys and new values. `None` deletes the key. Raises FormatError."""
     sequence_of(batch)
-    reader = Reader(batch, BATCH.size)
+    reader = Decoder(batch, BATCH.size)
     while not reader.at_end:
         kind = reader.number()
         if kind not in (0, 1):
@@ -240,7 +240,7 @@ def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 # --- the manifest
 
 
-class Table(NamedTuple):
+class TableFile(NamedTuple):
     """A table file and its key range."""
 
     number: int
@@ -251,7 +251,7 @@ class Table(NamedTuple):
 class Manifest:
     """The state after a manifest's last record: the tables, and the first log that they do not include."""
 
-    tables: dict[tuple[int, int], Table] = field(default_factory=dict)  # by level and number
+    tables: dict[tuple[int, int], TableFile] = field(default_factory=dict)  # by level and number
     log: int = 0
     previous_log: int = 0
     last_sequence: int = 0
@@ -267,7 +267,7 @@ def read_manifest(raw: bytes) -> Manifest:
     manifest = Manifest()
     seen = 0
     for record in framed.records:
-        reader = Reader(record)
+        reader = Decoder(record)
         while not reader.at_end:
             seen |= 1 << _apply(manifest, reader)
     if seen & _NEEDED != _NEEDED:
@@ -279,7 +279,7 @@ _NEEDED = 1 << 2 | 1 << 3 | 1 << 4
 """The fields that LevelDB requires to open a database: log, next file, last sequence."""
 
 
-def _apply(manifest: Manifest, reader: Reader) -> int:
+def _apply(manifest: Manifest, reader: Decoder) -> int:
     match field_number := reader.number():
         case 1:
             reader.text()
@@ -295,7 +295,7 @@ def _apply(manifest: Manifest, reader: Reader) -> int:
         case 6:
             manifest.tables.pop((reader.number(), reader.number()), None)
         case 7:
-            level, table = reader.number(), Table(reader.number(), reader.number())
+            level, table = reader.number(), TableFile(reader.number(), reader.number())
             reader.text()
             reader.text()
             manifest.tables[level, table.number] = table
@@ -306,7 +306,7 @@ def _apply(manifest: Manifest, reader: Reader) -> int:
     return field_number
 
 
-class Reader:
+class Decoder:
     """Decodes numbers and strings in LevelDB's encoding. Raises FormatError if one is truncated."""
 
     def __init__(self, octets: bytes, at: int = 0) -> None:

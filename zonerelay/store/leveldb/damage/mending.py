@@ -15,27 +15,27 @@ from pathlib import Path
 import msgspec
 
 from zonerelay import durable
-from zonerelay.store.leveldb.damage.directory import MARK_NAME, FoundLog, Mark, own_names
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, FoundLog, SyncMark, own_names
 from zonerelay.store.leveldb.damage.format import identities_in, write_log
 from zonerelay.store.leveldb.damage.losses import MAX_NAMED, Loss, Losses
 
 
 @dataclass(frozen=True, slots=True)
-class _Mended:
+class _RepairedLog:
     """A log file that was replaced by a repaired copy."""
 
     log: FoundLog
     loss: Loss | None
 
 
-class Mending:
+class DatabaseRepair:
     """The changes made to open a damaged database, which `undo` reverts."""
 
-    def __init__(self, directory: Path, losses: Losses, mark: Mark | None) -> None:
+    def __init__(self, directory: Path, losses: Losses, mark: SyncMark | None) -> None:
         self._directory = directory
         self._losses = losses
         self._mark = mark
-        self._mended: list[_Mended] = []
+        self._mended: list[_RepairedLog] = []
         self._names = own_names(directory)
         self._current = _content(directory / "CURRENT")
 
@@ -51,7 +51,7 @@ class Mending:
             if loss is not None:
                 self._losses.forget(loss)
             raise
-        self._mended.append(_Mended(log, loss))
+        self._mended.append(_RepairedLog(log, loss))
 
     def settle(self, is_there: Callable[[str], bool]) -> None:
         """Report the losses after LevelDB has opened the database. `is_there` returns whether a message
@@ -95,7 +95,7 @@ class Mending:
         self._losses.note(loss)
         return loss
 
-    def _write_mark(self, mark: Mark) -> None:
+    def _write_mark(self, mark: SyncMark) -> None:
         durable.write(self._directory / MARK_NAME, mark.encode())
 
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zonerelay.store.leveldb.damage.format import BATCH, FormatError, Reader, crc_steps, masked, masked_crc
+from zonerelay.store.leveldb.damage.format import BATCH, Decoder, FormatError, crc_steps, masked, masked_crc
 
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
@@ -36,7 +36,7 @@ def has_index(raw: bytes) -> bool:
     if len(raw) < _FOOTER or raw[-8:] != _MAGIC:
         return False
     try:
-        footer = Reader(raw[-_FOOTER:])
+        footer = Decoder(raw[-_FOOTER:])
         handles = [(footer.number(), footer.number()) for _ in range(2)]
         return all(_block(raw, at, size) is not None for at, size in handles)
     except FormatError:
@@ -69,10 +69,10 @@ def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
     """Return the start and end of each damaged data block of a table that has an index."""
     found: list[tuple[int, int]] = []
     with contextlib.suppress(FormatError):
-        footer = Reader(raw[-_FOOTER:])
+        footer = Decoder(raw[-_FOOTER:])
         _, _, at, size = (footer.number() for _ in range(4))
         for _, handle in _entries(_block(raw, at, size) or b""):
-            reader = Reader(handle)
+            reader = Decoder(handle)
             start, size = reader.number(), reader.number()
             if _block(raw, start, size) is None:
                 found.append((start, start + size + _TRAILER.size))
@@ -125,7 +125,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     end = len(block) - 4 * (restarts + 1)
     if end < 0:
         raise FormatError("a block has more restarts than bytes")
-    reader, key = Reader(block[:end]), b""
+    reader, key = Decoder(block[:end]), b""
     while not reader.at_end:
         shared, rest, size = reader.number(), reader.number(), reader.number()
         if shared > len(key):
@@ -144,7 +144,7 @@ def _version(key: bytes, value: bytes) -> KeyVersion | None:
 def _decompressed(raw: bytes) -> bytes | None:
     """Decompress Snappy's format, which consists of literals and copies. Return None if it is invalid."""
     try:
-        reader = Reader(raw)
+        reader = Decoder(raw)
         size, out = reader.number(), bytearray()
         while not reader.at_end:
             tag = reader.octets(1)[0]
