@@ -153,15 +153,13 @@ def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
     commands = [
         each for _, _, command in children(parser) for each in [v for *_, v in children(command)] or [command]
     ]
-    counts = Counter(
-        row for each in commands for _, rows in groups(each) for row in rows if row[0].startswith("--")
-    )
+    counts = Counter(row for each in commands for _, rows in groups(each) for row in rows)
     common = {row for row, count in counts.items() if count >= COMMON_FROM}
     yield (
         f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n\n"
         "A command takes `--config FILE` where it needs the configuration, and `--socket PATH` where it asks "
         "the relay. These arguments have the same meaning wherever a command takes them; "
-        "`[FILTER]` stands for the conditions.\n"
+        "`[FILTER]` stands for the conditions, `[OPTION]` for what a table lists.\n"
     )
     yield from table("argument", [row for row in counts if row in common and not row[0].startswith(COMMON)])
     for each in commands:
@@ -171,6 +169,11 @@ def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
             rows += [row for row in arguments if row not in common and not row[0].startswith(COMMON)]
             for invocation, _ in arguments if about else ():
                 words = words.replace(f" [{invocation}]", "", 1)
+        listed = [f" [{name}]" for name, _ in rows if f" [{name}]" in words and name.startswith("--")]
+        for option in listed:
+            words = words.replace(option, "", 1)
+        if listed:
+            words = f" [OPTION]{words}"
         if any(about for about, _ in groups(each)):
             words = f" [FILTER]{words}"
         yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog}{words}\n"
@@ -187,12 +190,13 @@ def table(heading: str, rows: list[tuple[str, str]]) -> Iterator[str]:
 
 def operations_page() -> Iterator[str]:
     fields = {each.path + each.method: list(operation_fields(each)) for each in OPERATIONS if each.path}
-    counts = Counter(row for rows in fields.values() for row in rows)
+    counts = Counter(row for rows in fields.values() for row in rows if not row[0].startswith("filter."))
     common = [row for row, count in counts.items() if count >= COMMON_FROM]
     yield (
         "# Paths of the HTTP API\n\nWritten by `debian/manual.py` from `zonerelay/operations`. "
         "[HTTP API](../operate/api.md) says how to ask; `/v1/openapi.json` has the types. In a `GET` the "
-        "fields are parameters, in a `POST` members of the body; `filter` and `about` are objects there. "
+        "fields are parameters, in a `POST` members of the body. `filter` is an object with the fields that "
+        "`GET /v1/queue` takes, `about` one with the fields below it. "
         "These fields have the same meaning in all requests that list them in a last line:\n"
     )
     yield from table("field", common)
@@ -202,8 +206,10 @@ def operations_page() -> Iterator[str]:
         command = f", as `zonerelay {each.command}`" if each.command else ""
         yield f"\n## {each.method} {each.path}\n\n{each.help}{command}. Scope `{each.scope}`.\n"
         rows = fields[each.path + each.method]
-        yield from table("field", [row for row in rows if row not in common])
-        if also := [f"`{name}`" for name, text in rows if (name, text) in common]:
+        own = [row for row in rows if row not in common and not row[0].startswith("filter.")]
+        yield from table("field", own)
+        others = dict.fromkeys(name.partition(".")[0] for name, text in rows if (name, text) not in own)
+        if also := [f"`{name}`" for name in others if f"{{{name}}}" not in each.path]:
             yield f"\nAlso {', '.join(also)}.\n"
 
 
