@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -260,15 +261,9 @@ class Histories:
         seen: set[str] = set()
         found: list[HistoryEntry] = []
         for file in list(self.files):
-            mine = 0
-            try:
-                for entry in self._entries(file, query, seen):
+            with self._reading(file):
+                for entry in islice(self._entries(file, query, seen), limit + 1):
                     found.append(entry)
-                    mine += 1
-                    if mine > limit:
-                        break
-            except sqlite3.Error as error:
-                self._is_broken(file.worker, error)
         found.sort(key=lambda entry: entry.at)
         return found[-limit:], len(found) > limit
 
@@ -279,24 +274,20 @@ class Histories:
         began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
         found: list[HistoryRecord] = []
         for file in list(self.files):
-            try:
+            with self._reading(file):
                 for row in rows_with(file.database, (message_id,), began, oldest_first=True):
                     self._in_time()
                     found += file.records(message_id, row)
                     if until_final and _is_final(found):
                         return found
-            except sqlite3.Error as error:
-                self._is_broken(file.worker, error)
         return sorted(found, key=lambda record: record.at)
 
     def sent(self, query: Query, limit: int) -> list[SentMessage]:
         """Return the newest messages that match, at most `limit`, the newest first."""
         found: list[SentMessage] = []
         for file in list(self.files):
-            try:
+            with self._reading(file):
                 found += islice(self._sent(file, query), limit)
-            except sqlite3.Error as error:
-                self._is_broken(file.worker, error)
         found.sort(key=lambda each: each.place, reverse=True)
         return found[:limit]
 
@@ -328,25 +319,20 @@ class Histories:
     def since(self, since: float, until: float = float("inf")) -> Iterator[HistoryRecord]:
         """Return all events of a period, in chronological order per worker."""
         for file in list(self.files):
-            try:
+            with self._reading(file):
                 rows = file.database.execute(
                     "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row", (since, until)
                 )
                 for (text,) in rows:
                     yield from (each for each in _records(text) if since <= each.at <= until)
-            except sqlite3.Error as error:
-                self._is_broken(file.worker, error)
 
     def gaps(self, since: float, until: float) -> list[HistoryGap]:
         """Return the times in between that are not covered, with the reasons."""
-        found = list(self.broken)
+        found: list[HistoryGap] = []
         for file in list(self.files):
-            try:
+            with self._reading(file):
                 found += self._gaps_of(file, since, until)
-            except sqlite3.Error as error:
-                self._is_broken(file.worker, error)
-                found.append(self.broken[-1])
-        return found
+        return [*self.broken, *found]
 
     def refused_more(self, query: Query) -> int:
         """Return how many refusals were only counted instead of stored, of one client if the query
@@ -354,26 +340,23 @@ class Histories:
         """
         count = 0
         for file in list(self.files):
-            try:
-                count += self._refused_more_of(file.database, query)
-            except sqlite3.Error as error:
-                self._is_broken(file.worker, error)
+            with self._reading(file):
+                rows = file.database.execute(
+                    "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?",
+                    (query.since, min(query.until, self.now)),
+                )
+                count += sum(self._refused_more_in(text, query) for (text,) in rows)
         return count
 
-    def _refused_more_of(self, database: sqlite3.Connection, query: Query) -> int:
-        count = 0
-        rows = database.execute(
-            "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?",
-            (query.since, min(query.until, self.now)),
+    def _refused_more_in(self, events: str, query: Query) -> int:
+        self._in_time()
+        client = query.client
+        return sum(
+            int(str(fields.get("count", 0)))
+            for at, name, fields in decode(events)
+            if name == MORE and query.since <= at <= query.until
+            if client is None or (whose := str(fields.get("client", ""))) == "others" or client.matches(whose)
         )
-        for at, name, fields in (event for (text,) in rows for event in decode(text)):
-            self._in_time()
-            if name != MORE or not query.since <= at <= query.until:
-                continue
-            client = str(fields.get("client", ""))
-            if query.client is None or client == "others" or query.client.matches(client):
-                count += int(str(fields.get("count", 0)))
-        return count
 
     def _entries(self, file: _HistoryFile, query: Query, seen: set[str]) -> Iterator[HistoryEntry]:
         for record in _candidates(file, query, self._in_time):
@@ -410,6 +393,14 @@ class Histories:
         off = off_mark(self.directory / f"{worker:02d}.db")
         if off.exists() and off.stat().st_mtime <= until:
             yield HistoryGap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
+
+    @contextmanager
+    def _reading(self, file: _HistoryFile) -> Iterator[None]:
+        """Record a file as broken if the body cannot read it."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._is_broken(file.worker, error)
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.until
