@@ -23,7 +23,7 @@ KINDS = {
     "labelled": "counter",
     "_gauge": "gauge",
     "gauge_of": "gauge",
-    "ReadCounter": "counter",
+    "_counter": "counter",
 }
 NAMES = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")
 CALLS = {"_emit", "emit", "_tell", "_line", "_queue"}

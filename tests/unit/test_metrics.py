@@ -116,7 +116,7 @@ def test_a_queue_that_is_not_counted_yet_has_no_figure_at_all() -> None:
 def test_the_memory_of_sessions_is_read_at_scrape_time() -> None:
     metrics = Metrics()
     memory = SessionMemory(1_000_000)
-    metrics.attach_inbound_memory(lambda: memory.total)
+    metrics.read_number("zonerelay_inbound_memory_bytes", lambda: memory.total)
     memory.used += 4711
     assert value(metrics, "zonerelay_inbound_memory_bytes") == 4711
     memory.used -= 711

@@ -23,7 +23,13 @@ from zonerelay.supervisor.merge import merging
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status
 from zonerelay.supervisor.reload import plan
 from zonerelay.telemetry.metrics.families import Family
-from zonerelay.telemetry.metrics.instruments import MetricTotals, PerMinute, ZoneQueue, exposition
+from zonerelay.telemetry.metrics.instruments import (
+    MetricTotals,
+    PerMinute,
+    ReloadCollector,
+    ZoneQueue,
+    exposition,
+)
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 
@@ -90,8 +96,9 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         metrics.settled("default", "delivered", 0.3)
         queue = ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
         metrics.attach_queue([queue].copy)
-        metrics.attach_space(worker, lambda: 5000, 1000)
-        metrics.attach_configuration(iter([(1000.0 + worker, worker == 0)] * 9).__next__)
+        metrics.read_each("zonerelay_spool_free_bytes", {str(worker): 5000}.copy)
+        metrics.read_each("zonerelay_spool_min_free_bytes", {str(worker): 1000}.copy)
+        metrics.attach(ReloadCollector(iter([(1000.0 + worker, worker == 0)] * 9).__next__))
         metrics.last_delivered.value = 100 + worker
         accounts.take(worker, 1, metrics.families())
     text = exposition(accounts.families()).decode()

@@ -61,7 +61,7 @@ from zonerelay.store.open import open_record_store
 from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
-from zonerelay.telemetry.metrics.instruments import CpuDemand
+from zonerelay.telemetry.metrics.instruments import CpuDemand, ReloadCollector
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
@@ -400,17 +400,25 @@ def _build_drop_directory(settings: Settings, context: WorkerContext, listeners:
 def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
     parts, index = worker.parts, worker.identity.index
     metrics, store = worker.metrics, parts.queue.store
-    metrics.attach_orders(parts.orders.in_force, parts.orders.endless)
+    label, guard = str(index), space_guard(worker.settings.spool)
     metrics.attach_queue(board.queues, store.is_counted)
-    metrics.attach_store(index, store.unhealthy)
-    metrics.attach_space(index, lambda: board.free_space, space_guard(worker.settings.spool))
-    metrics.attach_captured(
-        lambda: None if (found := board.captured) is None else (found.messages, found.octets)
+    metrics.attach(ReloadCollector(lambda: (worker.taken_up, worker.refused_at is None)))
+    metrics.read("zonerelay_destinations", board.destination_states)
+    metrics.read_each("zonerelay_orders", parts.orders.in_force)
+    metrics.read_each("zonerelay_source_penalties", parts.sending.sources.penalty_counts)
+    metrics.read_each("zonerelay_store_usable", lambda: {label: float(store.unhealthy() is None)})
+    metrics.read_each(
+        "zonerelay_spool_free_bytes", lambda: {} if (free := board.free_space) is None else {label: free}
     )
-    metrics.attach_destinations(board.destination_states)
-    metrics.attach_configuration(lambda: (worker.taken_up, worker.refused_at is None))
-    metrics.attach_restraint(lambda: parts.scheduler.throttled_seconds)
-    metrics.attach_sources(parts.sending.sources.penalty_counts)
+    metrics.read_each("zonerelay_spool_min_free_bytes", lambda: {label: guard})
+    metrics.read_number("zonerelay_orders_without_end", parts.orders.endless)
+    metrics.read_number(
+        "zonerelay_captured_messages", lambda: None if (found := board.captured) is None else found.messages
+    )
+    metrics.read_number(
+        "zonerelay_captured_bytes", lambda: None if (found := board.captured) is None else found.octets
+    )
+    metrics.read_number("zonerelay_restrained_seconds_total", lambda: parts.scheduler.throttled_seconds)
     metrics.declare_zones(parts.zones.names)
 
 

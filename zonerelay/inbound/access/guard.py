@@ -211,7 +211,7 @@ class Guard:
         self._clock = clock
         self._quotas = Quotas(records, clock, lambda user, level: events.quota_near(user, *level))
         self.configure(credentials)
-        events.metrics.attach_quotas(self._ratios)
+        events.metrics.read_each("zonerelay_user_quota_used_ratio", self._ratios)
 
     def configure(self, credentials: Path) -> None:
         self._watch = UserLimitsWatch(file_beside(credentials), events=self._events)
@@ -287,11 +287,11 @@ class Guard:
     async def close(self) -> None:
         await self._quotas.close()
 
-    def _ratios(self) -> list[tuple[tuple[str, ...], float]]:
+    def _ratios(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for user, level in self._quotas.seen():
             found[user] = max(found.get(user, 0.0), level.used / level.most)
-        return [((self._events.shown_user(user),), ratio) for user, ratio in found.items()]
+        return {self._events.shown_user(user): ratio for user, ratio in found.items()}
 
 
 def bar(rails: UserLimits, client_address: str, now: float) -> Refusal | None:

@@ -159,7 +159,7 @@ class Listeners:
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
-        events.metrics.attach_inbound_memory(lambda: self._shared.memory.total)
+        events.metrics.read_number("zonerelay_inbound_memory_bytes", lambda: self._shared.memory.total)
         events.metrics.attach_certificates(self._expiries)
 
     # The interface to other parts of the worker.

@@ -39,7 +39,6 @@ from zonerelay.telemetry.metrics.instruments import (
     ReadCounter,
     ReadGauge,
     Readings,
-    ReloadCollector,
     Subsystem,
     ZoneQueue,
     collect,
@@ -426,11 +425,7 @@ class Metrics:
         parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
         for each in (*parts, self.webhooks):
             registry.register(each)
-        self._gauge(
-            "zonerelay_loop_lag_longest_seconds",
-            "Longest event loop delay of the last one to two minutes.",
-            lambda: [((), self.loop_lag.longest)],
-        )
+        self.read_number("zonerelay_loop_lag_longest_seconds", lambda: self.loop_lag.longest)
         registry.register(made)
 
     # ---- updates of more than one instrument ------------------------------------------------
@@ -479,134 +474,35 @@ class Metrics:
         """Register a collector. Every scrape reads it, so it must answer from memory."""
         self._registry.register(collector)
 
-    def _gauge(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
-        self.attach(ReadGauge(name, help_text, read, *labels))
+    def read(self, name: str, read: Callable[[], Readings]) -> None:
+        """Attach the function that reads a metric of `READ` at each scrape, with the values of its labels."""
+        self.attach(READ[name](read))
 
-    def attach_queue(
-        self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
-    ) -> None:
-        self.attach(QueueCollector(read, is_counted))
+    def read_number(self, name: str, read: Callable[[], float | None]) -> None:
+        """Attach the function that reads a metric without labels, or `None` if there is no number."""
+        self.read(name, lambda: () if (number := read()) is None else (((), number),))
 
-    def attach_quotas(self, read: Callable[[], Readings]) -> None:
-        """Attach the reader: `read` yields the users with quotas, and the usage of the quota that is used
-        most.
-        """
-        text = "Used fraction of the most used quota of each user who has sent recently."
-        self._gauge("zonerelay_user_quota_used_ratio", text, read, "user")
+    def read_each(self, name: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Attach the function that reads a metric by the value of its only label."""
+        self.read(name, lambda: (((value,), number) for value, number in read().items()))
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """Attach the reader: `read` yields the first name and the expiry of each certificate of every
         listener. Of several for one name, the one that expires first is shown.
         """
 
-        def first() -> Readings:
-            found: dict[tuple[str, ...], float] = {}
+        def first() -> Mapping[str, float]:
+            found: dict[str, float] = {}
             for name, expiry in read():
-                found[name,] = min(expiry, found.get((name,), expiry))
-            return found.items()
+                found[name] = min(expiry, found.get(name, expiry))
+            return found
 
-        self._gauge(
-            "zonerelay_certificate_expiry_timestamp_seconds",
-            "Unix time at which a listener's certificate expires.",
-            first,
-            "name",
-        )
+        self.read_each("zonerelay_certificate_expiry_timestamp_seconds", first)
 
-    def attach_orders(self, read: Callable[[], Mapping[str, int]], endless: Callable[[], int]) -> None:
-        """Attach the readers: `read` returns the number of active suspensions and hold rules by effect,
-        `endless` how many of them have no end.
-        """
-        self._gauge(
-            "zonerelay_orders_without_end",
-            "Active suspensions and hold rules without an end.",
-            lambda: (((), endless()),),
-        )
-        self._gauge(
-            "zonerelay_orders",
-            "Active suspensions and hold rules, by effect.",
-            lambda: (((effect,), count) for effect, count in read().items()),
-            "effect",
-        )
-
-    def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """Attach the reader: `read` returns the number of destinations at which each source is not used."""
-        self._gauge(
-            "zonerelay_source_penalties",
-            "Destinations at which a source is not used because of its reputation.",
-            lambda: (((source,), count) for source, count in read().items()),
-            "source",
-        )
-
-    def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
-        """Attach the reader: `unhealthy` returns why the worker's store accepts no mail. The metric has a
-        worker label, to show whose disk is full.
-        """
-        self._gauge(
-            "zonerelay_store_usable",
-            "1 if the worker's spool accepts mail, otherwise 0.",
-            lambda: [((str(worker),), float(unhealthy() is None))],
-            "worker",
-        )
-
-    def attach_space(self, worker: int, read: Callable[[], int | None], guard: int) -> None:
-        """Attach the reader: `read` returns the bytes that are free for the worker's spool, or `None` if that
-        is not known. Below `guard` the worker accepts no new mail.
-        """
-
-        def free() -> Readings:
-            octets = read()
-            return () if octets is None else [((str(worker),), octets)]
-
-        self._gauge("zonerelay_spool_free_bytes", "Free space on the disk of the spool.", free, "worker")
-        self._gauge(
-            "zonerelay_spool_min_free_bytes",
-            "Free space below which no new mail is accepted.",
-            lambda: [((str(worker),), guard)],
-            "worker",
-        )
-
-    def attach_captured(self, read: Callable[[], tuple[int, int] | None]) -> None:
-        """Attach the reader: `read` returns the messages and bytes of captured mail, or `None` if there is
-        none.
-        """
-
-        def of(place: int) -> Callable[[], Readings]:
-            return lambda: [] if (found := read()) is None else [((), found[place])]
-
-        self._gauge("zonerelay_captured_messages", "Stored captured messages.", of(0))
-        self._gauge("zonerelay_captured_bytes", "Disk space used by captured mail.", of(1))
-
-    def attach_destinations(self, read: Callable[[], Readings]) -> None:
-        """Attach the reader: `read` returns the number of known destinations by zone and state."""
-        self._gauge(
-            "zonerelay_destinations",
-            "Known destinations with mail or failures, by whether they are suspended.",
-            read,
-            "zone",
-            "state",
-        )
-
-    def attach_configuration(self, read: Callable[[], tuple[float, bool]]) -> None:
-        """Attach the reader: `read` returns when the active configuration was loaded, and whether no reload
-        was refused since.
-        """
-        self.attach(ReloadCollector(read))
-
-    def attach_restraint(self, read: Callable[[], float]) -> None:
-        """Set the function that returns the seconds for which the backlog has been throttled."""
-        self.attach(
-            ReadCounter(
-                "zonerelay_restrained_seconds_total",
-                "Time during which backlog and deferred mail was throttled in favour of new mail.",
-                lambda: [((), read())],
-            )
-        )
-
-    def attach_inbound_memory(self, read: Callable[[], int]) -> None:
-        """Attach the reader: `read` returns how many bytes all client connections use."""
-        self._gauge(
-            "zonerelay_inbound_memory_bytes", "Memory used by client connections.", lambda: [((), read())]
-        )
+    def attach_queue(
+        self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.attach(QueueCollector(read, is_counted))
 
     def families(self) -> tuple[Family, ...]:
         """Return the metrics as plain values, for a supervisor that sums them."""
@@ -615,3 +511,59 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return the Prometheus text format; serve it as `CONTENT_TYPE`."""
         return generate_latest(self._registry)
+
+
+Attach = Callable[[Callable[[], Readings]], Collector]
+"""Makes the collector of a metric from the function that reads it."""
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> tuple[str, Attach]:
+    return name, lambda read: ReadGauge(name, help_text, read, *labels)
+
+
+def _counter(name: str, help_text: str, *labels: str) -> tuple[str, Attach]:
+    return name, lambda read: ReadCounter(name, help_text, read, *labels)
+
+
+READ = dict(
+    (
+        _gauge(
+            "zonerelay_loop_lag_longest_seconds", "Longest event loop delay of the last one to two minutes."
+        ),
+        _gauge(
+            "zonerelay_user_quota_used_ratio",
+            "Used fraction of the most used quota of each user who has sent recently.",
+            "user",
+        ),
+        _gauge(
+            "zonerelay_certificate_expiry_timestamp_seconds",
+            "Unix time at which a listener's certificate expires.",
+            "name",
+        ),
+        _gauge("zonerelay_orders_without_end", "Active suspensions and hold rules without an end."),
+        _gauge("zonerelay_orders", "Active suspensions and hold rules, by effect.", "effect"),
+        _gauge(
+            "zonerelay_source_penalties",
+            "Destinations at which a source is not used because of its reputation.",
+            "source",
+        ),
+        # A worker label shows whose disk is full.
+        _gauge("zonerelay_store_usable", "1 if the worker's spool accepts mail, otherwise 0.", "worker"),
+        _gauge("zonerelay_spool_free_bytes", "Free space on the disk of the spool.", "worker"),
+        _gauge("zonerelay_spool_min_free_bytes", "Free space below which no new mail is accepted.", "worker"),
+        _gauge("zonerelay_captured_messages", "Stored captured messages."),
+        _gauge("zonerelay_captured_bytes", "Disk space used by captured mail."),
+        _gauge(
+            "zonerelay_destinations",
+            "Known destinations with mail or failures, by whether they are suspended.",
+            "zone",
+            "state",
+        ),
+        _counter(
+            "zonerelay_restrained_seconds_total",
+            "Time during which backlog and deferred mail was throttled in favour of new mail.",
+        ),
+        _gauge("zonerelay_inbound_memory_bytes", "Memory used by client connections."),
+    )
+)
+"""The metrics that others keep."""
