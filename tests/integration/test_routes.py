@@ -86,7 +86,7 @@ async def test_each_recipient_takes_the_first_route_that_matches(tmp_path: Path)
         why = "listener matches 127.0.0.1:0 and client matches 127.0.0.1 and recipient matches *.example.net"
         assert await traced(running, tmp_path) == [
             f"zone=bulk route=1 {why}: a@x.example.net",
-            f"zone=vip route=2 max_size matches {len(MESSAGE)} octets and "
+            f"zone=vip route=2 max_size matches {len(MESSAGE)} bytes and "
             "sender matches bounce-*@example.org: b@example.com",
         ]
         await running.send("bounce-1@example.org", ["c@example.com"], MESSAGE + b"x" * 10_000)

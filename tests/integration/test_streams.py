@@ -302,7 +302,7 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         assert begun["by"]
         said, done = inbound.text(), outbound.text()
         assert "inbound < mail FROM:<a@example.org> size=" in said
-        assert f"inbound * the message: {len(MESSAGE)} octets, not shown" in said
+        assert f"inbound * the message: {len(MESSAGE)} bytes, not shown" in said
         assert "inbound > 250 2.0.0 OK queued as" in said
         assert "inbound < AUTH LOGIN (" in said
         assert "inbound < XCLIENT LOGIN=(not shown)" in said

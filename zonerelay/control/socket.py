@@ -67,7 +67,7 @@ def _explained(path: Path, error: OSError) -> str:
 
 
 MAX_SOCKET_PATH = 107
-"""Linux unix(7): `sun_path` holds 108 octets, the last of which is a NUL."""
+"""Linux unix(7): `sun_path` holds 108 bytes, the last of which is a NUL."""
 
 SOCKET_NAME = "control.sock"
 LIMITS_NAME = "limits.sock"

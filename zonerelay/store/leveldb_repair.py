@@ -222,7 +222,7 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
             if path.exists():
                 raw = _read(path, []).octets
                 for start, end in damaged_blocks(raw):
-                    yield f"octets {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
+                    yield f"bytes {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
 
 
 class _RepairRecords(NamedTuple):

@@ -82,9 +82,9 @@ def user(arguments: Namespace) -> int:
 def _say_when_nearly_full(file: Path) -> None:
     size, most = file.stat().st_size if file.exists() else 0, credentials.MAX_FILE
     if size > most:
-        _say(f"No user can log in: {file} has {size:,} octets, and a relay reads {most:,}. Remove users.")
+        _say(f"No user can log in: {file} has {size:,} bytes, and a relay reads {most:,}. Remove users.")
     elif size > NEARLY_FULL * most:
-        _say(f"{file} is nearly full: it has {size:,} of the {most:,} octets that a relay reads.")
+        _say(f"{file} is nearly full: it has {size:,} of the {most:,} bytes that a relay reads.")
 
 
 def _add(arguments: Namespace, path: Path) -> int:

@@ -316,7 +316,7 @@ def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
             "it comes back when it is too old",
         )
     if zone.tls_on_connect:
-        yield "tls_on_connect", "MX hosts do not speak TLS from the first octet: it is for a next_hop"
+        yield "tls_on_connect", "MX hosts do not speak TLS from the first byte: it is for a next_hop"
 
 
 def _check_times(zone: ZoneSettings, path: KeyPath, retry: RetrySettings, report: Report) -> None:

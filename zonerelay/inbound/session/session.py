@@ -596,7 +596,7 @@ class Session(asyncio.Protocol):
         """End the mail transaction with this reply."""
         self.body.intake = None
         if self._record is not None:
-            self._record.note(f"the message: {intake.size} octets, not shown")
+            self._record.note(f"the message: {intake.size} bytes, not shown")
         if intake.held:
             intake.release()
         self.conversation.reset()

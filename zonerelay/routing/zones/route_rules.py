@@ -145,7 +145,7 @@ def _about_recipient(route: RouteSettings) -> Iterator[tuple[str, AboutRecipient
 
 
 def _size(mail: RoutedMail) -> str:
-    return "" if mail.size is None else f"{mail.size} octets"
+    return "" if mail.size is None else f"{mail.size} bytes"
 
 
 class _DomainSet:

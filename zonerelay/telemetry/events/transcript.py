@@ -76,7 +76,7 @@ class BoundedStream(Generic[T]):
 MAX_TRANSCRIPTS = 4
 """At the same time, in one worker."""
 MAX_SHOWN = 1000
-"""Octets of one line."""
+"""Bytes of one line."""
 ROOM = 10_000
 """Lines that wait for the reader."""
 

@@ -128,7 +128,7 @@ MAX_FIELD = 1000
 """Characters of one field."""
 MAX_TRACEBACK = 8000
 MAX_LINE = 16_384
-"""Octets of one line: fields of control characters take six octets for each."""
+"""Bytes of one line: a control character in a field takes six of them."""
 RETRY_SECONDS = 0.1
 CLOSE_SECONDS = 1.0
 # A pipe that polls as writable takes this much without blocking (POSIX write(2), PIPE_BUF).

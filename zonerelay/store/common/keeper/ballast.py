@@ -112,5 +112,5 @@ class ReserveFile:
             return False
         if had:
             self._was_needed = True
-            _log.warning("gave up the room that was kept back for a full disk: %d octets", had)
+            _log.warning("gave up the room that was kept back for a full disk: %d bytes", had)
         return True
