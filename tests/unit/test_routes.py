@@ -83,7 +83,7 @@ CONDITIONS = [
     (bulk(priority=("high", "normal")), False, "priority"),
     (bulk(min_size=1000), True, "min_size matches 1000 bytes"),
     (bulk(min_size=1001), False, "min_size"),
-    (bulk(max_size=1000), True, "max_size matches 1000 octets"),
+    (bulk(max_size=1000), True, "max_size matches 1000 bytes"),
     (bulk(max_size=999), False, "max_size"),
     (bulk(header=("X-Stream: news",)), True, "header matches X-Stream: news"),
     (bulk(header=("X-Other",)), False, "header"),
@@ -140,7 +140,7 @@ def test_all_conditions_of_a_route_must_match_and_the_first_route_wins() -> None
         replace(bulk(sender=("news.example",), recipient=("example.com",), max_size=2000), zone="vip"),
         bulk(sender=("news.example",)),
     )
-    why = "max_size matches 1000 octets and sender matches news.example and recipient matches example.com"
+    why = "max_size matches 1000 bytes and sender matches news.example and recipient matches example.com"
     assert choice(*routes) == ZoneChoice("vip", f"route=2 {why}")
     assert choice(*routes, recipient="bob@example.net").zone == "bulk"
     assert choice(*routes, size=2001).zone == "bulk"
