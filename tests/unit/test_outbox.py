@@ -317,7 +317,7 @@ def test_a_mailbox_that_cannot_be_used_says_why(changes: dict[str, object], prob
         ({"schema": "mail"}, "outbox.url: is missing"),
         ({"url": "mysql://x/y"}, 'outbox.url: must begin with "postgresql://"'),
         ({"url": "postgresql://u:secret@h/d"}, "outbox.url: contains a password; set outbox.password"),
-        ({"url": "postgresql://u@h/d", "table": "a-b"}, "outbox.table: is a name of letters"),
+        ({"url": "postgresql://u@h/d", "table": "a-b"}, 'outbox.table: "a-b" is not a name'),
         ({"url": "postgresql://u@h/d", "zone": "defualt"}, "outbox.zone: no zone is named"),
         ({"url": "postgresql://u@h/d", "mailbox_table": "outbound_messages"}, "outbox.mailbox_table: is the"),
     ],

@@ -52,7 +52,7 @@ from zonerelay.config.tables.store import (
     s3_advice,
     spool_advice,
 )
-from zonerelay.config.tables.webhook import check_report, check_webhooks, try_webhooks, webhook_advice
+from zonerelay.config.tables.webhook import check_webhooks, try_webhooks, webhook_advice
 from zonerelay.config.tables.zone import (
     check_destination_zones,
     check_destinations,
@@ -91,7 +91,6 @@ def check(settings: Settings, report: Report) -> Settings:
     check_srs(settings.srs, zones, report)
     check_rewrites(settings.rewrite, listeners, report)
     check_webhooks(settings.webhook, report)
-    check_report(settings.report, report)
     check_destinations(settings.destination, zones, report, trusts_dns=trusts_dns)
     return replace(settings, zone=check_zones(zones, settings.retry, report, trusts_dns=trusts_dns))
 

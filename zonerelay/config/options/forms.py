@@ -71,6 +71,26 @@ selector = _matching(
 replacement = _matching(
     re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+"), 'is no address: write "user@example.com", or "@example.com"'
 )
+schema = _matching(
+    re.compile("[a-z_][a-z0-9_]{0,39}"),
+    "is not a name of small letters, digits and _, 40 at most; an example is zonerelay",
+)
+sql_name = _matching(
+    re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}"), "is not a name of letters, digits and _, 40 at most"
+)
+key_prefix = _matching(re.compile("[!-~]+"), "is not printable ASCII without spaces")
+bucket = _matching(
+    re.compile("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
+    "is not a bucket name; expected 3 to 63 lower-case letters, digits, dots and hyphens",
+)
+object_prefix = _matching(
+    re.compile(r"(?!.{201})(?:[A-Za-z0-9!_.*'()-]+/)+"),
+    "is not ASCII of at most 200 characters that ends with a slash, such as zonerelay/",
+)
+time_of_day = _matching(
+    re.compile(r"([01]\d|2[0-3]):[0-5]\d", re.ASCII), 'is not a time of the day: write "06:00"'
+)
+address = _matching(re.compile(r"[^\s<>@]+@[^\s<>@]+"), 'is not an address: write "postmaster@example.com"')
 
 
 def ehlo_name(text: str) -> str:
@@ -225,6 +245,20 @@ def url(text: str) -> str:
         raise ValueError(f'{quoted(text)} is not a secure URL; expected "https://…"')
     if "@" in parts.netloc:
         raise ValueError("contains a user name or password; use client_id and client_secret instead")
+    return text
+
+
+def service_url(text: str) -> str:
+    """Return the URL of a service whose credentials are other options."""
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - it raises what is wrong with it
+    except ValueError:
+        raise ValueError('is not a URL; expected "https://HOST"') from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must begin with https:// (or http://) and contain a host")
+    if "@" in text or parts.query or parts.fragment:
+        raise ValueError("must contain only the address; use access_key and secret_key for the credentials")
     return text
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
-import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -362,7 +361,7 @@ class RedisSettings:
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
     ca_file: Path | None = optional_path()
     """The certificate authorities for rediss://. Empty: those of the system."""
-    prefix: str = text("zonerelay:")
+    prefix: str = text("zonerelay:", form=forms.key_prefix)
     """The prefix of all keys. Relays with the same server, database and prefix share one queue. In a cluster
     use a hash tag, such as {zonerelay}:.
     """
@@ -385,18 +384,16 @@ class RedisSettings:
 def check_redis(redis: RedisSettings, report: Report) -> None:
     if not report.sound("redis"):
         return
-    url = urllib.parse.urlsplit(redis.url)
+    url = urlsplit(redis.url)
     if url.scheme not in _SCHEMES:
         text = "must begin with redis://, rediss:// (TLS) or unix://"
         report.refuse(("redis", "url"), text)
     elif "@" in url.netloc + url.path or any(
-        word in key.lower() for key in urllib.parse.parse_qs(url.query) for word in ("password", "username")
+        word in key.lower() for key in parse_qs(url.query) for word in ("password", "username")
     ):
         report.refuse(("redis", "url"), "holds a name or password: say user, and in password where it is")
     if redis.ca_file is not None and url.scheme != "rediss":
         report.refuse(("redis", "ca_file"), "is of no use without TLS: the url must begin with rediss://")
-    if not redis.prefix or re.search(r"[^!-~]", redis.prefix):
-        report.refuse(("redis", "prefix"), "must be printable ASCII without spaces, at least one character")
 
 
 def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Iterator[str]:
@@ -404,24 +401,37 @@ def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Iterator[str]:
         return
     if redis.unsafe:
         yield "redis.unsafe: acknowledged mail may be lost when the server or its machine stops"
-    if redis.lease <= redis.timeout:
-        yield (
-            "redis.lease: not longer than redis.timeout: one slow answer can cost the lease, and mail is "
-            "then sent twice"
-        )
+    yield from _slow_answers("redis", redis)
     if redis.url.startswith("redis://") and not _is_local(redis.url):
         yield "redis.url: mail travels to the server in clear text: rediss:// uses TLS"
 
 
 def _is_local(url: str) -> bool:
-    return urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1", None)
+    return _LOCAL.fullmatch(urlsplit(url).hostname or "localhost") is not None
+
+
+def _slow_answers(table: str, settings: RedisSettings | S3Settings) -> Iterator[str]:
+    if settings.lease <= settings.timeout:
+        yield (
+            f"{table}.lease: not longer than {table}.timeout: one slow answer can cost the lease, and mail "
+            "is then sent twice"
+        )
+
+
+def _cut_off(
+    table: str, settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings
+) -> Iterator[str]:
+    if settings.lease <= delivery.final_dot_timeout:
+        yield (
+            f"{table}.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
+            "while a relay that is cut off from the database still sends it"
+        )
 
 
 # [postgres]: the queue in a PostgreSQL database.
 #
 # No URL is in a text of this module: there might be a password in it.
 
-_SCHEMA = re.compile("[a-z_][a-z0-9_]{0,39}")
 _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
 
 
@@ -437,7 +447,7 @@ class PostgresSettings:
     """
     password: str = text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
-    schema: str = text("zonerelay")
+    schema: str = text("zonerelay", form=forms.schema)
     """The schema of the tables, created if it does not exist. Relays with the same database and schema share
     one queue.
     """
@@ -461,29 +471,21 @@ def check_postgres(postgres: PostgresSettings, report: Report) -> None:
         return
     if problem := url_problem(postgres.url):
         report.refuse(("postgres", "url"), problem)
-    if not _SCHEMA.fullmatch(postgres.schema):
-        report.refuse(("postgres", "schema"), "is a name of small letters, digits and _, such as zonerelay")
 
 
 def postgres_advice(
     postgres: PostgresSettings, spool: SpoolSettings, delivery: DeliverySettings
-) -> list[str]:
+) -> Iterator[str]:
     if spool.backend is not Backend.POSTGRES:
-        return []
-    found = []
-    if postgres.lease <= delivery.final_dot_timeout:
-        found.append(
-            "postgres.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
-            "while a relay that is cut off from the database still sends it"
-        )
+        return
+    yield from _cut_off("postgres", postgres, delivery)
     if postgres.unsafe:
-        found.append("postgres.unsafe: a crash of the database may lose mail that was acknowledged")
+        yield "postgres.unsafe: a crash of the database may lose mail that was acknowledged"
     if is_in_the_open(postgres.url):
-        found.append(
+        yield (
             "postgres.url: mail goes over the network to any server that answers there: add "
             "?sslmode=verify-full"
         )
-    return found
 
 
 def url_problem(url: str, option: str = "postgres.password") -> str:
@@ -517,11 +519,7 @@ def is_in_the_open(url: str) -> bool:
 
 # [s3]: the queue in an S3 bucket. No secret is in a text of this module.
 
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_PREFIX = re.compile(r"(?:[A-Za-z0-9!_.*'()-]+/)+")
-_LOCAL_s3 = re.compile(r"localhost|127\.[0-9.]+|::1")
 _URLS = ("endpoint_url", "queue_url", "queue_endpoint_url")
-MAX_PREFIX = 200
 
 
 class Addressing(enum.StrEnum):
@@ -536,11 +534,11 @@ class Addressing(enum.StrEnum):
 class S3Settings:
     """The bucket for `[spool] backend = "s3"` (docs/store/s3.md)."""
 
-    bucket: str = text("")
+    bucket: str = text("", form=forms.bucket)
     """The bucket, which must exist."""
-    prefix: str = text("zonerelay/")
+    prefix: str = text("zonerelay/", form=forms.object_prefix)
     """The prefix of all objects. Relays with the same bucket and prefix share one queue."""
-    endpoint_url: str = text("", optional=True)
+    endpoint_url: str = text("", form=forms.service_url)
     """The URL of a service other than Amazon's, such as "https://s3.example.org"."""
     region: str = text("", optional=True)
     """The region. Empty: from the environment, or us-east-1."""
@@ -568,11 +566,11 @@ class S3Settings:
     """The time limit of one request."""
     max_requests: int = count(50, most=1000)
     """The maximum number of simultaneous requests."""
-    queue_url: str = text("", optional=True)
+    queue_url: str = text("", form=forms.service_url)
     """An SQS queue by which relays announce mail that another relay may take over. Empty: relays list the
     bucket.
     """
-    queue_endpoint_url: str = text("", optional=True)
+    queue_endpoint_url: str = text("", form=forms.service_url)
     """The URL of the queue service, if it is not Amazon's."""
 
 
@@ -581,15 +579,6 @@ def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report)
         return
     if spool.backend is Backend.S3 and not s3.bucket:
         report.refuse(("s3", "bucket"), 'is needed with backend = "s3": the name of a bucket that exists')
-    elif s3.bucket and not _BUCKET.fullmatch(s3.bucket):
-        text = "is not a bucket name; expected 3 to 63 lower-case letters, digits, dots and hyphens"
-        report.refuse(("s3", "bucket"), text)
-    if not _PREFIX.fullmatch(s3.prefix) or len(s3.prefix) > MAX_PREFIX:
-        text = f"must be ASCII of at most {MAX_PREFIX} characters and end with a slash, such as zonerelay/"
-        report.refuse(("s3", "prefix"), text)
-    for name in _URLS:
-        if problem := _url_problem(getattr(s3, name)):
-            report.refuse(("s3", name), problem)
     if bool(s3.access_key) != bool(s3.secret_key):
         report.refuse(
             ("s3", "secret_key" if s3.access_key else "access_key"), "goes with the other of the two"
@@ -603,38 +592,16 @@ def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report)
 def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Iterator[str]:
     if spool.backend is not Backend.S3:
         return
-    if s3.lease <= s3.timeout:
-        yield (
-            "s3.lease: not longer than s3.timeout: one slow answer can cost the lease, and mail is then sent "
-            "twice"
-        )
+    yield from _slow_answers("s3", s3)
     for name in _URLS:
-        url = urlsplit(getattr(s3, name))
-        if url.scheme == "http" and not _LOCAL_s3.fullmatch(url.hostname or ""):
+        url = getattr(s3, name)
+        if urlsplit(url).scheme == "http" and not _is_local(url):
             yield f"s3.{name}: mail travels to the service in clear text: https:// uses TLS"
-
-
-def _url_problem(url: str) -> str:
-    """Returns the reason why the URL cannot be used, "" when it can or is empty."""
-    if not url:
-        return ""
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 - it raises what is wrong with it
-    except ValueError:
-        return 'is not a URL; expected "https://HOST"'
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        return "must begin with https:// (or http://) and contain a host"
-    if "@" in url or parts.query or parts.fragment:
-        return "must contain only the address; use access_key and secret_key for the credentials"
-    return ""
 
 
 # [outbox]: the database whose rows are sent as mail.
 #
 # No URL is in a text of this module: there might be a password in it.
-
-_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -645,11 +612,11 @@ class OutboxSettings:
     """The database of the outbox, in the form of [postgres] url. Empty: no outbox."""
     password: str = text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
-    schema: str = text("public")
+    schema: str = text("public", form=forms.sql_name)
     """The schema of the tables."""
-    table: str = text("outbound_messages")
+    table: str = text("outbound_messages", form=forms.sql_name)
     """The table into which applications insert. Relays with the same table share its rows."""
-    mailbox_table: str = text("mailboxes")
+    mailbox_table: str = text("mailboxes", form=forms.sql_name)
     """The table of mailboxes to which rows may refer."""
     create_tables: bool = switch(False)
     """Create tables that do not exist. Otherwise zonerelay outbox schema prints the SQL."""
@@ -683,9 +650,6 @@ def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: 
         return
     if problem := url_problem(outbox.url, "outbox.password"):
         report.refuse(("outbox", "url"), problem)
-    for key in ("schema", "table", "mailbox_table"):
-        if not _NAME.fullmatch(getattr(outbox, key)):
-            report.refuse(("outbox", key), "is a name of letters, digits and _, 40 at most")
     if outbox.table == outbox.mailbox_table:
         report.refuse(("outbox", "mailbox_table"), "is the table of messages already")
     names = [zone.name for zone in zones]
@@ -694,18 +658,12 @@ def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: 
         report.refuse(("outbox", "zone"), f"no zone is named {quoted(outbox.zone)}{near}")
 
 
-def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> list[str]:
+def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Iterator[str]:
     if not outbox.url:
-        return []
-    found = []
-    if outbox.lease <= delivery.final_dot_timeout:
-        found.append(
-            "outbox.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
-            "while a relay that is cut off from the database still sends it"
-        )
+        return
+    yield from _cut_off("outbox", outbox, delivery)
     if is_in_the_open(outbox.url):
-        found.append(
+        yield (
             "outbox.url: mail goes over the network from any server that answers there: add "
             "?sslmode=verify-full"
         )
-    return found

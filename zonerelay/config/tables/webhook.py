@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,7 +22,6 @@ EVENTS = (
     "delivery.in_doubt", "delivery.held", "destination.suspended", "destination.resumed",
     "spool.unhealthy", "spool.recovered",
 )  # fmt: skip
-_TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
 
 class WebhookAddresses(enum.StrEnum):
@@ -67,11 +65,11 @@ class WebhookSettings:
 class ReportSettings:
     """The daily report by mail (docs/operate/report.md)."""
 
-    to: tuple[str, ...] = texts(())
+    to: tuple[str, ...] = texts((), form=forms.address)
     """The recipients of the report: "postmaster@example.com"."""
-    at: str = text("06:00")
+    at: str = text("06:00", form=forms.time_of_day)
     """The local time at which it is sent. A missed report is sent at the next start."""
-    sender: str = text("")
+    sender: str = text("", form=forms.address)
     """The sender, in the envelope and in From. Empty: postmaster at the relay's hostname."""
 
 
@@ -98,15 +96,6 @@ def _check_url(webhook: WebhookSettings, path: KeyPath, report: Report) -> None:
         report.refuse(path, 'is not an address that events can be posted to: write "https://…"')
     elif parts.scheme == "http" and not webhook.private:
         report.refuse(path, "http:// is for everyone to read on the way: use https, or private = true")
-
-
-def check_report(settings: ReportSettings, report: Report) -> None:
-    if report.sound("report", "at") and not _TIME.fullmatch(settings.at):
-        report.refuse(("report", "at"), 'is not a time of the day: write "06:00"')
-    addresses = [(("report", "to", at), each) for at, each in enumerate(settings.to)]
-    for path, address in (*addresses, (("report", "sender"), settings.sender)):
-        if address and report.sound(*path) and not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", address):
-            report.refuse(path, 'is not an address: write "postmaster@example.com"')
 
 
 def webhook_advice(webhooks: Sequence[WebhookSettings]) -> Iterator[str]:
