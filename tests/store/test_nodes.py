@@ -193,7 +193,7 @@ async def test_held_mail_of_an_heir_can_be_settled_with_its_report(crew: list[Ma
     await one.nodes.close()
     await two.start()
     await until(lambda: QUEUE in two.nodes.counts())
-    assert await two.nodes.own_deliveries_of(message_id(1)) == [delivery]
+    assert await two.nodes.deliveries_of(message_id(1), own=True) == [delivery]
     message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
     await two.nodes.settle(
         [Finish(delivery), OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
@@ -210,7 +210,7 @@ async def test_mail_of_another_living_node_is_none_that_this_one_can_settle(crew
     await put(one, 1, "a@example.net")
     await until(lambda: one.nodes.node in two.nodes._others)
     assert len(await two.nodes.deliveries_of(message_id(1))) == 1
-    assert await two.nodes.own_deliveries_of(message_id(1)) == []
+    assert await two.nodes.deliveries_of(message_id(1), own=True) == []
 
 
 async def test_a_node_that_stood_still_loses_its_claims_and_goes_on(crew: list[Machine]) -> None:

@@ -267,13 +267,10 @@ class MemoryStore:
             if (key.queue == queue if queue else key.queue.is_mail) and wanted(key.recipient):
                 yield delivery
 
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
         self.check_writable()
         found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
-
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await self.deliveries_of(message_id)
 
     def counts(self) -> dict[QueueName, QueueCounts]:
         counts = Counts()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.common.write import group_commit
-from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
+from zonerelay.store.common.write.group_commit import (
+    GroupCommitter,
+    JobFailure,
+    SubmittedChanges,
+    WriterThread,
+)
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.leveldb.engine import Batches, Op
+from zonerelay.store.leveldb.engine import Op
 
 
 class Disk:
@@ -29,11 +33,11 @@ class Disk:
         self.sizes: list[int] = []
         self.failures: list[StoreError] = []
 
-    def prepare(self, batches: Batches, size: int) -> list[bytes]:
+    def prepare(self, submissions: Sequence[SubmittedChanges[list[Op]]], size: int) -> list[bytes]:
         self.sizes.append(size)
         if self.preparing is not None:
             raise self.preparing
-        return [key for ops in batches for key, _ in ops]
+        return [key for each in submissions for key, _ in each.ops]
 
     def write(self, keys: list[bytes]) -> float:
         self.go_on.wait()
@@ -41,6 +45,9 @@ class Disk:
             raise self.error
         self.batches.append(keys)
         return 0.001
+
+
+Committer = GroupCommitter[list[Op], list[bytes], float]
 
 
 @pytest.fixture
@@ -54,33 +61,35 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[GroupCommitter[Op, list[bytes], float]]:
+async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[Committer]:
+    writers: list[WriterThread[list[bytes], float]] = []
+
+    def start_writer(tell: Callable[[float | JobFailure], None]) -> Callable[[list[bytes]], None]:
+        writers.append(WriterThread("spool-writer", disk.write, tell))
+        return writers[0].put
+
     committer = GroupCommitter(
         disk.prepare,
-        functools.partial(WriterThread, "spool-writer", disk.write),
+        start_writer,
         clock=clock,
         observe=lambda _seconds: None,
         failed=disk.failures.append,
     )
     yield committer
     await committer.drain()
-    committer.stop()
+    writers[0].stop()
 
 
 def ops(name: str) -> list[Op]:
     return [(name.encode(), b"")]
 
 
-async def test_what_is_submitted_in_one_turn_shares_one_write(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_what_is_submitted_in_one_turn_shares_one_write(disk: Disk, committer: Committer) -> None:
     await asyncio.gather(*(committer.submit(ops(name)) for name in "abc"))
     assert disk.batches == [[b"a", b"b", b"c"]]
 
 
-async def test_next_batch_gathers_while_one_is_written(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_next_batch_gathers_while_one_is_written(disk: Disk, committer: Committer) -> None:
     disk.go_on.clear()
     first = committer.submit(ops("a"))
     await asyncio.sleep(0)
@@ -91,9 +100,7 @@ async def test_next_batch_gathers_while_one_is_written(
     assert disk.batches == [[b"a"], [b"b", b"c"]]
 
 
-async def test_lazy_goes_along_with_urgent_and_keeps_its_place(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_lazy_goes_along_with_urgent_and_keeps_its_place(disk: Disk, committer: Committer) -> None:
     lazy = committer.submit(ops("a"), lazy=True)
     await asyncio.sleep(0)
     assert not disk.batches
@@ -103,32 +110,28 @@ async def test_lazy_goes_along_with_urgent_and_keeps_its_place(
 
 
 async def test_lazy_alone_is_written_after_its_delay(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], monkeypatch: pytest.MonkeyPatch
+    disk: Disk, committer: Committer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_commit, "LAZY_DELAY", 0.001)
     await asyncio.gather(committer.submit(ops("a"), lazy=True), committer.submit(ops("b"), lazy=True))
     assert disk.batches == [[b"a", b"b"]]
 
 
-async def test_many_lazy_ones_do_not_wait(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_many_lazy_ones_do_not_wait(disk: Disk, committer: Committer) -> None:
     started = asyncio.get_running_loop().time()
     await asyncio.gather(*(committer.submit(ops(str(n)), lazy=True) for n in range(group_commit.MAX_LAZY)))
     assert asyncio.get_running_loop().time() - started < group_commit.LAZY_DELAY
     assert len(disk.batches) == 1
 
 
-async def test_batch_is_bounded_and_order_is_kept(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_batch_is_bounded_and_order_is_kept(disk: Disk, committer: Committer) -> None:
     half = group_commit.MAX_BATCH // 2
     await asyncio.gather(*(committer.submit(ops(name), size=half) for name in "abcde"))
     assert disk.batches == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
 
 
 async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+    disk: Disk, committer: Committer
 ) -> None:
     seen: list[str] = []
     left = committer.submit(ops("a"), applied=lambda: seen.append("a"))
@@ -138,9 +141,7 @@ async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
     assert seen == ["a", "b"]
 
 
-async def test_failure_takes_everything_submitted_behind_it(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_failure_takes_everything_submitted_behind_it(disk: Disk, committer: Committer) -> None:
     disk.go_on.clear()
     disk.error = StoreFullError("full")
     applied: list[str] = []
@@ -160,17 +161,13 @@ async def test_failure_takes_everything_submitted_behind_it(
     assert disk.batches == [[b"e"]]
 
 
-async def test_unexpected_error_is_a_store_error(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_unexpected_error_is_a_store_error(disk: Disk, committer: Committer) -> None:
     disk.error = ZeroDivisionError("what?")
     with pytest.raises(StoreError, match="could not be written"):
         await committer.submit(ops("a"))
 
 
-async def test_drain_writes_lazy_work_at_once(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_drain_writes_lazy_work_at_once(disk: Disk, committer: Committer) -> None:
     lazy = committer.submit(ops("a"), lazy=True)
     await committer.drain()
     assert lazy.done()
@@ -182,7 +179,7 @@ async def turns(count: int) -> None:
 
 
 async def test_busy_loop_gathers_and_an_idle_turn_ends_it(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
+    disk: Disk, committer: Committer, clock: ManualClock
 ) -> None:
     first = committer.submit(ops("a"))
     for _ in range(5):
@@ -195,7 +192,7 @@ async def test_busy_loop_gathers_and_an_idle_turn_ends_it(
 
 
 async def test_loop_that_is_always_busy_waits_no_longer_than_the_limit(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
+    disk: Disk, committer: Committer, clock: ManualClock
 ) -> None:
     committer.submit(ops("a"))
     clock.advance(group_commit.GATHER_LIMIT)
@@ -203,7 +200,7 @@ async def test_loop_that_is_always_busy_waits_no_longer_than_the_limit(
     assert len(disk.sizes) == 1
 
 
-async def used_to_eight(committer: GroupCommitter[Op, list[bytes], float], disk: Disk) -> None:
+async def used_to_eight(committer: Committer, disk: Disk) -> None:
     for _ in range(12):
         await asyncio.gather(*(committer.submit(ops("x")) for _ in range(8)))
     disk.sizes.clear()
@@ -211,7 +208,7 @@ async def used_to_eight(committer: GroupCommitter[Op, list[bytes], float], disk:
 
 
 async def test_an_idle_loop_waits_while_fewer_than_half_as_many_as_usual_have_come(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+    disk: Disk, committer: Committer
 ) -> None:
     await used_to_eight(committer, disk)
     first = committer.submit(ops("a"))
@@ -222,7 +219,7 @@ async def test_an_idle_loop_waits_while_fewer_than_half_as_many_as_usual_have_co
 
 
 async def test_company_that_does_not_come_is_waited_for_no_longer_than_the_limit_and_soon_not_at_all(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+    disk: Disk, committer: Committer
 ) -> None:
     await used_to_eight(committer, disk)
     for _ in range(12):
@@ -235,7 +232,7 @@ async def test_company_that_does_not_come_is_waited_for_no_longer_than_the_limit
 
 
 async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_written(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+    disk: Disk, committer: Committer
 ) -> None:
     disk.preparing = StoreFullError("full")
     with pytest.raises(StoreFullError):
@@ -247,9 +244,7 @@ async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_writt
     assert disk.batches == [[b"b"]]
 
 
-async def test_event_loop_goes_on_while_the_thread_writes(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
+async def test_event_loop_goes_on_while_the_thread_writes(disk: Disk, committer: Committer) -> None:
     disk.go_on.clear()
     done = committer.submit(ops("a"))
     started = time.monotonic()
@@ -261,7 +256,7 @@ async def test_event_loop_goes_on_while_the_thread_writes(
 
 
 async def test_what_is_durable_is_applied_though_another_cannot_be_and_memory_is_then_read_anew(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+    disk: Disk, committer: Committer
 ) -> None:
     applied: list[str] = []
 

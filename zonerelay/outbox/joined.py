@@ -139,11 +139,8 @@ class JoinedStore:
     def check_claim(self, message_id: MessageId) -> None:
         (self._outbox if is_row(message_id) else self._spool).check_claim(message_id)
 
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await (self._outbox if is_row(message_id) else self._spool).deliveries_of(message_id)
-
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await (self._outbox if is_row(message_id) else self._spool).own_deliveries_of(message_id)
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
+        return await (self._outbox if is_row(message_id) else self._spool).deliveries_of(message_id, own=own)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         found = await self._spool.read_messages([each for each in ids if not is_row(each)])

@@ -279,15 +279,12 @@ class OutboxStore:
         self._events.row_refused(row.id, problem)
         self._writer.put(refused(row.id, row.token, row.attempts, problem))
 
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
         try:
             row = self.claims.rows.get(message_id) or await self.reader.row(row_of(message_id))
         except BadRowError:
             return []
         return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
-
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await self.deliveries_of(message_id)
 
     # --- operators
 

@@ -6,7 +6,7 @@ Failure: the loop's exception handler reports an exception that no caller awaits
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +69,17 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:  # Any: the types that a
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+async def gathered(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all of the work, so that none continues after the first error, which is raised."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    found: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        found.append(result)
+    return found
 
 
 # Parts that a relay opens in addition to the mail path: if one cannot be opened, mail is still delivered, and

@@ -508,8 +508,10 @@ class QueueView(QueueReader, Protocol):
         and omit deliveries that are added after the last one at the start.
         """
 
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        """Return the open deliveries of one message in recipient order."""
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
+        """Return the open deliveries of one message in recipient order. With `own`, return only those that
+        belong to this node, which it can settle.
+        """
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         """Return those messages that exist and can be read, for a list."""
@@ -522,9 +524,6 @@ class QueueView(QueueReader, Protocol):
 
 class QueueOperations(QueueView, Protocol):
     """The additional operations for operators. Callers withdraw the deliveries from the scheduler first."""
-
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        """Return those of `deliveries_of` that belong to this node, which it can settle."""
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]

@@ -16,7 +16,6 @@ Memory: the deliveries of one message, and one batch.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -56,7 +55,7 @@ from zonerelay.store.leveldb.damage.format import (
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
 from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
 from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through
-from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb, judge_format
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
@@ -112,7 +111,8 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> RepairRes
     octets = sum(path.stat().st_size for path in _database_files(spool))
     if not octets:
         return RepairResult(before=0, after=0)  # no relay has been started here yet
-    _refuse_other_formats(spool)
+    if (mark := _mark_of(spool)) is not None:
+        judge_format(spool, mark.format.encode(), is_empty=False)
     # Twice, because LevelDB rewrites the repaired tables when they are opened.
     needed, free = 2 * octets + _SLACK, shutil.disk_usage(spool).free
     if free < needed:
@@ -143,20 +143,6 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> RepairRes
         source.close()
         target.close()
     return msgspec.structs.replace(done, lost=(*lost, *done.lost), noted=tuple(noted), kept="later")
-
-
-def _refuse_other_formats(spool: Path) -> None:
-    """Raise StoreError if the mark names another format. The record of the format is checked when the
-    database is opened.
-    """
-    with contextlib.suppress(OSError):
-        mark = read_mark(spool)
-        if mark is not None and mark.format != records.FORMAT_VERSION.decode():
-            raise StoreError(
-                f"the spool {spool} has format {mark.format}, but this release "
-                f"repairs {records.FORMAT_VERSION.decode()}; use the release that wrote it. Nothing was "
-                "changed"
-            )
 
 
 def _refuse_foreign(spool: Path, source: LevelDb) -> None:

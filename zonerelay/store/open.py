@@ -28,7 +28,7 @@ from zonerelay.store.engines import (
     seen_directory,
     shared_engine,
 )
-from zonerelay.store.spool_paths import node_of, spool_of
+from zonerelay.store.spool_paths import spool_of
 from zonerelay.store.surroundings import StoreContext
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ async def open_store(settings: Settings, around: StoreContext, worker: int = 0) 
             return await open_leveldb(spool, around)
         case Backend.S3:
             return await _open_s3(settings, around)
-    postgres = node_of(settings.postgres, worker)
+    # Each worker is a separate relay to the database.
+    postgres = replace(settings.postgres, node=settings.postgres.node + worker)
     store = await _open_shared(replace(settings, postgres=postgres), around)
     if spool.backend is Backend.REDIS:
         from zonerelay.store.redis.foreign import tell_foreign_queue
@@ -121,7 +122,6 @@ async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store
             return await open_partition(
                 engine,
                 0,
-                token="",
                 clock=around.clock,
                 seen_file=file,
                 hooks=hooks,

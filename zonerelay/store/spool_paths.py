@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zonerelay import durable
-from zonerelay.config.settings import AUTO, Backend, PostgresSettings, Settings, SpoolSettings
+from zonerelay.config.settings import AUTO, Backend, Settings, SpoolSettings
 
 SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
 KEYS = "idempotency-register"
@@ -64,11 +64,6 @@ def disk_directories(spool: SpoolSettings) -> tuple[Path, Path, Path]:
 
 def name_of(worker: int) -> str:
     return f"{worker:02d}"
-
-
-def node_of(postgres: PostgresSettings, worker: int) -> PostgresSettings:
-    """Return the settings of one worker, which is a separate relay to the database."""
-    return replace(postgres, node=postgres.node + worker)
 
 
 def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:

@@ -15,7 +15,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreOpenError
 
-_PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
+_PACKAGES = {"redis": "redis-py", "s3": "aiobotocore", "postgres": "asyncpg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,6 @@ def driver(extra: str, *modules: str) -> Iterator[None]:
             raise
         package = _PACKAGES[extra]
         raise StoreOpenError(
-            f"[spool] backend: {extra} requires the Python package {package}; in zonerelay's source "
-            f"directory, with the relay's own pip, run: pip install -r locks/{extra}.lock"
+            f"{extra} requires the Python package {package}; in zonerelay's source directory, with the "
+            f"relay's own pip, run: pip install -r locks/{extra}.lock"
         ) from error

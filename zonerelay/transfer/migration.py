@@ -36,7 +36,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -46,6 +46,7 @@ from msgspec import structs
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import gathered
 from zonerelay.store.contract import (
     MessageNotFoundError,
     QueueCounts,
@@ -111,9 +112,9 @@ class Migration:
         unchanged. Raise StoreError or TransferError if a store or the journal fails.
         """
         while moves := self.journal.unfinished(self.spool, MovePhase.PLANNED, PAGE):
-            await _all(self._discard_copy(each) for each in moves)
+            await gathered(self._discard_copy(each) for each in moves)
             messages = await self.source.read_messages([each.id for each in moves])
-            states = await _all(self.source.deliveries_of(each.id) for each in moves)
+            states = await gathered(self.source.deliveries_of(each.id) for each in moves)
             await self._copy(moves, messages, states)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
@@ -151,7 +152,7 @@ class Migration:
         moves: list[Move] = []
         states: list[list[Delivery]] = []
         copies = await self._free_ids(page)
-        found = await _all(self.source.deliveries_of(each.id) for each in page)
+        found = await gathered(self.source.deliveries_of(each.id) for each in page)
         for message, deliveries in zip(page, found, strict=True):
             if copy := copies[message.id]:
                 moves.append(Move(message.id, copy))
@@ -198,8 +199,8 @@ class Migration:
         if is_whole:
             states = [[held[each.key] for each in some] for some in states]
         else:  # some no longer exist, or belong to another relay
-            states = await _all(self.source.deliveries_of(each.id) for each in moves)
-        copied = await _all(
+            states = await gathered(self.source.deliveries_of(each.id) for each in moves)
+        copied = await gathered(
             self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
         )
         done = [move for move in copied if move is not None]
@@ -256,7 +257,7 @@ class Migration:
         while moves := self.journal.unfinished(self.spool, MovePhase.REMOVED, PAGE):
             await self._wake(moves)
         while moves := self.journal.unfinished(self.spool, MovePhase.COPIED, PAGE):
-            copies = await _all(self._compared(each) for each in moves)
+            copies = await gathered(self._compared(each) for each in moves)
             await self._remove(moves, copies)
             self.journal.removed(self.spool, moves)
             await self._wake(moves, copies)
@@ -334,7 +335,7 @@ class Migration:
         deadline = asyncio.get_running_loop().time() + self.patience
         left = list(messages)
         for attempt in itertools.count():
-            states = await _all(map(store.deliveries_of, left))
+            states = await gathered(map(store.deliveries_of, left))
             open_ones = [
                 (each, [delivery.key for delivery in some if concerns(delivery)])
                 for each, some in zip(left, states, strict=True)
@@ -432,16 +433,3 @@ def _digest(
     known = replace(message, envelope=replace(message.envelope, id=copy))
     states = [(each.queue, structs.replace(each, message_id=copy)) for each in _ordered(deliveries)]
     return hashlib.sha256(msgspec.json.encode((known, states)))
-
-
-async def _all(
-    work: Iterable[Coroutine[Any, Any, T]],
-) -> list[T]:  # Any: the types that a coroutine sends do not matter here
-    """Wait for all coroutines, so that none continues after the first error, which is raised."""
-    results = await asyncio.gather(*work, return_exceptions=True)
-    found: list[T] = []
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        found.append(result)
-    return found

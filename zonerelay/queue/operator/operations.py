@@ -796,7 +796,7 @@ class Operations:
         chosen = set(keys)
         # Read the current state, because the list may be older than the last attempt. Mail of other nodes is
         # excluded: the report would be stored here, and the outcome nowhere.
-        deliveries = [d for d in await self.store.own_deliveries_of(message_id) if d.key in chosen]
+        deliveries = [d for d in await self.store.deliveries_of(message_id, own=True) if d.key in chosen]
         if deliveries:
             await self.settler.settle(message, deliveries, [outcome] * len(deliveries))
         return len(deliveries)

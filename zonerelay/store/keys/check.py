@@ -22,14 +22,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.check import HARMLESS, DamageKind, Findings, SpoolContents, Tell
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
-from zonerelay.store.keys.repair import RecordRepair, Remnant, recipient_in
+from zonerelay.store.keys.repair import RecordRepair, Remnant
 
 _END = 1 << 64
 _FEW = 100
@@ -71,18 +71,13 @@ class _MessageRecords(NamedTuple):
     strange: list[bytes]
 
 
-@dataclass(slots=True)
-class _CheckedMessage:
-    """A message that was checked. `kept` has its rows without chunks."""
+@dataclass(slots=True, kw_only=True)
+class _CheckedMessage(Remnant):
+    """A message that was checked."""
 
+    identity: MessageId
     parts: _MessageRecords
     faults: list[FaultReport] = field(default_factory=list)
-    message: Message | None = None
-    why: str = ""
-    deliveries: list[tuple[bytes, Delivery]] = field(default_factory=list)
-    unreadable: list[bytes] = field(default_factory=list)
-    open: int | None = None
-    kept: dict[bytes, bytes] = field(default_factory=dict)
 
 
 async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> SpoolContents:
@@ -254,9 +249,11 @@ class _Comparison:
                 await self._remove(key, DamageKind.BAD_RECORD, "its message id is none")
             return
         number = int(identity, 16)
-        found = _CheckedMessage(_parts(rows), open=open_counts.take(number))
+        found = _CheckedMessage(
+            identity=MessageId(identity), parts=_parts(rows), open=open_counts.take(number)
+        )
         self._messages += found.parts.metadata is not None and found.parts.exists is not None
-        _judge(MessageId(identity), found, owed.take(number) or 0)
+        _judge(found, owed.take(number) or 0)
         if found.faults:
             self._suspects.append(number)
 
@@ -271,38 +268,38 @@ class _Comparison:
         for fault, where, what in found.faults:
             self._findings.add(fault, where, what, identity)
         if self.repair is not None:
-            await self._mend(self.repair, identity, found)
+            await self._mend(self.repair, found)
 
     async def _examine(self, identity: MessageId) -> _CheckedMessage:
         """Read one message and determine its faults."""
         prefix = records.message_prefix(identity)
         rows: list[tuple[bytes, Value]] = []
-        kept: dict[bytes, bytes] = {}
+        old: dict[bytes, bytes] = {}
         async for page in self._pages(prefix, records.after(prefix)):
             for key, value in page:
                 part = key[len(prefix) :]
                 rows.append((part, _sized(part, value)))
                 if not part.isdigit() and isinstance(value, bytes):
-                    kept[key] = value
-        found = _CheckedMessage(_parts(rows), kept=kept)
+                    old[key] = value
+        found = _CheckedMessage(identity=identity, parts=_parts(rows), old=old)
         there = 0
         for queue in sorted(self._ids):
             mine = b"%b%b " % (queue, identity.encode("ascii"))
             async for page in self._pages(mine, records.after(mine)):
                 for key, value in page:
                     there += 1
-                    kept[key] = value if isinstance(value, bytes) else b""
+                    old[key] = value if isinstance(value, bytes) else b""
                     try:
                         named = records.parse_delivery_key(key)
-                        found.deliveries.append((key, records.decode_record(named, _read(value))))
+                        found.deliveries[key] = records.decode_record(named, _read(value))
                     except StoreCorruptError as error:
                         found.unreadable.append(key)
                         found.faults.append((DamageKind.BAD_RECORD, _shown(key), str(error)))
         count = await self._get(records.open_count_key(identity))
         if count is not None:
             found.open = _count(count)
-            kept[records.open_count_key(identity)] = _read(count, b"")
-        _judge(identity, found, there)
+            old[records.open_count_key(identity)] = _read(count, b"")
+        _judge(found, there)
         return found
 
     # --- indexes
@@ -374,35 +371,23 @@ class _Comparison:
 
     # --- repairing
 
-    async def _mend(self, repair: RecordRepair, identity: MessageId, found: _CheckedMessage) -> None:
+    async def _mend(self, repair: RecordRepair, found: _CheckedMessage) -> None:
         """Repair the rows of one message, or remove it and pass it to the salvage."""
         if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
             return  # the next start removes an unfinished upload
-        message, deliveries = found.message, [each for _, each in found.deliveries]
-        wanted = 0 if message is None else len(message.envelope.recipients)
-        there = len(deliveries) + len(found.unreadable)
-        remains = Remnant(
-            identity,
-            message,
-            found.why or ("" if message is not None else "its record is missing"),
-            tuple(deliveries),
-            tuple(recipient_in(key.rpartition(b" ")[2]) for key in found.unreadable),
-            gone=max((wanted if found.open is None else found.open) - there, 0) if message else 0,
-            repeats=0 if found.open is None or message is None else max(there - found.open, 0),
-            pieces=lambda: self._body(identity),
-            old=found.kept,
-        )
+        identity, message = found.identity, found.message
         changes: dict[bytes, bytes | None]
         prefix, count = records.message_prefix(identity), records.open_count_key(identity)
-        if await repair.judge(remains):
-            changes = dict.fromkeys([*(key for key, _ in found.deliveries), *found.unreadable, count])
+        if await repair.judge(found, lambda: self._body(identity)):
+            changes = dict.fromkeys([*found.deliveries, *found.unreadable, count])
             ranges = [KeyRange(prefix, records.after(prefix))]
         else:
             assert message is not None
             ranges = []
             changes = dict.fromkeys([*found.unreadable, *(prefix + part for part in found.parts.strange)])
             changes[records.exists_key(identity)] = b"%d" % message.envelope.created
-            changes[count] = None if wanted == len(deliveries) else b"%d" % len(deliveries)
+            left = len(found.deliveries)
+            changes[count] = None if found.wanted == left else b"%d" % left
         if self.write is not None:
             await self.write(Write(changes, ranges, makes_room=True))
 
@@ -440,8 +425,9 @@ class _Comparison:
 # --- determining faults
 
 
-def _judge(identity: MessageId, found: _CheckedMessage, there: int) -> None:
+def _judge(found: _CheckedMessage, there: int) -> None:
     """Add the faults of a message that has `there` deliveries."""
+    identity = found.identity
     exists, metadata, sizes, strange = found.parts
     prefix = records.message_prefix(identity)
     where = _shown(prefix)
@@ -478,7 +464,7 @@ def _judge(identity: MessageId, found: _CheckedMessage, there: int) -> None:
 
 def _wrong_count(found: _CheckedMessage, there: int) -> str | None:
     """Describe a wrong count of open deliveries, or return None if it is right."""
-    wanted = there if found.message is None else len(found.message.envelope.recipients)
+    wanted = there if found.message is None else found.wanted
     if found.open is None:
         return None if there in (0, wanted) else "it does not exist"
     if found.open == there:

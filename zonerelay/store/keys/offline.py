@@ -99,18 +99,9 @@ async def living(engine: Engine, patience: float = 0.0, *, besides: str = "") ->
     """
     alive: list[int] = []
     for _ in range(_LOOKS):
-        held = [each.node for each in await engine.peers() if not each.is_left and not each.is_over]
-        alive = [node for node in held if not besides or await _writer_of(engine, node) != besides]
+        held = [each for each in await engine.peers() if not each.is_left and not each.is_over]
+        alive = [each.node for each in held if not besides or each.writer != besides]
         if not alive or not patience:
             break
         await asyncio.sleep(patience / _LOOKS)
     return alive
-
-
-async def _writer_of(engine: Engine, node: int) -> str:
-    keeper = engine.keeper(node)
-    try:
-        state = await keeper.look()
-        return "" if state is None else state.writer
-    finally:
-        await keeper.close()

@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+from uuid import uuid4
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks, completed
-from zonerelay.store.common.write.group_commit import GroupCommitter, JobFailure, refuse
+from zonerelay.store.common.write.group_commit import GroupCommitter, JobFailure, SubmittedChanges, refuse
 from zonerelay.store.contract import (
     ClaimLostError,
     StoreError,
@@ -73,31 +75,10 @@ class Hooks:
     undo: Callable[[port.Write], port.Write | None] = lambda write: None
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A write that is waiting for its batch."""
-
-    write: port.Write
-    applied: Callable[[], None] = _nothing
-    done: asyncio.Future[None] | None = None
-    is_refused: bool = False
-
-    def tell(self) -> None:
-        """Call the callback, because the batch is durable."""
-        if not self.is_refused:
-            self.applied()
-
-    def refuse(self, error: StoreError) -> None:
-        """Fail the write for lack of space, while others of its batch are durable."""
-        self.is_refused = True
-        if self.done is not None:
-            refuse(self.done, error)
-
-
 class _JobBatch(NamedTuple):
-    """The jobs of one batch, and their approximate size."""
+    """The writes of one batch, and their approximate size."""
 
-    jobs: Sequence[_Job]
+    writes: Sequence[SubmittedChanges[port.Write]]
     size: int
 
 
@@ -124,9 +105,9 @@ class Partition:
         self._tasks = Tasks()
         self._is_closing = False
         self._is_fenced = False
-        self._committer: GroupCommitter[_Job, _JobBatch, float] = GroupCommitter(
-            lambda jobs, size: _JobBatch([job for (job,) in jobs], size),
-            lambda tell: _Writer(self._commit, tell, self.clock),
+        self._committer: GroupCommitter[port.Write, _JobBatch, float] = GroupCommitter(
+            _JobBatch,
+            lambda tell: functools.partial(self._start_commit, tell),
             clock=self.clock,
             observe=self.hooks.observe,
             failed=self._fail,
@@ -163,45 +144,41 @@ class Partition:
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call `ask`, and repeat it for some time if the connection is lost."""
-        until = self.clock.monotonic() + self.patience
-        pause = FIRST_PAUSE
+        pauses = self._pauses()
         while True:
             try:
                 return await ask()
             except StoreLostError:
-                if self.clock.monotonic() + pause > until or self._is_closing:
+                if (pause := next(pauses, None)) is None:
                     raise
             await asyncio.sleep(pause)
+
+    def _pauses(self) -> Iterator[float]:
+        """Yield growing pauses while the callers wait patiently."""
+        until = self.clock.monotonic() + self.patience
+        pause = FIRST_PAUSE
+        while self.clock.monotonic() + pause <= until and not self._is_closing:
+            yield pause
             pause = min(2 * pause, LONGEST_PAUSE)
 
     # --- writing
 
-    async def write(
+    def write(
         self, write: port.Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
-    ) -> None:
-        """Apply a write durably and atomically. Raises StoreFullError (nothing was written), FencedError, and
-        StoreError, after which the owner must read the stored state once `on_back` was called.
+    ) -> asyncio.Future[None]:
+        """Apply a write durably and atomically. The future need not be awaited. It raises StoreFullError
+        (nothing was written), FencedError, and StoreError, after which the owner must read the stored state
+        once `on_back` was called.
 
         With `lazy` the write may wait for others. `applied` is called on the event loop when the write is
         durable, in the order of writes, even if the caller no longer waits.
         """
-        await self.submit(write, lazy=lazy, applied=applied)
-
-    def submit(
-        self, write: port.Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
-    ) -> asyncio.Future[None]:
-        """Queue a write like `write`, and return a future. The future need not be awaited."""
-        size = write.check()
-        job = _Job(write)
-        if applied is not None:
-            job.applied = applied
-        job.done = self._committer.submit([job], size=size, lazy=lazy, applied=applied and job.tell)
-        return job.done
+        return self._committer.submit(write, size=write.check(), lazy=lazy, applied=applied)
 
     def stage(self, write: port.Write) -> asyncio.Future[None]:
         """Store values of new keys in advance. They exist after the next durable write."""
         if not isinstance(self.keeper, port.StagingKeeper):
-            return self.submit(write)
+            return self.write(write)
         write.check()
         rows = {key: value for key, value in write.changes.items() if value is not None}
         return self._tasks.start(self.keeper.stage(rows))
@@ -211,18 +188,31 @@ class Partition:
         async for rows in port.pages(self, *emptied, rows=CLEAR_ROWS, values=False):
             await self.write(port.Write({key: None for key, _ in rows}, makes_room=True))
 
+    def _start_commit(self, tell: Callable[[float | JobFailure], None], group: _JobBatch) -> None:
+        async def run() -> None:
+            started = self.clock.monotonic()
+            try:
+                await self._commit(group)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to learn of it
+                tell(JobFailure(error))
+            else:
+                tell(self.clock.monotonic() - started)
+
+        self._committing = asyncio.get_running_loop().create_task(run())
+
     async def _commit(self, group: _JobBatch) -> None:
         try:
-            await self._make_durable(port.merged([job.write for job in group.jobs]), group.size)
+            await self._make_durable(port.merged([each.ops for each in group.writes]), group.size)
         except StoreError as error:
             if not isinstance(error, StoreFullError) or self._in_doubt is not None:
-                self._refused += [job.write for job in group.jobs]
+                self._refused += [each.ops for each in group.writes]
                 raise
-            frees = [job for job in group.jobs if job.write.makes_room]
-            is_last = len(frees) == len(group.jobs)
-            for job in group.jobs:
-                if is_last or not job.write.makes_room:
-                    job.refuse(error)
+            frees = [each for each in group.writes if each.ops.makes_room]
+            is_last = len(frees) == len(group.writes)
+            for each in group.writes:
+                if is_last or not each.ops.makes_room:
+                    refuse(each.done, error)
+                    each.applied = None
             self.hooks.on_refused()
             if frees and not is_last:
                 await self._commit(_JobBatch(frees, group.size))
@@ -259,19 +249,17 @@ class Partition:
         now.
         """
         _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
-        until = self.clock.monotonic() + self.patience
-        pause = FIRST_PAUSE
+        pauses = self._pauses()
         while True:
             try:
                 return await self._enter_again()
             except (port.FencedError, port.OlderStateError, port.WrongStoreError):
                 raise
             except StoreError as refusal:
-                if self.clock.monotonic() + pause > until or self._is_closing:
+                if (pause := next(pauses, None)) is None:
                     kind = StoreFullError if isinstance(error, StoreFullError) else StoreError
                     raise kind(f"it is unknown whether the batch was stored: {refusal}") from error
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     # --- entering
 
@@ -353,7 +341,7 @@ class Partition:
                 except StoreError as error:
                     _log.warning("the lease could not be renewed this time: %s", error)
                     # Without mail there is no other write that would detect that the store cannot be written.
-                    self.submit(port.Write(makes_room=True))
+                    self.write(port.Write(makes_room=True))
                 else:
                     self._valid_until = asked_at + self.lease
 
@@ -405,7 +393,6 @@ class Partition:
         self._is_closing = True
         await self._committer.drain()
         self._committer.refuse(StoreError(Unhealthy.CLOSED))
-        self._committer.stop()
         await self._tasks.cancel()
         if self._refused and not self._is_fenced:
             with contextlib.suppress(StoreError, TimeoutError):
@@ -423,7 +410,6 @@ class Partition:
         """
         self._is_closing = True
         self._committer.refuse(StoreError(Unhealthy.CLOSED))
-        self._committer.stop()
         await completed(self._stop())
 
     async def _stop(self) -> None:
@@ -434,36 +420,6 @@ class Partition:
         await self.keeper.close()
         if self.seen_file is not None:
             self.seen_file.close()
-
-
-class _Writer:
-    """Writes one job after the other in a task. `group_commit` waits for each."""
-
-    def __init__(
-        self,
-        commit: Callable[[_JobBatch], Coroutine[Any, Any, None]],  # Any: what a coroutine sends
-        tell: Callable[[float | JobFailure], None],
-        clock: Clock,
-    ) -> None:
-        self._commit = commit
-        self._tell = tell
-        self._now = clock.monotonic
-        self._task: asyncio.Task[None] | None = None
-
-    def put(self, group: _JobBatch) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(group))
-
-    def stop(self) -> None:
-        self._task = None
-
-    async def _run(self, group: _JobBatch) -> None:
-        started = self._now()
-        try:
-            await self._commit(group)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to learn of it
-            self._tell(JobFailure(error))
-        else:
-            self._tell(self._now() - started)
 
 
 def judge(seen: SeenState, state: port.PartitionState | None) -> None:
@@ -496,8 +452,8 @@ async def open_partition(
     engine: port.Engine,
     node: int,
     *,
-    token: str,
     clock: Clock,
+    token: str = "",
     seen_file: SeenFile | None = None,
     hooks: Hooks | None = None,
     wait: float = 0.0,
@@ -505,14 +461,14 @@ async def open_partition(
 ) -> Partition:
     """Become the writer of a node's partition: of this node's own, or of a peer whose lease is over.
 
-    `token` identifies this process if there is no seen_file. While another process has the lease, this waits
-    for up to `wait` seconds and then raises NodeTakenError. Raises StoreError, in which case nothing is left
-    open.
+    `token` identifies this process if there is no seen_file; by default it is a new one. While another
+    process has the lease, this waits for up to `wait` seconds and then raises NodeTakenError. Raises
+    StoreError, in which case nothing is left open.
     """
     partition = Partition(
         engine.keeper(node),
         lease=engine.lease,
-        seen=SeenState(token) if seen_file is None else seen_file.seen,
+        seen=SeenState(token or uuid4().hex) if seen_file is None else seen_file.seen,
         seen_file=seen_file,
         clock=clock,
         hooks=hooks or Hooks(),

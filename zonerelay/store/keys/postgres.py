@@ -29,7 +29,6 @@ from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.keys import port
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
-    KEEP_IDLE,
     ConnectionLostError,
     DatabaseAccess,
     DatabaseConnection,
@@ -252,8 +251,6 @@ class _PartitionConnection:
         try:
             ((version, is_standby, off),) = await link.fetch(_SERVER)
             _check(version, self._access, is_standby=is_standby, off=off)
-            if not link.is_pooled:
-                await link.fetch(KEEP_IDLE)
         except BaseException:
             link.cut()
             raise

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,22 +34,33 @@ def recipient_in(raw: bytes) -> str:
     return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Remnant:
-    """The data of a message found by a repair. `why` describes why its record or body is incomplete, or is ""
-    if both are complete. `unreadable` are recipients with invalid records. `gone` counts deliveries without a
-    record, and `repeats` those whose removal was lost. `old` has the records.
+    """The data of a message that a check or a repair has found. `why` describes why its record or body is
+    incomplete, or is "" if both are complete. The deliveries are by their keys, and `unreadable` are the keys
+    of invalid records. `open` is the stored number of open deliveries. `old` has the rows without chunks.
     """
 
     identity: str
-    message: Message | None
-    why: str
-    deliveries: tuple[Delivery, ...]
-    unreadable: tuple[str, ...]
-    gone: int
-    repeats: int
-    pieces: Callable[[], AsyncIterator[bytes]]
-    old: Mapping[bytes, bytes]
+    message: Message | None = None
+    why: str = ""
+    deliveries: dict[bytes, Delivery] = field(default_factory=dict)
+    unreadable: list[bytes] = field(default_factory=list)
+    open: int | None = None
+    old: dict[bytes, bytes] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> int:
+        """The number of recipients in the envelope."""
+        return 0 if self.message is None else len(self.message.envelope.recipients)
+
+    @property
+    def surplus(self) -> int:
+        """The number of records that are there beyond the expected number. If it is negative, records are
+        missing; otherwise removals were lost.
+        """
+        expected = self.wanted if self.open is None else self.open
+        return 0 if self.message is None else len(self.deliveries) + len(self.unreadable) - expected
 
     @property
     def is_kept(self) -> bool:
@@ -98,34 +109,38 @@ class RecordRepair:
         if self._file is not None:
             self._file.close()
 
-    async def judge(self, found: Remnant) -> bool:
-        """Pass data that cannot be restored to the salvage. Return true if the message must be removed from
-        the store.
+    async def judge(self, found: Remnant, pieces: Callable[[], AsyncIterator[bytes]]) -> bool:
+        """Pass data that cannot be restored to the salvage, with the chunks of its body (`pieces`). Return
+        true if the message must be removed from the store.
 
         Raises OSError, and StoreError if the body is unreadable for a reason other than damage.
         """
-        identity, deliveries = found.identity, found.deliveries
-        self._named += found.gone
-        self._removed += len(found.unreadable)
+        identity, deliveries = found.identity, tuple(found.deliveries.values())
+        unreadable = tuple(recipient_in(key.rpartition(b" ")[2]) for key in found.unreadable)
+        gone = max(-found.surplus, 0)
+        repeats = 0 if found.open is None else max(found.surplus, 0)
+        self._named += gone
+        self._removed += len(unreadable)
         known = {each.recipient for each in deliveries}
         recipients = () if found.message is None else found.message.envelope.recipients
         unknown = tuple(each.address for each in recipients if each.address not in known)
         if found.is_kept:
-            if without := (unknown if found.gone else found.unreadable):
-                count = found.gone + len(found.unreadable)
+            if without := (unknown if gone else unreadable):
+                count = gone + len(unreadable)
                 who = ", ".join(without[:10])
                 self.lose(
                     f"{count:,} of the deliveries of message {identity}, to {who}: no record that makes sense"
                 )
-                await self._give(found, (), without, "deliveries without a record", is_whole=True)
-            elif found.repeats and len(self._repeats) < KEPT:
+                why = "deliveries without a record"
+                await self._give(found, pieces, (), without, why, is_whole=True)
+            elif repeats and len(self._repeats) < KEPT:
                 shown = ", ".join(sorted(known)[:10])
-                self._repeats.append(f"{found.repeats:,} of message {identity}, among those to {shown}")
+                self._repeats.append(f"{repeats:,} of message {identity}, among those to {shown}")
             self.keep(found.old)
             return False
         self._removed += len(deliveries)
         is_whole = found.message is not None and not found.why
-        why = found.why
+        why = found.why or "its record is missing"
         if is_whole:
             why = (
                 "no delivery has a record: the message was delivered, or its deliveries are lost; the "
@@ -133,15 +148,16 @@ class RecordRepair:
             )
         elif found.message is None and not deliveries:
             why = f"{why}: an unfinished upload, or the remains of a message"
-        named = [*sorted(known), *unknown, *(each for each in found.unreadable if each not in unknown)]
+        named = [*sorted(known), *unknown, *(each for each in unreadable if each not in unknown)]
         self.lose(f"message {identity} to {', '.join(named[:10]) or 'recipients that nothing names'}: {why}")
-        await self._give(found, deliveries, unknown, why, is_whole=is_whole)
+        await self._give(found, pieces, deliveries, unknown, why, is_whole=is_whole)
         self.keep(found.old)
         return True
 
     async def _give(
         self,
         found: Remnant,
+        pieces: Callable[[], AsyncIterator[bytes]],
         deliveries: tuple[Delivery, ...],
         unknown: tuple[str, ...],
         why: str,
@@ -153,7 +169,7 @@ class RecordRepair:
             return
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
             try:
-                async for piece in found.pieces():
+                async for piece in pieces():
                     file.write(piece)
             except StoreError as error:
                 if is_whole:

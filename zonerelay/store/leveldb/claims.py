@@ -150,7 +150,7 @@ class ClaimCursors(dict[QueueName, QueueCursors]):
         if page.keys and cursors.is_domain(source):
             # They are claimed now. If the process dies, the next start finds them with the cursor.
             hints: list[Op] = [(key, None) for key in page.keys]
-            self._keeper.committer.submit(hints, lazy=True)
+            self._keeper.submit(hints, lazy=True)
         return found
 
     async def _read_page(
@@ -179,7 +179,7 @@ class ClaimCursors(dict[QueueName, QueueCursors]):
                 cursors.spilled(domain, key)
 
         try:
-            await self._keeper.committer.submit(ops, size=100 * len(ops), applied=applied)
+            await self._keeper.submit(ops, size=100 * len(ops), applied=applied)
         except StoreError:
             # If the spool had failed before, the cursors are still in use, and no read will find these again.
             cursors.put_back(spill.values())

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple, TypeVar
 
 from zonerelay.model.message_id import MessageId
@@ -27,7 +27,12 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
+from zonerelay.store.common.write.group_commit import (
+    GroupCommitter,
+    JobFailure,
+    SubmittedChanges,
+    WriterThread,
+)
 from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op
@@ -170,13 +175,14 @@ class SpoolKeeper(QueueKeeper):
         self._db = reader.opened
         self.name = f"the spool {self._db.path}"
         self._reads = SpoolReads(self._db)
-        self.committer: GroupCommitter[Op, WriteJob, float] = GroupCommitter(
+        self.committer: GroupCommitter[Sequence[Op], WriteJob, float] = GroupCommitter(
             self._prepare,
-            functools.partial(WriterThread, "spool-writer", self._write),
+            self._start_writer,
             clock=around.clock,
             observe=around.observe_commit,
             failed=self._fail,
         )
+        self.submit = self.committer.submit
         self._ballast = ballast
         self._min_free_space = min_free_space
         self._loop = asyncio.get_running_loop()
@@ -240,9 +246,14 @@ class SpoolKeeper(QueueKeeper):
 
     # --- writing
 
-    def _prepare(self, batches: Batches, size: int) -> WriteJob:
+    def _prepare(self, submissions: Sequence[SubmittedChanges[Sequence[Op]]], size: int) -> WriteJob:
         self.space.note_written(size)
+        batches = [each.ops for each in submissions]
         return WriteJob(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
+
+    def _start_writer(self, tell: Callable[[float | JobFailure], None]) -> Callable[[WriteJob], None]:
+        self._writer = WriterThread("spool-writer", self._write, tell)
+        return self._writer.put
 
     def _write(self, job: WriteJob) -> float:
         """Make the job durable in the writer thread, and return its duration in seconds."""
@@ -383,7 +394,7 @@ class SpoolKeeper(QueueKeeper):
     async def _release(self) -> None:
         self.committer.refuse(StoreError(Unhealthy.CLOSED))
         await self.committer.drain()
-        self.committer.stop()
+        self._writer.stop()
         await self._end_tasks()
         await self._compactor.close()
         self._db.on_damage = self._db.on_unreadable = lambda text: None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
@@ -39,10 +40,10 @@ Work = Callable[[], Coroutine[Any, Any, None]]  # Any: nothing is sent
 _log = logging.getLogger("zonerelay.store")
 
 
-class Committer(Protocol):
+class Submitter(Protocol):
     """Interface: writes operations durably, in order."""
 
-    def submit(
+    def __call__(
         self,
         ops: Sequence[Op],
         *,
@@ -56,7 +57,7 @@ class QueueKeeper(abc.ABC):
     """Maintains a queue. An instance belongs to the event loop that opened the queue."""
 
     name = "the spool"
-    committer: Committer
+    submit: Submitter
 
     def __init__(
         self, around: StoreContext, *, min_free_space: int, copies: int = 1, counted_from: bytes | None = None
@@ -159,12 +160,9 @@ class QueueKeeper(abc.ABC):
         disk may be usable for only some milliseconds.
         """
         for prefix in prefixes:
-            while keys := await self._keys_under(prefix):
+            while keys := await self.read(functools.partial(QueueReads.keys_under, prefix=prefix)):
                 _log.info("removing an aborted upload of %d chunks or more", len(keys))
-                await self.committer.submit([(key, None) for key in keys])
-
-    async def _keys_under(self, prefix: bytes) -> list[bytes]:
-        return await self.read(lambda reads: reads.keys_under(prefix))
+                await self.submit([(key, None) for key in keys])
 
     async def _tell_news(self) -> None:
         """Announce all queues, because refused mail may have been stored if only its sync failed."""

@@ -294,6 +294,12 @@ class QueueReads:
             found.append(chunk)
         return found
 
+    async def body(self, message: Message) -> AsyncIterator[bytes]:
+        """Yield the chunks of a body in order."""
+        for first in range(1, message.chunks + 1, READ_CHUNKS):
+            for chunk in await self.chunks(message.id, first, message.chunks):
+                yield chunk
+
     async def _chunks(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
             return await self.keys.get(keys)

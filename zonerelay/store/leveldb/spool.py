@@ -170,7 +170,7 @@ class LevelDb(Database):
         self.losses.refresh()
         found = judge(self.path)
         if found.mark is not None:
-            _judge_format(self.path, found.mark.format.encode(), is_empty=False)
+            judge_format(self.path, found.mark.format.encode(), is_empty=False)
         elif not found.is_new:
             self._look_at(found)
         self._mark = found.mark
@@ -217,7 +217,7 @@ class LevelDb(Database):
             return
         finally:
             shutil.rmtree(trial, ignore_errors=True)
-        _judge_format(self.path, version, is_empty=is_empty)
+        judge_format(self.path, version, is_empty=is_empty)
 
     def _check_format(self) -> None:
         mark = self._mark
@@ -238,7 +238,7 @@ class LevelDb(Database):
             )
             found = None
         else:
-            _judge_format(self.path, found, is_empty=next(self.rows(b"", limit=1), None) is None)
+            judge_format(self.path, found, is_empty=next(self.rows(b"", limit=1), None) is None)
         if found is None:
             self.write([[(records.META_FORMAT, records.FORMAT_VERSION)]])
 
@@ -288,7 +288,10 @@ class LevelDb(Database):
             return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
 
 
-def _judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:
+def judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:
+    """Raise StoreOpenError unless a database with this format, or an empty one, is a spool of this
+    release.
+    """
     if found is None and not is_empty:
         raise StoreOpenError(
             f"{path} contains a LevelDB database that is not a zonerelay spool; choose another [spool] path"

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -31,9 +31,7 @@ from zonerelay.store.common.write.batches import ChangeOne, changed, in_batches
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
-    ClaimFilter,
     Finish,
-    IdempotencyKey,
     KeptKeys,
     OwnMessage,
     QueueCounts,
@@ -72,10 +70,17 @@ class LevelDbStore:
         # Bounces whose settle is pending, and those whose settle has failed, which may be stored anyway.
         self._reporting: set[MessageId] = set()
         self._doubtful: set[MessageId] = set()
-        self._committer = keeper.committer
+        self._write = keeper.submit
         self._read = keeper.read
         self._in_flight = InFlight()
         self._claims = ClaimCursors(keeper, self._in_flight, empty=empty)
+        self.claim, self.release, self.next_due = (
+            self._claims.claim,
+            self._claims.release,
+            self._claims.next_due,
+        )
+        self.check_writable, self.usable = self._health.check_writable, self._health.usable
+        self.probe, self.acknowledge, self.left_over = keeper.probe, keeper.acknowledge, keeper.left_over
         self._on_stored = around.on_stored
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
@@ -83,31 +88,20 @@ class LevelDbStore:
             lambda identity: self._read(lambda reads: reads.kept(identity)),
             lambda after: self._read(lambda reads: reads.kept_page(after)),
             self._forget_keys,
-            self.usable,
+            keeper.health.usable,
             clock=around.clock,
             register=around.register or register_for(around.siblings),
         )
+        self.begin_keys, self.submit_once = self._reservations.start, self._reservations.store
+        self.kept_keys = self._reservations.kept_keys
 
     # --- health
 
     def unhealthy(self) -> Unhealthy | None:
         return self._health.reason
 
-    def check_writable(self) -> None:
-        self._health.check_writable()
-
     def problems(self) -> Sequence[str]:
         return (*self._health.problems(), *self._reservations.problems())
-
-    async def usable(self) -> bool:
-        return await self._health.usable()
-
-    async def probe(self) -> None:
-        await self._keeper.probe()
-
-    async def acknowledge(self, identity: str) -> bool:
-        """Dismiss a loss of mail, and return false if it does not exist. Raises StoreError."""
-        return await self._keeper.acknowledge(identity)
 
     # --- accepting mail
 
@@ -119,7 +113,7 @@ class LevelDbStore:
     ) -> asyncio.Future[None]:
         ops = _put_chunks(message_id, first, chunks)
         self._bodies.extend(message_id, first, chunks)
-        return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
+        return self._write(ops, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
         message, deliveries, chunks, companions, once = given
@@ -137,7 +131,7 @@ class LevelDbStore:
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
         ops: list[Op] = [(records.chunk_key(message_id, number), None) for number in range(1, count + 1)]
-        self._watch(self._committer.submit(ops, lazy=True), message_id)
+        self._watch(self._write(ops, lazy=True), message_id)
 
     def _watch(self, written: asyncio.Future[None], message_id: MessageId) -> None:
         """Watch the last write of an upload. If it fails, the chunks stored before must be removed."""
@@ -167,23 +161,12 @@ class LevelDbStore:
     def last_message_id(self) -> MessageId | None:
         return self._last_id
 
-    def begin_keys(self) -> None:
-        self._reservations.start()
-
-    async def submit_once(
-        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
-    ) -> asyncio.Future[None]:
-        return await self._reservations.store(once, message_id, submit)
-
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        return await self._reservations.kept_keys(cursor)
-
     async def keep_keys(self, keys: KeptKeys) -> None:
         ops: list[Op] = []
         for identity, kept in keys:
             ops += scan.once_ops(identity, kept)
         if ops:
-            await self._committer.submit(ops)
+            await self._write(ops)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         ops: list[Op] = []
@@ -192,7 +175,7 @@ class LevelDbStore:
             if not is_newer and not is_used(identity):
                 ops.append((records.once_key(identity), None))
         if ops:
-            await self._committer.submit(ops, lazy=True)
+            await self._write(ops, lazy=True)
 
     # --- settling
 
@@ -283,7 +266,7 @@ class LevelDbStore:
             self._stored_last_id = self._last_id
             plan.ops.append((records.META_LAST_ID, self._last_id.encode("ascii")))
         applied = functools.partial(self._apply, plan, settled)
-        return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
+        return self._write(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
     def _apply(self, plan: WritePlan, settled: Sequence[DeliveryKey]) -> None:
         """Update memory with a durable plan."""
@@ -328,17 +311,6 @@ class LevelDbStore:
             cursors.add(delivery.key, delivery)
 
     # --- claims
-
-    async def claim(
-        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
-    ) -> list[Delivery]:
-        return await self._claims.claim(queue, limit, now=now, **only)
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        self._claims.release(keys)
-
-    async def next_due(self, queue: QueueName) -> float | None:
-        return await self._claims.next_due(queue)
 
     def has_claim(self, key: DeliveryKey) -> bool:
         return key in self._in_flight.claims
@@ -448,13 +420,10 @@ class LevelDbStore:
     async def queues(self) -> set[QueueName]:
         return await self._read(lambda reads: reads.queues())
 
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
         counts = self._keeper.counts
         queues = [each for each, some in counts.moves.items() if some.total] if counts.is_whole else None
         return await self._read(lambda reads: reads.deliveries_of(message_id, queues))
-
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await self.deliveries_of(message_id)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await self._read(lambda reads: reads.messages(ids))
@@ -467,9 +436,6 @@ class LevelDbStore:
 
     def is_counted(self) -> bool:
         return self._keeper.counts.is_whole
-
-    async def left_over(self) -> str:
-        return await self._keeper.left_over()
 
     async def close(self) -> None:
         await self._reservations.close()

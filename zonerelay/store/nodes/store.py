@@ -63,7 +63,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine
 from zonerelay.store.keys.seen_file import SeenFile
-from zonerelay.store.leveldb.reads import READ_CHUNKS, QueueReads
+from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.nodes.key_register import NodeRegister
 from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
@@ -517,9 +517,8 @@ class NodeStore:
                 first = await anext(found, None)
         except MessageNotFoundError:
             reads, message = await self._elsewhere(message_id)
-            for number in range(1, message.chunks + 1, READ_CHUNKS):
-                for chunk in await reads.chunks(message_id, number, message.chunks):
-                    yield chunk
+            async for chunk in reads.body(message):
+                yield chunk
             return
         async with (
             contextlib.aclosing(found) if isinstance(found, AsyncGenerator) else contextlib.nullcontext()
@@ -583,11 +582,10 @@ class NodeStore:
                 found |= some
         return found
 
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
-
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
         found = [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
+        if own:
+            return found
         async for some in self._asked(lambda reads: reads.deliveries_of(message_id)):
             found += some
         unique = {delivery.key: delivery for delivery in found}

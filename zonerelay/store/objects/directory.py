@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zonerelay import durable
+from zonerelay.process.tasks import gathered
 from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.disk_watch import lacks_inodes
 from zonerelay.store.contract import StoreError, StoreFullError
@@ -90,7 +91,7 @@ class DirectoryPlace:
         try:
             if not values:
                 return await self._run(write_and_publish)
-            await self._all([write_draft, *self._writes(values, makes_room=makes_room)])
+            await gathered(map(self._run, [write_draft, *self._writes(values, makes_room=makes_room)]))
             return await self._run(publish)
         except StoreError:
             self._unsynced |= unsynced
@@ -111,7 +112,7 @@ class DirectoryPlace:
         return True
 
     async def store(self, values: Sequence[Object]) -> None:
-        await self._all(self._writes(values, makes_room=False))
+        await gathered(map(self._run, self._writes(values, makes_room=False)))
         self._unsynced.update(self._path(name).parent for name, _ in values)
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
@@ -127,12 +128,6 @@ class DirectoryPlace:
 
     def _with_room(self, act: Callable[[], T], *, makes_room: bool) -> T:
         return self._ballast.make_way(act) if makes_room else act()
-
-    async def _all(self, acts: Sequence[Callable[[], None]]) -> None:
-        """Run all functions, and raise the first error after all have ended."""
-        for each in await asyncio.gather(*map(self._run, acts), return_exceptions=True):
-            if isinstance(each, BaseException):
-                raise each
 
     async def replace(self, name: str, data: bytes) -> None:
         def write() -> None:

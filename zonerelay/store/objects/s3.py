@@ -22,7 +22,7 @@ from pathlib import Path
 from zonerelay import durable
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import Clock
-from zonerelay.process.tasks import cancel_all
+from zonerelay.process.tasks import cancel_all, gathered
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.port import MAX_NODES
 from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RequestRejectedError
@@ -220,10 +220,7 @@ async def _all(act: Callable[..., Awaitable[object]], wanted: Sequence[tuple[obj
     calls have ended.
     """
     for first in range(0, len(wanted), AHEAD):
-        some = wanted[first : first + AHEAD]
-        for each in await asyncio.gather(*(act(*one) for one in some), return_exceptions=True):
-            if isinstance(each, BaseException):
-                raise each
+        await gathered(act(*one) for one in wanted[first : first + AHEAD])
 
 
 class Alerts:

@@ -32,9 +32,8 @@ from zonerelay.store.contract import (
     StoreError,
     StoreFullError,
     StoreLostError,
-    StoreOpenError,
 )
-from zonerelay.store.surroundings import ReadSecret
+from zonerelay.store.surroundings import ReadSecret, driver
 
 if TYPE_CHECKING:
     import asyncpg
@@ -47,10 +46,6 @@ MAX_LINKS = 4
 MOST_PATIENCE = 60.0
 """Seconds that the server waits at most for the next statement of a transaction."""
 
-_INSTALL = (
-    'backend = "postgres" requires asyncpg, which is not installed; in zonerelay\'s source directory, '
-    "with the relay's own pip, run: pip install -r locks/postgres.lock"
-)
 _POOL = (
     "If a connection pooler is used, its pool may be too small (default_pool_size): a relay requires four "
     "connections, and two more for each node that it takes over"
@@ -106,35 +101,30 @@ class DatabaseAccess:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self) -> dict[str, str]:
-        """Return the settings that every database session uses.
+        """Return the settings of a session that has its own transactions and locks.
 
-        The statistics of a queue are always outdated, and a plan must never scan the whole table. A reload of
-        the server does not change options that the session has set itself (`synchronous_commit`, see
-        `_SETTINGS`). A relay that stops within a transaction keeps locks on rows that others must take over,
-        so the server ends its session.
+        A reload of the server does not change options that the session has set itself (`synchronous_commit`,
+        see `_SETTINGS`). A relay that stops within a transaction keeps locks on rows that others must take
+        over, so the server ends its session.
         """
-        return {
+        return _SESSION | {
             "search_path": f'"{self.schema}"',
-            "enable_seqscan": "off",
-            "jit": "off",
             **({} if self.accepts_loss else {"synchronous_commit": "at least on"}),
             "idle_in_transaction_session_timeout": f"{min(self.lease, MOST_PATIENCE):.0f}s",
-            # If the machine of a relay has died, the relay's number must not stay in use for two hours, TCP's
-            # default.
-            "tcp_keepalives_idle": "10",
-            "tcp_keepalives_interval": "5",
-            "tcp_keepalives_count": "3",
         }
 
 
-KEEP_IDLE = """
-SELECT set_config(name, value, false) FROM (VALUES
-    ('idle_session_timeout', '0'), ('enable_seqscan', 'off'), ('jit', 'off'),
-    ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')
-) AS s (name, value) WHERE current_setting(name, true) IS NOT NULL
-"""
-"""For a session that is not pooled. The server ends it if the machine has died, and not before. The
-statistics of a queue are always outdated, and a plan must never scan the whole table.
+_SESSION = {
+    "idle_session_timeout": "0",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""The settings of every session that is not pooled. The server ends it if the machine has died, and not two
+hours later, TCP's default, nor before. The statistics of a queue are always outdated, and a plan must never
+scan the whole table.
 """
 
 _SETTINGS = """
@@ -143,8 +133,9 @@ SELECT pg_backend_pid(), set_config(
     CASE WHEN value <> 'at least on' THEN value
         WHEN current_setting(name) = 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
     false
-) FROM unnest($1::text[], $2::text[]) AS s (name, value)
+) FROM unnest($1::text[], $2::text[]) AS s (name, value) WHERE current_setting(name, true) IS NOT NULL
 """
+"""Options that an old server does not have are left out."""
 
 
 class DatabaseConnection:
@@ -189,12 +180,17 @@ class DatabaseConnection:
         if link.is_pooled:
             return link
         await link.close()
-        return await cls._connect(access, timeout, prepared=100)
+        return await cls._set_up(access, timeout, _SESSION)
 
     @classmethod
     async def _open(cls, access: DatabaseAccess) -> DatabaseConnection:
-        link = await cls._connect(access, COMMAND_TIMEOUT, prepared=100)
-        settings = access.settings()
+        return await cls._set_up(access, COMMAND_TIMEOUT, access.settings())
+
+    @classmethod
+    async def _set_up(
+        cls, access: DatabaseAccess, timeout: float, settings: dict[str, str]
+    ) -> DatabaseConnection:
+        link = await cls._connect(access, timeout, prepared=100)
         # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
         try:
             ((link.pid, _), *_) = await link.fetch(_SETTINGS, list(settings), list(settings.values()))
@@ -205,10 +201,10 @@ class DatabaseConnection:
 
     @classmethod
     async def _connect(cls, access: DatabaseAccess, timeout: float, *, prepared: int) -> DatabaseConnection:
-        driver = load_driver()
+        asyncpg = load_driver()
         password = await FILES.run(access.read_password)
-        with translated(driver, password):
-            connection = await driver.connect(
+        with translated(asyncpg, password):
+            connection = await asyncpg.connect(
                 access.url,
                 password=password or None,
                 timeout=CONNECT_TIMEOUT,
@@ -216,7 +212,7 @@ class DatabaseConnection:
                 statement_cache_size=prepared,
                 server_settings={"application_name": access.name},
             )
-        link = cls(connection, driver)
+        link = cls(connection, asyncpg)
         link.pid = connection.get_server_pid()
         return link
 
@@ -363,10 +359,8 @@ def _discard(task: asyncio.Task[DatabaseConnection]) -> None:
 
 def load_driver() -> ModuleType:
     """Import the driver. Raises StoreOpenError with the command that installs it."""
-    try:
+    with driver("postgres", "asyncpg"):
         import asyncpg  # noqa: PLC0415 - the driver is an extra
-    except ImportError as error:
-        raise StoreOpenError(_INSTALL) from error
     return asyncpg
 
 

@@ -15,7 +15,7 @@ from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import KEEP_IDLE, Columns, DatabaseAccess, DatabaseConnection
+from zonerelay.store.postgres.driver import Columns, DatabaseAccess, DatabaseConnection
 
 PATIENCE = 5.0
 """The timeout of one statement in seconds."""
@@ -58,8 +58,9 @@ class PostgresRecordStore:
             link = self._link = await DatabaseConnection.plain(self._access, timeout=PATIENCE)
             link.on_end(self._broken.set)
             if not link.is_pooled:
-                await link.fetch(KEEP_IDLE)
-                await link.listen(self._notices, lambda said: on_notice(decode_name(said)))
+                await link.listen(
+                    self._notices, lambda said: on_notice(records.unfield(said.encode("ascii")))
+                )
             if not (await link.fetch("SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.limit_book"))[0][
                 0
             ]:
@@ -77,7 +78,7 @@ class PostgresRecordStore:
         self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
         del ttl  # a row stays; zones are few
-        said = [encode_name(each) for each in notices]
+        said = [records.field(each).decode("ascii") for each in notices]
         statement = _REPLACE.format(s=self._schema)
         ((done, _told),) = await self._ask(statement, zone, record.version, data or b"", self._notices, said)
         return bool(done)
@@ -101,12 +102,3 @@ class PostgresRecordStore:
             link.cut()
             self._broken.set()
             raise AuthorityError(str(error)) from error
-
-
-def encode_name(text: str) -> str:
-    """Encode a name as ASCII without spaces."""
-    return records.field(text).decode("ascii")
-
-
-def decode_name(text: str) -> str:
-    return records.unfield(text.encode("ascii"))

@@ -26,7 +26,7 @@ from zonerelay.store.common import records
 from zonerelay.store.common.keeper.ballast import FILE_NAME as BALLAST
 from zonerelay.store.common.private_directories import lock_configured, make_configured
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.objects.directory import DirectoryPlace, translated
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of, is_large
@@ -66,9 +66,6 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> LevelDbStore:
     """Open the queue. Raises StoreOpenError."""
     directories = await STORE.open(Directories, spool)
 
-    async def opened(hooks: Hooks) -> Partition:
-        return await open_partition(engine, 0, token=uuid.uuid4().hex, clock=around.clock, hooks=hooks)
-
     async def release() -> None:
         await engine.close()
         await STORE.run(directories.close)
@@ -84,7 +81,11 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> LevelDbStore:
     engine = disk_engine(spool, around.clock, reserve=spool.min_free_space // 2)
     try:
         return await open_queue(
-            opened, around, release=release, foreign=foreign, min_free_space=spool.min_free_space
+            lambda hooks: open_partition(engine, 0, clock=around.clock, hooks=hooks),
+            around,
+            release=release,
+            foreign=foreign,
+            min_free_space=spool.min_free_space,
         )
     except StoreOpenError:
         raise

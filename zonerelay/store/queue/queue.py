@@ -1,7 +1,7 @@
 """Implements the queue on one partition with the store of `store/leveldb`, whose keys any engine can store.
 
 Windows, claims, plans and in-flight states are those of `store/leveldb`. They ask their keeper for reads of
-`QueueReads`, and write lists of operations, which `QueueCommitter` converts to a write of the partition. The
+`QueueReads`, and write lists of operations, which the keeper converts to a write of the partition. The
 store does not know whether the partition is in memory, in LevelDB or in a database. On failure: `Partition`
 reports when writing becomes impossible and possible again. In between, callers receive StoreError, and
 everything in memory except claims is discarded. Only new mail is refused if there is no space for it.
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper.disk_watch import INTERVAL, SpaceWatch
+from zonerelay.store.common.keeper.disk_watch import INTERVAL
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write
@@ -29,41 +29,6 @@ from zonerelay.store.surroundings import StoreContext
 T = TypeVar("T")
 Release = Callable[[], Awaitable[None]]
 Foreign = Callable[[], Awaitable[str]]
-
-
-class QueueCommitter:
-    """Converts store operations to writes of a partition. Changes and removals count as freeing space; a new
-    message does not.
-    """
-
-    def __init__(self, partition: Partition, space: SpaceWatch, no_room: Callable[[], None]) -> None:
-        self._partition = partition
-        self._space = space
-        self._no_room = no_room
-
-    def submit(
-        self,
-        ops: Sequence[Op],
-        *,
-        size: int = 0,
-        lazy: bool = False,
-        applied: Callable[[], None] | None = None,
-    ) -> asyncio.Future[None]:
-        self._space.note_written(size)
-        # A new message begins with its last chunks or its `#`. Chunks alone belong to an arriving message.
-        key, value = ops[0]
-        is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
-        write = Write(dict(ops), makes_room=not is_new)
-        last = ops[-1][0]
-        if is_new and last.startswith(records.MESSAGE_PREFIX) and last.rpartition(b" ")[2].isdigit():
-            staged = self._partition.stage(write)
-            staged.add_done_callback(self._ended)
-            return staged
-        return self._partition.submit(write, lazy=lazy, applied=applied)
-
-    def _ended(self, staged: asyncio.Future[None]) -> None:
-        if not staged.cancelled() and isinstance(staged.exception(), StoreFullError):
-            self._no_room()
 
 
 def _undo(write: Write) -> Write | None:
@@ -82,8 +47,6 @@ def _undo(write: Write) -> Write | None:
 class PartitionKeeper(QueueKeeper):
     """Maintains a queue in a partition, which enters the store again after a failure."""
 
-    committer: QueueCommitter
-
     def __init__(self, around: StoreContext, release: Release, foreign: Foreign, min_free_space: int) -> None:
         super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
         self._let_go = release
@@ -95,7 +58,33 @@ class PartitionKeeper(QueueKeeper):
         """Start to use an open partition."""
         self.partition = partition
         self.reads = QueueReads(partition, self._note_unreadable)
-        self.committer = QueueCommitter(partition, self.space, self._note_no_room)
+
+    def submit(
+        self,
+        ops: Sequence[Op],
+        *,
+        size: int = 0,
+        lazy: bool = False,
+        applied: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Write operations to the partition. Changes and removals count as freeing space; a new message does
+        not.
+        """
+        self.space.note_written(size)
+        # A new message begins with its last chunks or its `#`. Chunks alone belong to an arriving message.
+        key, value = ops[0]
+        is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
+        write = Write(dict(ops), makes_room=not is_new)
+        last = ops[-1][0]
+        if is_new and last.startswith(records.MESSAGE_PREFIX) and last.rpartition(b" ")[2].isdigit():
+            staged = self.partition.stage(write)
+            staged.add_done_callback(self._note_staged)
+            return staged
+        return self.partition.write(write, lazy=lazy, applied=applied)
+
+    def _note_staged(self, staged: asyncio.Future[None]) -> None:
+        if not staged.cancelled() and isinstance(staged.exception(), StoreFullError):
+            self._note_no_room()
 
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
         return await ask(self.reads)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 import zlib
 from collections.abc import Mapping
 from functools import partial
@@ -21,7 +20,7 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.keys.memory import MemoryEngine
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import StoreContext
@@ -49,11 +48,9 @@ async def open_memory(path: Path | None, around: StoreContext) -> LevelDbStore:
         engine.partition(0).rows.update(rows)
         release = partial(STORE.run, shelf.close, engine.partition(0).rows)
 
-    async def opened(hooks: Hooks) -> Partition:
-        token = uuid.uuid4().hex
-        return await open_partition(engine, 0, token=token, clock=around.clock, hooks=hooks)
-
-    return await open_queue(opened, around, release=release)
+    return await open_queue(
+        lambda hooks: open_partition(engine, 0, clock=around.clock, hooks=hooks), around, release=release
+    )
 
 
 class SavedQueueFile:

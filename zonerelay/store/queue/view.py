@@ -36,7 +36,7 @@ class EngineView:
     async def queues(self) -> set[QueueName]:
         return set[QueueName]().union(*[await reads.queues() for reads in self._readers])
 
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
         return [each for reads in self._readers for each in await reads.deliveries_of(message_id)]
 
     async def read_message(self, message_id: MessageId) -> Message:
@@ -50,12 +50,8 @@ class EngineView:
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         reads = await self._holder(message_id)
-        chunks = (await reads.message(message_id))[0].chunks
-        first = 1
-        while first <= chunks:
-            for chunk in (found := await reads.chunks(message_id, first, chunks)):
-                yield chunk
-            first += len(found)
+        async for chunk in reads.body((await reads.message(message_id))[0]):
+            yield chunk
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
         number, _, identity = (cursor or "0 ").partition(" ")

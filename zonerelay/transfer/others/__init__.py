@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from contextlib import AbstractAsyncContextManager
 
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.surroundings import driver
 from zonerelay.transfer.stored import Source, TransferError
 
 _READERS = {
@@ -28,13 +30,9 @@ def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[
     """
     module, reader = _READERS[system]
     try:
-        found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "redis":
-            raise
-        raise TransferError(
-            "reading from Redis requires the Python package redis-py; in zonerelay's source directory, "
-            "with the relay's own pip, run: pip install -r locks/redis.lock"
-        ) from error
+        with driver("redis", "redis"):
+            found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)
+    except StoreOpenError as error:
+        raise TransferError(str(error)) from error
     opened: AbstractAsyncContextManager[Source] = found(place, now)
     return opened

@@ -64,9 +64,6 @@ class Health:
             self.check_usable()
             raise (StoreCorruptError if self.reason is Unhealthy.DAMAGED else StoreFullError)(self.reason)
 
-    def unhealthy(self) -> Unhealthy | None:
-        return self.reason
-
     def problems(self) -> tuple[str, ...]:
         return tuple(self._texts.values())
 

@@ -126,9 +126,11 @@ class Reservations:
 
     async def _settle(self, register: KeyRegister, identity: str, message_id: MessageId) -> None:
         """Settle a reservation of this worker, depending on whether the spool has its message."""
+        await register.settle(identity, message_id, await self._is_kept(identity, message_id))
+
+    async def _is_kept(self, identity: str, message_id: MessageId) -> bool:
         kept = await self.find(identity)
-        is_kept = kept is not None and kept.message_id == message_id
-        await register.settle(identity, message_id, is_kept)
+        return kept is not None and kept.message_id == message_id
 
     def _written(self, identity: str, message_id: MessageId, stored: asyncio.Future[None]) -> None:
         if stored.cancelled() or stored.exception() is not None:
@@ -148,11 +150,10 @@ class Reservations:
         while True:
             await self.usable()
             try:
-                kept = await self.find(identity)
+                is_kept = await self._is_kept(identity, message_id)
             except StoreError:
                 await asyncio.sleep(LOOK_AGAIN)
                 continue
-            is_kept = kept is not None and kept.message_id == message_id
             self._settled(identity, message_id, is_kept=is_kept)
             return
 

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
@@ -113,60 +113,50 @@ make it cheaper.
 
 Change = TypeVar("Change")
 P = TypeVar("P")
-P_contra = TypeVar("P_contra", contravariant=True)
 W = TypeVar("W")
 
 
-class JobWriter(Protocol[P_contra]):
-    """Interface: writes jobs one after the other and reports each, like `WriterThread`."""
-
-    @property
-    def put(self) -> Callable[[P_contra], None]: ...
-
-    def stop(self) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
-class _SubmittedChanges(Generic[Change]):
-    """The changes that one caller has submitted."""
+class SubmittedChanges(Generic[Change]):
+    """The changes that one caller has submitted for one atomic write."""
 
-    ops: Sequence[Change]
+    ops: Change
     size: int
     applied: Callable[[], None] | None
     done: asyncio.Future[None]
 
 
 class GroupCommitter(Generic[Change, P, W]):
-    """Groups the changes submitted on one event loop into writes. `Change` is the type that a store
-    writes.
+    """Groups the changes submitted on one event loop into writes. `Change` is the type of one
+    submission's.
     """
 
     def __init__(
         self,
-        prepare: Callable[[Sequence[Sequence[Change]], int], P],
-        start_writer: Callable[[Callable[[W | JobFailure], None]], JobWriter[P]],
+        prepare: Callable[[Sequence[SubmittedChanges[Change]], int], P],
+        start_writer: Callable[[Callable[[W | JobFailure], None]], Callable[[P], None]],
         *,
         clock: Clock,
         observe: Callable[[W], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """Create a committer. `prepare(batches, size)` is called on the event loop with the size in bytes;
-        its result is passed to the writer.
+        """Create a committer. `prepare(submissions, size)` is called on the event loop with the size in
+        bytes; its result is passed to the writer.
 
-        `start_writer(tell)` creates a writer that calls `tell` on the loop with the result of each job or a
-        `JobFailure`. Results go to `observe`. `failed` is called with a failure before any submitter receives
-        it.
+        `start_writer(tell)` returns a function that writes a job in the background, and then calls `tell` on
+        the loop with the result or a `JobFailure`. Results go to `observe`. `failed` is called with a failure
+        before any submitter receives it.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
         self._prepare = prepare
         self._observe = observe
         self._failed = failed
-        self._writer = start_writer(self._written)
-        self._pending: list[_SubmittedChanges[Change]] = []
+        self._write = start_writer(self._written)
+        self._pending: list[SubmittedChanges[Change]] = []
         self._pending_size = 0
         self._urgent = 0
-        self._writing: list[_SubmittedChanges[Change]] = []
+        self._writing: list[SubmittedChanges[Change]] = []
         self._gathering = False
         self._usual = 0.0
         """The recent average number of submissions in a batch."""
@@ -180,7 +170,7 @@ class GroupCommitter(Generic[Change, P, W]):
 
     def submit(
         self,
-        ops: Sequence[Change],
+        ops: Change,
         *,
         size: int = 0,
         lazy: bool = False,
@@ -191,7 +181,7 @@ class GroupCommitter(Generic[Change, P, W]):
         if self._refusal is not None:
             refuse(done, self._refusal)
             return done
-        self._pending.append(_SubmittedChanges(ops, size, applied, done))
+        self._pending.append(SubmittedChanges(ops, size, applied, done))
         self._pending_size += size
         if not lazy:
             self._urgent += 1
@@ -213,10 +203,6 @@ class GroupCommitter(Generic[Change, P, W]):
     def refuse(self, reason: StoreError) -> None:
         """Fail every later submission."""
         self._refusal = reason
-
-    def stop(self) -> None:
-        """End the writer. Call `refuse` and `drain` first."""
-        self._writer.stop()
 
     def _schedule(self) -> None:
         """Schedule the next write. Submissions are pending and no write is active."""
@@ -255,11 +241,11 @@ class GroupCommitter(Generic[Change, P, W]):
         size = self._take_batch()
         self._idle.clear()
         try:
-            job = self._prepare([submission.ops for submission in self._writing], size)
+            job = self._prepare(self._writing, size)
         except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
             self._loop.call_soon(self._written, JobFailure(error))
         else:
-            self._writer.put(job)
+            self._write(job)
 
     def _take_batch(self) -> int:
         """Move the submissions of the next write from `_pending` to `_writing`, and return their size."""
@@ -291,7 +277,7 @@ class GroupCommitter(Generic[Change, P, W]):
             if self._pending and not self._gathering:
                 self._schedule()
 
-    def _succeed(self, batch: list[_SubmittedChanges[Change]]) -> None:
+    def _succeed(self, batch: list[SubmittedChanges[Change]]) -> None:
         for submission in batch:
             if not submission.done.done():
                 submission.done.set_result(None)
@@ -308,7 +294,7 @@ class GroupCommitter(Generic[Change, P, W]):
             # The state in memory may differ from the disk. The store reads it again, as after a failed write.
             self._fail([], broken)
 
-    def _fail(self, batch: list[_SubmittedChanges[Change]], error: BaseException) -> None:
+    def _fail(self, batch: list[SubmittedChanges[Change]], error: BaseException) -> None:
         if isinstance(error, StoreError):
             refusal = error
         else:

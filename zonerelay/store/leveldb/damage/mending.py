@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,14 +20,6 @@ from zonerelay.store.leveldb.damage.format import identities_in, write_log
 from zonerelay.store.leveldb.damage.losses import MAX_NAMED, Loss, Losses
 
 
-@dataclass(frozen=True, slots=True)
-class _RepairedLog:
-    """A log file that was replaced by a repaired copy."""
-
-    log: FoundLog
-    loss: Loss | None
-
-
 class DatabaseRepair:
     """The changes made to open a damaged database, which `undo` reverts."""
 
@@ -35,7 +27,8 @@ class DatabaseRepair:
         self._directory = directory
         self._losses = losses
         self._mark = mark
-        self._mended: list[_RepairedLog] = []
+        self._mended: list[tuple[FoundLog, Loss | None]] = []
+        """The logs that were replaced, and what each has lost."""
         self._names = own_names(directory)
         self._current = _content(directory / "CURRENT")
 
@@ -51,16 +44,16 @@ class DatabaseRepair:
             if loss is not None:
                 self._losses.forget(loss)
             raise
-        self._mended.append(_RepairedLog(log, loss))
+        self._mended.append((log, loss))
 
     def settle(self, is_there: Callable[[str], bool]) -> None:
         """Report the losses after LevelDB has opened the database. `is_there` returns whether a message
         exists.
         """
-        for mended in self._mended:
-            if mended.loss is not None:
-                missing = tuple(each for each in mended.loss.messages if not is_there(each))
-                self._losses.tell(msgspec.structs.replace(mended.loss, missing=missing))
+        for _, loss in self._mended:
+            if loss is not None:
+                missing = tuple(each for each in loss.messages if not is_there(each))
+                self._losses.tell(msgspec.structs.replace(loss, missing=missing))
         self._mended.clear()
 
     def undo(self) -> None:
@@ -68,7 +61,7 @@ class DatabaseRepair:
         if _content(self._directory / "CURRENT") == self._current:
             for name in own_names(self._directory) - self._names:
                 (self._directory / name).unlink()
-        for log, loss in ((each.log, each.loss) for each in self._mended):
+        for log, loss in self._mended:
             kept = None if loss is None else self._losses.kept_at(loss)
             if kept is None:
                 durable.write(log.path, log.raw)
