@@ -144,7 +144,7 @@ class Partition:
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call `ask`, and repeat it for some time if the connection is lost."""
-        pauses = self._pauses()
+        pauses = self._pauses(self.clock.monotonic() + self.patience)
         while True:
             try:
                 return await ask()
@@ -153,9 +153,8 @@ class Partition:
                     raise
             await asyncio.sleep(pause)
 
-    def _pauses(self) -> Iterator[float]:
-        """Yield growing pauses while the callers wait patiently."""
-        until = self.clock.monotonic() + self.patience
+    def _pauses(self, until: float) -> Iterator[float]:
+        """Yield growing pauses that end before `until`."""
         pause = FIRST_PAUSE
         while self.clock.monotonic() + pause <= until and not self._is_closing:
             yield pause
@@ -249,7 +248,7 @@ class Partition:
         now.
         """
         _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
-        pauses = self._pauses()
+        pauses = self._pauses(self.clock.monotonic() + self.patience)
         while True:
             try:
                 return await self._enter_again()

@@ -248,12 +248,8 @@ class _PartitionConnection:
             raise StoreError(Unhealthy.CLOSED)
         patience = min(COMMAND_TIMEOUT, max(1.0, self._access.lease / 2))
         link = await DatabaseConnection.plain(self._access, timeout=patience)
-        try:
-            ((version, is_standby, off),) = await link.fetch(_SERVER)
-            _check(version, self._access, is_standby=is_standby, off=off)
-        except BaseException:
-            link.cut()
-            raise
+        with link.cut_on_error():
+            await _check_server(link, self._access)
         return link
 
     def give_up(self) -> None:
@@ -276,7 +272,9 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), array_re
 """
 
 
-def _check(version: int, access: DatabaseAccess, *, is_standby: bool, off: Sequence[str]) -> None:
+async def _check_server(link: DatabaseConnection, access: DatabaseAccess) -> None:
+    """Raise StoreOpenError if the server must not store the queue."""
+    ((version, is_standby, off),) = await link.fetch(_SERVER)
     if version < OLDEST_VERSION * 10_000:
         raise StoreOpenError(
             f"the database server is PostgreSQL {version // 10_000}; zonerelay requires {OLDEST_VERSION} "
@@ -380,8 +378,7 @@ class PostgresKeys:
     async def renew(self) -> None:
         try:
             async with self._reader.use() as link:
-                ((version, is_standby, off),) = await link.fetch(_SERVER)
-                _check(version, self._access, is_standby=is_standby, off=off)
+                await _check_server(link, self._access)
         except StoreOpenError:
             self._writer.give_up()  # nothing is written until a new connection is known to be safe
             raise

@@ -155,7 +155,7 @@ class DatabaseConnection:
     @classmethod
     async def open(cls, access: DatabaseAccess) -> DatabaseConnection:
         """Connect. If the caller is cancelled, no incomplete connection remains. Raises StoreError."""
-        return await _kept(cls._open(access))
+        return await _kept(cls._set_up(access, COMMAND_TIMEOUT, access.settings()))
 
     @classmethod
     async def plain(cls, access: DatabaseAccess, *, timeout: float = COMMAND_TIMEOUT) -> DatabaseConnection:
@@ -167,14 +167,11 @@ class DatabaseConnection:
     @classmethod
     async def _plain(cls, access: DatabaseAccess, timeout: float) -> DatabaseConnection:
         link = await cls._connect(access, timeout, prepared=0)
-        try:
-            ((pid,),) = await link.fetch("SELECT pg_backend_pid()", timeout=min(timeout, CONNECT_TIMEOUT))
-        except ConnectionLostError as error:
-            link.cut()
-            raise ConnectionLostError(f"{error}. {_POOL}") from error
-        except BaseException:
-            link.cut()
-            raise
+        with link.cut_on_error():
+            try:
+                ((pid,),) = await link.fetch("SELECT pg_backend_pid()", timeout=min(timeout, CONNECT_TIMEOUT))
+            except ConnectionLostError as error:
+                raise ConnectionLostError(f"{error}. {_POOL}") from error
         # A pooler invents the process number.
         link.is_pooled = pid != link.pid
         if link.is_pooled:
@@ -183,20 +180,13 @@ class DatabaseConnection:
         return await cls._set_up(access, timeout, _SESSION)
 
     @classmethod
-    async def _open(cls, access: DatabaseAccess) -> DatabaseConnection:
-        return await cls._set_up(access, COMMAND_TIMEOUT, access.settings())
-
-    @classmethod
     async def _set_up(
         cls, access: DatabaseAccess, timeout: float, settings: dict[str, str]
     ) -> DatabaseConnection:
         link = await cls._connect(access, timeout, prepared=100)
         # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
-        try:
+        with link.cut_on_error():
             ((link.pid, _), *_) = await link.fetch(_SETTINGS, list(settings), list(settings.values()))
-        except BaseException:
-            link.cut()
-            raise
         return link
 
     @classmethod
@@ -225,22 +215,22 @@ class DatabaseConnection:
         """Run a transaction, which is committed if the block succeeds."""
         async with self._lock:
             manager = self._connection.transaction(isolation="read_committed")
-            with self._ending(), translated(self._driver):
+            with self.cut_on_error(), translated(self._driver):
                 await manager.__aenter__()
             try:
                 yield self._fetch
             except BaseException as error:
-                with contextlib.suppress(StoreError), self._ending(), translated(self._driver):
+                with contextlib.suppress(StoreError), self.cut_on_error(), translated(self._driver):
                     await manager.__aexit__(type(error), error, error.__traceback__)
                 raise
-            with self._ending(), translated(self._driver):
+            with self.cut_on_error(), translated(self._driver):
                 await manager.__aexit__(None, None, None)
             self._check_doubt()
 
     @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Close the connection if the transaction was interrupted at its beginning or end, because it may
-        still be open.
+    def cut_on_error(self) -> Iterator[None]:
+        """Close the connection if the block fails or is interrupted, because a transaction may still be
+        open.
         """
         try:
             yield

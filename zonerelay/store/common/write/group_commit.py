@@ -301,7 +301,7 @@ class GroupCommitter(Generic[Change, P, W]):
             refusal = StoreError(f"the spool could not be written: {error!r}")
             refusal.__cause__ = error
         self._refusal = refusal
-        batch += self._pending
+        batch = [*batch, *self._pending]  # the writer has the list of its submissions
         self._pending = []
         self._pending_size = self._urgent = 0
         self._failed(refusal)
