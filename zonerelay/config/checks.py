@@ -15,84 +15,39 @@ from zonerelay.config.credentials.secrets import check_secret
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.problems import KeyPath, Report, all_sound
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings, is_fully_qualified
-from zonerelay.config.tables.credential import check_credentials, credential_advice, try_credentials
-from zonerelay.config.tables.delivery import check_retry, dns_advice, retry_advice
-from zonerelay.config.tables.listener import check_listeners, listener_advice
-from zonerelay.config.tables.rewrite import (
-    check_dkim,
-    check_rewrites,
-    check_srs,
-    dkim_advice,
-    rewrite_advice,
-    srs_advice,
-    try_srs,
-)
-from zonerelay.config.tables.route import (
-    access_advice,
-    auth_advice,
-    check_access,
-    check_route_zones,
-    check_routes,
-    route_advice,
-)
-from zonerelay.config.tables.store import (
-    admin_advice,
-    check_admin,
-    check_capture,
-    check_outbox,
-    check_postgres,
-    check_redis,
-    check_s3,
-    check_spool,
-    outbox_advice,
-    postgres_advice,
-    redis_advice,
-    s3_advice,
-    spool_advice,
-)
-from zonerelay.config.tables.webhook import check_webhooks, try_webhooks, webhook_advice
-from zonerelay.config.tables.zone import (
-    check_destination_zones,
-    check_destinations,
-    check_sources,
-    check_zone_names,
-    check_zones,
-    destination_advice,
-    source_advice,
-    zone_advice,
-)
+from zonerelay.config.tables import credential, delivery, listener, rewrite, route, store, webhook, zone
 
 
 def check(settings: Settings, report: Report) -> Settings:
     """Report problems, and return the settings with the values that follow from others."""
     listeners, zones = settings.listener, settings.zone
     trusts_dns = settings.dns.trust_ad or not report.sound("dns", "trust_ad")
-    check_spool(settings.spool, report)
-    check_postgres(settings.postgres, report)
-    check_capture(settings.capture, report)
-    check_outbox(settings.outbox, zones, report)
-    check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
-    check_access(settings.access, report)
+    store.check_spool(settings.spool, report)
+    store.check_postgres(settings.postgres, report)
+    store.check_capture(settings.capture, report)
+    store.check_outbox(settings.outbox, zones, report)
+    listener.check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
+    route.check_access(settings.access, report)
     _check_addresses(settings, report)
     if _names_are_sound(settings, report):
-        check_zone_names(zones, report)
-        check_route_zones(settings.route, zones, report)
-        check_destination_zones(settings.destination, zones, report)
-    check_routes(settings.route, listeners, report)
-    check_retry(settings.retry, report)
-    check_sources(settings.source, zones, report)
-    check_credentials(settings.credential, zones, report)
-    check_dkim(settings.dkim, zones, report)
-    check_admin(settings.admin, report)
-    check_redis(settings.redis, report)
-    check_s3(settings.s3, settings.spool, settings.workers, report)
-    check_srs(settings.srs, zones, report)
-    check_rewrites(settings.rewrite, listeners, report)
-    check_webhooks(settings.webhook, report)
-    check_destinations(settings.destination, zones, report, trusts_dns=trusts_dns)
-    return replace(settings, zone=check_zones(zones, settings.retry, report, trusts_dns=trusts_dns))
+        zone.check_zone_names(zones, report)
+        route.check_route_zones(settings.route, zones, report)
+        zone.check_destination_zones(settings.destination, zones, report)
+    route.check_routes(settings.route, listeners, report)
+    delivery.check_retry(settings.retry, report)
+    zone.check_sources(settings.source, zones, report)
+    credential.check_credentials(settings.credential, zones, report)
+    rewrite.check_dkim(settings.dkim, zones, report)
+    store.check_admin(settings.admin, report)
+    store.check_redis(settings.redis, report)
+    store.check_s3(settings.s3, settings.spool, settings.workers, report)
+    rewrite.check_srs(settings.srs, zones, report)
+    rewrite.check_rewrites(settings.rewrite, listeners, report)
+    webhook.check_webhooks(settings.webhook, report)
+    zone.check_destinations(settings.destination, zones, report, trusts_dns=trusts_dns)
+    return replace(settings, zone=zone.check_zones(zones, settings.retry, report, trusts_dns=trusts_dns))
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -100,26 +55,26 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
     listeners, zones, spool = settings.listener, settings.zone, settings.spool
     return (
         *_hostname_advice(hostname),
-        *spool_advice(spool),
-        *redis_advice(settings.redis, spool),
-        *postgres_advice(settings.postgres, spool, settings.delivery),
-        *s3_advice(settings.s3, spool),
-        *outbox_advice(settings.outbox, settings.delivery),
-        *listener_advice(listeners),
-        *auth_advice(settings.auth, listeners),
-        *access_advice(settings.access, listeners),
-        *zone_advice(zones),
-        *route_advice(settings.route, listeners),
-        *rewrite_advice(settings.rewrite, listeners),
-        *srs_advice(settings.srs, listeners),
-        *source_advice(settings.source, zones),
-        *credential_advice(settings.credential, zones),
-        *dns_advice(settings.dns),
-        *destination_advice(settings.destination, zones),
-        *dkim_advice(settings.dkim, zones, hostname),
-        *retry_advice(settings.retry),
-        *webhook_advice(settings.webhook),
-        *admin_advice(settings.admin),
+        *store.spool_advice(spool),
+        *store.redis_advice(settings.redis, spool),
+        *store.postgres_advice(settings.postgres, spool, settings.delivery),
+        *store.s3_advice(settings.s3, spool),
+        *store.outbox_advice(settings.outbox, settings.delivery),
+        *listener.listener_advice(listeners),
+        *route.auth_advice(settings.auth, listeners),
+        *route.access_advice(settings.access, listeners),
+        *zone.zone_advice(zones),
+        *route.route_advice(settings.route, listeners),
+        *rewrite.rewrite_advice(settings.rewrite, listeners),
+        *rewrite.srs_advice(settings.srs, listeners),
+        *zone.source_advice(settings.source, zones),
+        *credential.credential_advice(settings.credential, zones),
+        *delivery.dns_advice(settings.dns),
+        *zone.destination_advice(settings.destination, zones),
+        *rewrite.dkim_advice(settings.dkim, zones, hostname),
+        *delivery.retry_advice(settings.retry),
+        *webhook.webhook_advice(settings.webhook),
+        *store.admin_advice(settings.admin),
     )
 
 
@@ -131,9 +86,9 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
         check_secret(settings.s3.secret_key, ("s3", "secret_key"), environment, report)
     if settings.outbox.url:
         check_secret(settings.outbox.password, ("outbox", "password"), environment, report)
-    try_srs(settings.srs, environment, report)
-    try_webhooks(settings.webhook, environment, report)
-    yield from try_credentials(settings.credential, environment, report)
+    rewrite.try_srs(settings.srs, environment, report)
+    webhook.try_webhooks(settings.webhook, environment, report)
+    yield from credential.try_credentials(settings.credential, environment, report)
 
 
 def secrets_of(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -187,5 +142,5 @@ def _collide(one: ListenAddress, other: ListenAddress) -> bool:
 
 def _names_are_sound(settings: Settings, report: Report) -> bool:
     """Return whether all zone names are known. A zone that could not be read might have the missing name."""
-    names = range(len(settings.zone))
-    return all(report.sound("zone", at, "name") for at in names) and (bool(names) or report.sound("zone"))
+    number = len(settings.zone)
+    return all_sound("zone", "name", number, report) and (number > 0 or report.sound("zone"))

@@ -223,6 +223,35 @@ def check_known(name: str, names: Collection[str], what: str, path: KeyPath, rep
     return False
 
 
+def check_references(
+    values: Sequence[str],
+    known: Collection[str],
+    what: str,
+    path: KeyPath,
+    report: Report,
+    *,
+    twice: str = "",
+) -> list[str]:
+    """Refuse the entries of a list that are not in `known`, and with the text `twice` the repeated ones.
+    Return the others. A list with an unreadable entry is not checked, because positions in it have changed.
+    """
+    found: list[str] = []
+    for at, value in enumerate(values if report.sound(*path) else ()):
+        here = (*path, at)
+        if not check_known(value, known, what, here, report):
+            continue
+        if twice and value in found:
+            report.refuse(here, f"{quoted(value)} {twice}")
+        else:
+            found.append(value)
+    return found
+
+
+def all_sound(table: str, key: str, number: int, report: Report) -> bool:
+    """Return whether this key of all entries is valid. An invalid one might have the missing name."""
+    return all(report.sound(table, at, key) for at in range(number))
+
+
 def unreachable(
     entries: Sequence[Entry], covers: Callable[[Entry, Entry], bool], takes_all: Callable[[Entry], bool]
 ) -> Iterator[tuple[int, int]]:

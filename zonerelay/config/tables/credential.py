@@ -13,7 +13,7 @@ from zonerelay.config.credentials.secrets import SecretError, is_public, read_se
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, text, texts
-from zonerelay.config.problems import KeyPath, Report, check_known, check_names, path_text, quoted
+from zonerelay.config.problems import KeyPath, Report, all_sound, check_names, check_references, path_text
 from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
@@ -218,12 +218,6 @@ def _check_zone(
         )
         report.refuse((*path, "tls"), text)
     names = [credential.name for credential in credentials]
-    if not all(report.sound("credential", at, "name") for at in range(len(names))):
-        return
-    for index, name in enumerate(zone.credentials):
-        if not check_known(
-            name, names, "no [[credential]] has this name", (*path, "credentials", index), report
-        ):
-            continue
-        if name in zone.credentials[:index]:
-            report.refuse((*path, "credentials", index), f"{quoted(name)} is in the list twice")
+    if all_sound("credential", "name", len(names), report):
+        what, twice = "no [[credential]] has this name", "is in the list twice"
+        check_references(zone.credentials, names, what, (*path, "credentials"), report, twice=twice)

@@ -33,7 +33,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import KeyPath, Report, check_known, in_words, quoted
+from zonerelay.config.problems import KeyPath, Report, all_sound, check_references, in_words, quoted
 from zonerelay.model.queue_name import Priority
 
 # [sendmail]: the files of sendmail(1) on this machine.
@@ -517,14 +517,21 @@ def check_named_listeners(
 ) -> None:
     """Refuse addresses in the `listener` option of a table's entries that no [[listener]] has."""
     known = dict.fromkeys(listener.address for listener in listeners)
-    if not all(report.sound("listener", at, "address") for at in range(len(listeners))):
-        return
-    for at, addresses in enumerate(named):
-        if not report.sound(table, at, "listener"):
-            continue
-        for index, address in enumerate(addresses):
-            path = (table, at, "listener", index)
-            check_known(address, known, "no [[listener]] has the address", path, report)
+    if all_sound("listener", "address", len(listeners), report):
+        for at, addresses in enumerate(named):
+            path = (table, at, "listener")
+            check_references(addresses, known, "no [[listener]] has the address", path, report)
+
+
+def users_advice(
+    table: str, users: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings]
+) -> Iterator[str]:
+    """Yield advice for the entries of a table that are about users where clients cannot have one."""
+    if not has_users(listeners):
+        for at, names in enumerate(users):
+            if names:
+                only = "matches only mail submitted over HTTP"
+                yield f'{table}[{at}].user: {only}: no listener has auth = "optional" or "required"'
 
 
 def has_users(listeners: Sequence[ListenerSettings]) -> bool:

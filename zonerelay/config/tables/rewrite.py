@@ -16,7 +16,12 @@ from zonerelay.config.options import forms
 from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import DAY, YEAR, choice, date, duration, path, switch, text, texts
 from zonerelay.config.problems import KeyPath, Report, quoted, unreachable
-from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings, check_named_listeners, has_users
+from zonerelay.config.tables.listener import (
+    ListenerAuth,
+    ListenerSettings,
+    check_named_listeners,
+    users_advice,
+)
 from zonerelay.config.tables.zone import DkimMode, ZoneSettings
 
 # [srs]: rewritten envelope senders, and their secrets. No text of this module has a secret, or its length.
@@ -297,11 +302,7 @@ def check_rewrites(
 def rewrite_advice(rules: Sequence[RewriteSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
     for at, other in unreachable(rules, _covers, lambda rule: _ANY in rule.address):
         yield f"rewrite[{at}]: never matches: rewrite[{other}] takes all its addresses before it is asked"
-    users = has_users(listeners)
-    for at, rule in enumerate(rules):
-        if rule.user and not users:
-            only = "matches only mail submitted over HTTP"
-            yield f'rewrite[{at}].user: {only}: no listener has auth = "optional" or "required"'
+    yield from users_advice("rewrite", [rule.user for rule in rules], listeners)
 
 
 def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:

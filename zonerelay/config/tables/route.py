@@ -21,14 +21,14 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import KeyPath, Report, did_you_mean, quoted, unreachable
+from zonerelay.config.problems import KeyPath, Report, check_known, unreachable
 from zonerelay.config.tables.listener import (
     ListenerAuth,
     ListenerSettings,
     Network,
     check_named_listeners,
-    has_users,
     in_full,
+    users_advice,
 )
 from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
 from zonerelay.config.units import format_size
@@ -130,12 +130,7 @@ def access_advice(rules: Sequence[AccessSettings], listeners: Sequence[ListenerS
             f"access[{len(rules) - 1}].action: accept as the last rule changes nothing: what no rule matches "
             "is let through; a rule that refuses the rest has to follow"
         )
-    if not has_users(listeners):
-        yield from (
-            f'access[{at}].user: only matches mail over HTTP: no listener has auth = "optional" or "required"'
-            for at, rule in enumerate(rules)
-            if rule.user
-        )
+    yield from users_advice("access", [rule.user for rule in rules], listeners)
 
 
 _ANYTHING = frozenset({"*"})
@@ -196,9 +191,8 @@ def check_route_zones(routes: Sequence[RouteSettings], zones: Sequence[ZoneSetti
     """Needs zones whose names are sound."""
     names = dict.fromkeys(zone.name for zone in zones)
     for at, route in enumerate(routes):
-        if route.zone not in names and report.sound("route", at, "zone"):
-            near = did_you_mean(route.zone, names)
-            report.refuse(("route", at, "zone"), f"no zone is named {quoted(route.zone)}{near}")
+        if report.sound("route", at, "zone"):
+            check_known(route.zone, names, "no zone is named", ("route", at, "zone"), report)
 
 
 def check_routes(
@@ -224,11 +218,9 @@ def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSe
     conditions = [{name: frozenset(values) for name, values in route.conditions.items()} for route in routes]
     for at, other in unreachable(conditions, _covers, lambda given: _covers(given, {})):
         yield f"route[{at}]: never matches: route[{other}] takes all its mail before it is asked"
-    users, certificates = has_users(listeners), any(each.allow_certificates for each in listeners)
+    yield from users_advice("route", [route.user for route in routes], listeners)
+    certificates = any(each.allow_certificates for each in listeners)
     for at, route in enumerate(routes):
-        if route.user and not users:
-            only = "matches only mail submitted over HTTP"
-            yield f'route[{at}].user: {only}: no listener has auth = "optional" or "required"'
         if route.certificate and not certificates:
             yield f"route[{at}].certificate: never matches: no listener asks for one (allow_certificates)"
 

@@ -39,7 +39,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import Report, did_you_mean, quoted
+from zonerelay.config.problems import Report, all_sound, check_known
 from zonerelay.config.tables.delivery import DeliverySettings
 from zonerelay.config.tables.listener import Network
 from zonerelay.config.tables.zone import ZoneSettings
@@ -652,10 +652,9 @@ def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: 
         report.refuse(("outbox", "url"), problem)
     if outbox.table == outbox.mailbox_table:
         report.refuse(("outbox", "mailbox_table"), "is the table of messages already")
-    names = [zone.name for zone in zones]
-    if outbox.zone not in names and all(report.sound("zone", at, "name") for at in range(len(names))):
-        near = did_you_mean(outbox.zone, names)
-        report.refuse(("outbox", "zone"), f"no zone is named {quoted(outbox.zone)}{near}")
+    if all_sound("zone", "name", len(zones), report):
+        names = [zone.name for zone in zones]
+        check_known(outbox.zone, names, "no zone is named", ("outbox", "zone"), report)
 
 
 def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Iterator[str]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import DAY, choice, count, duration, switch, text, texts
-from zonerelay.config.problems import KeyPath, Report, check_known, check_names
+from zonerelay.config.problems import KeyPath, Report, check_names, check_references
 
 EVENTS = (
     "message.accepted", "delivery.delivered", "delivery.deferred", "delivery.bounced", "delivery.expired",
@@ -84,8 +84,7 @@ def check_webhooks(webhooks: Sequence[WebhookSettings], report: Report) -> None:
                 (*path, "secret"), 'is missing: say where it is, as in "/etc/zonerelay/hook.secret"'
             )
         if report.sound(*path, "events"):
-            for place, name in enumerate(webhook.events):
-                check_known(name, EVENTS, "there is no event", (*path, "events", place), report)
+            check_references(webhook.events, EVENTS, "there is no event", (*path, "events"), report)
 
 
 def _check_url(webhook: WebhookSettings, path: KeyPath, report: Report) -> None:

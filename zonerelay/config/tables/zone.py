@@ -29,7 +29,16 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import KeyPath, Report, check_known, check_names, in_words, quoted, unreachable
+from zonerelay.config.problems import (
+    KeyPath,
+    Report,
+    all_sound,
+    check_names,
+    check_references,
+    in_words,
+    quoted,
+    unreachable,
+)
 from zonerelay.config.tables.delivery import RetrySettings, shorter_delays
 from zonerelay.config.units import Rate, format_duration
 
@@ -385,8 +394,7 @@ def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSetting
     missing = "is required: zones refer to sources by their name"
     check_names("source", [source.name for source in sources], missing, report)
     _check_addresses(sources, report)
-    names = range(len(sources))
-    if all(report.sound("source", at, "name") for at in names) and ("source",) not in report.wrong:
+    if all_sound("source", "name", len(sources), report) and ("source",) not in report.wrong:
         for at, zone in enumerate(zones):
             if report.sound("zone", at, "sources"):
                 _check_zone(zone, at, sources, report)
@@ -436,14 +444,8 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
 def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], report: Report) -> None:
     known = {source.name: source for source in sources}
     path: KeyPath = ("zone", at, "sources")
-    named = []
-    for index, name in enumerate(zone.sources):
-        if not check_known(name, known, "no [[source]] has this name", (*path, index), report):
-            continue
-        if name in zone.sources[:index]:
-            report.refuse((*path, index), f"{quoted(name)} is there twice: its share is its weight")
-        else:
-            named.append(known[name])
+    what, twice = "no [[source]] has this name", "is there twice: its share is its weight"
+    named = [known[name] for name in check_references(zone.sources, known, what, path, report, twice=twice)]
     if not report.sound(*path):
         return
     if named and not any(source.weight for source in named):
@@ -538,10 +540,7 @@ def check_destination_zones(
     """Report unknown zones in destination tables. Call this only if the names of all zones are valid."""
     names = dict.fromkeys(zone.name for zone in zones)
     for at, entry in enumerate(destinations):
-        for index, name in enumerate(entry.zone):
-            path = ("destination", at, "zone", index)
-            if report.sound(*path):
-                check_known(name, names, "no zone is named", path, report)
+        check_references(entry.zone, names, "no zone is named", ("destination", at, "zone"), report)
 
 
 def _check_names(entry: DestinationSettings, path: KeyPath, report: Report) -> None:
