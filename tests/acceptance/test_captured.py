@@ -245,6 +245,7 @@ def test_tags_are_given_renamed_and_removed(sandbox: Sandbox) -> None:
     assert sandbox.ask("DELETE", "/api/v1/tags/blue")[0] == 200
     assert sandbox.wait_for("tag:green+to:tags@example.com") == one
     assert json.loads(sandbox.ask("GET", f"/api/v1/message/{one}")[2])["Tags"] == ["green"]
+    assert json.loads(sandbox.ask("GET", "/api/v1/info")[2])["Tags"]["green"] == 1
     assert sandbox.ask("PUT", "/api/v1/tags", {"IDs": [one], "Tags": ["a,b"]})[0] == 400
 
 

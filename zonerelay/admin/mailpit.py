@@ -262,7 +262,7 @@ class Mailpit:
     # --- lists ------------------------------------------------------------------------------------------
 
     async def _info(self, call: _MailpitCall) -> web.Response:
-        totals = await self._mail.ask(lambda capture: capture.totals())
+        totals, tags = await self._mail.ask(lambda capture: (capture.totals(), capture.tags()))
         return _json(
             {
                 "Version": f"zonerelay {__version__}",
@@ -271,7 +271,7 @@ class Mailpit:
                 "DatabaseSize": totals.octets,
                 "Messages": totals.messages,
                 "Unread": totals.unread,
-                "Tags": {},
+                "Tags": tags,
                 "RuntimeStats": {"Uptime": int(self._operators.clock.monotonic() - self._began)},
             }
         )
@@ -301,13 +301,13 @@ class Mailpit:
         return _json(
             {
                 "total": totals.messages, "unread": totals.unread, "count": len(rows), "start": start,
-                "messages_count": matched, "messages_unread": unread, "tags": tags,
+                "messages_count": matched, "messages_unread": unread, "tags": list(tags),
                 "messages": [_summary(each) for each in rows],
             }
         )  # fmt: skip
 
     async def _tags(self, call: _MailpitCall) -> web.Response:
-        return _json(await self._mail.ask(lambda capture: capture.tags()))
+        return _json(list(await self._mail.ask(lambda capture: capture.tags())))
 
     async def _set_tags(self, call: _MailpitCall) -> web.Response:
         given = msgspec.json.decode(await call.body(), type=_TagRequest)

@@ -224,13 +224,13 @@ class Capture:
             unread = database.execute("SELECT count(*) FROM mail WHERE NOT is_read").fetchone()[0]
         return Totals(messages, unread, octets)
 
-    def tags(self) -> list[str]:
-        """Return all tags in use. Raise CaptureError if that fails."""
+    def tags(self) -> dict[str, int]:
+        """Return the number of messages by tag. Raise CaptureError if that fails."""
         with self._reading() as database:
             found = database.execute(
-                "SELECT DISTINCT value FROM mail, json_each(tags) ORDER BY value LIMIT 1000"
+                "SELECT value, count(*) FROM mail, json_each(tags) GROUP BY value ORDER BY value LIMIT 1000"
             )
-            return [row[0] for row in found]
+            return dict(found.fetchall())
 
     def read(
         self, message_id: str, *, mark: bool = True, query: str = "", tz: str = ""
