@@ -174,6 +174,6 @@ def _dropped(events: Events, keys: Sequence[DeliveryKey]) -> None:
 
 
 async def _run_on_loop(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Stands where `Pool.run` is; the loop runs what is for threads."""
+    """Stands where `ThreadPool.run` is; the loop runs what is for threads."""
     work = partial(contextvars.copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -103,7 +103,7 @@ MAX_EXPLAINED = 20
 
 
 TurnOf = Callable[[str, str], Awaitable[answers.DestinationStatus | None]]
-"""`Destinations.waiting_for_rate`."""
+"""`DestinationRows.waiting_for_rate`."""
 Method = Callable[[Any, ResponseStream], Awaitable[answers.Frame | Iterable[answers.Frame] | None]]
 """Answers one type of request. Frames that it has not sent itself are sent when it returns them."""
 

@@ -143,7 +143,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 class ResponseKind(enum.Enum):
-    """The kind of content that a response has before its `End`."""
+    """The kind of content that a response has before its `EndFrame`."""
 
     ONE = "one"
     """One frame."""

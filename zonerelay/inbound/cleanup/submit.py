@@ -173,7 +173,7 @@ class Submissions:
 
 
 class _SubmitCall:
-    """One call of `submit`. It implements `MemoryHolder` and the `Reader` of `LargeBodies`."""
+    """One call of `submit`. It implements `MemoryHolder` and the `BodyReceiver` of `LargeBodies`."""
 
     task: asyncio.Task[Acceptance | Rejection]
 
