@@ -33,7 +33,7 @@ from zonerelay.inbound.policy import (
     refuse,
 )
 from zonerelay.inbound.policy.runner import NOT_AVAILABLE, PolicyRunner
-from zonerelay.inbound.policy.threads import MAX_TASKS, MAX_THREADS
+from zonerelay.inbound.policy.threads import MAX_CALLS, MAX_THREADS
 from zonerelay.model.clock import ManualClock
 
 LIMIT = 0.05
@@ -320,11 +320,11 @@ async def test_coroutines_that_ignore_their_cancelling_are_bounded() -> None:
 
     stop = threading.Event()
     async with running(policy(mail=method)) as (runner, sink):
-        await asyncio.gather(*(runner.ask(MAIL) for _ in range(MAX_TASKS)))
+        await asyncio.gather(*(runner.ask(MAIL) for _ in range(MAX_CALLS)))
         # On a busy machine most of them may be given up before they begin, and hold no place.
         async with asyncio.timeout(30):
             while not kinds(sink) or kinds(sink)[-1] != ("mail", "busy"):
-                answers = await asyncio.gather(*(runner.ask(MAIL) for _ in range(MAX_TASKS // 20)))
+                answers = await asyncio.gather(*(runner.ask(MAIL) for _ in range(MAX_CALLS // 20)))
                 assert set(answers) == {NOT_AVAILABLE}
         stop.set()
 

@@ -28,7 +28,6 @@ from zonerelay.delivery.peer import HostFailure, Terms, display_address
 from zonerelay.delivery.source import SourceSelection, SourceStatus
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
-from zonerelay.inbound.cleanup.own_headers import without
 from zonerelay.inbound.state.context import dropped_headers
 from zonerelay.inbound.state.rewriting import AddressKind, RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
@@ -474,7 +473,7 @@ class Explainer:
         if zone_header is not None and zone_header.trusts(request.client, request.user):
             named = zone_header.zone_in(fields)
         if listener is not None:
-            fields = without(Header(fields), dropped_headers(listener)).fields
+            fields = Header(fields).without(dropped_headers(listener)).fields
         mail = RoutedMail(
             sender=sender,
             user=request.user,

@@ -35,7 +35,7 @@ from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.drop_directory import DropDirectory, take_by
-from zonerelay.inbound.listen.http_connection import HttpService
+from zonerelay.inbound.listen.http_listener import HttpService
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.limits.shared import RecordStore

@@ -19,7 +19,7 @@ from zonerelay.control.runner import Handler, Runner
 from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
-from zonerelay.inbound.listen.http_connection import HttpService
+from zonerelay.inbound.listen.http_listener import HttpService
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Status

@@ -1,7 +1,7 @@
 """The HTTP server of a [[listener]] with protocol = "http". It serves the submission requests and no other
 API.
 
-PROXY header and TLS are handled before it (`inbound/listen/http_connection`), which also reports whether the
+PROXY header and TLS are handled before it (`inbound/listen/http_listener`), which also reports whether the
 connection is private. Every request needs a token, so a web page cannot reach it by DNS rebinding, and it
 responds to every host name. An unauthenticated client gets one response. A connection is closed after
 `idle_timeout`.
@@ -20,7 +20,7 @@ from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.settings import ListenerSettings, UnsafeListener
-from zonerelay.inbound.listen.http_connection import PRIVATE
+from zonerelay.inbound.listen.http_listener import PRIVATE
 from zonerelay.routing.addresses import Networks
 
 

@@ -47,11 +47,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.guard import Allowance, Guard
-from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.limits.connections import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
@@ -64,6 +64,7 @@ from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import notes_of
 from zonerelay.inbound.state.transaction import NO_EDITS, HeaderEdits, HeaderRules, MailTransaction, mailboxes
 from zonerelay.message.dkim.signature import BodyHash
+from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.header.headers import (
     Fields,
     Header,
@@ -72,6 +73,7 @@ from zonerelay.message.header.headers import (
     authors,
     lacks_author,
     parse_header,
+    trace_fields,
 )
 from zonerelay.model.address import Mailbox, path
 from zonerelay.model.delivery import Delivery
@@ -450,15 +452,18 @@ class Intake:
         elif self.transaction.edits is not NO_EDITS:
             self._append(self._edited(held))
         else:
-            self._append(own_fields(self.envelope, self._header, self._context))
+            self._append(self._own_fields(self._header))
             self._append(held)
 
     def _rewritten(self, rewrites: HeaderRules, held: bytes, size: int) -> bytes:
         """Rewrite addresses in the first `size` bytes, which are the header."""
-        block = with_other_addresses(rewrites, self._header.lead, held[:size])
-        if block is None:
+        lead = self._header.lead
+        whole = lead + held[:size]
+        rewritten = rewrites.rewrite_header(whole)
+        if rewritten == whole:
             return held
-        self._header = without(parse_header(block), self._context.dropped)
+        block = rewritten[len(lead) :]
+        self._header = parse_header(block).without(self._context.dropped)
         return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
@@ -476,7 +481,7 @@ class Intake:
             self._take_key(header)
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(HeaderEdits(remove=tuple(gone)))
-        return without(header, gone)
+        return header.without(gone)
 
     def _take_key(self, header: Header) -> None:
         key = key_in(header.fields)
@@ -496,7 +501,18 @@ class Intake:
         )
 
     def _edited(self, held: bytes) -> bytes:
-        return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
+        """Return our own fields, then `held` (the header and the bytes after it) with the edits applied."""
+        edits, header = self.transaction.edits, self._header
+        names = header.names - {name.lower() for name in edits.remove} | {
+            name.lower() for name, _ in edits.add
+        }
+        rest = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
+        return self._own_fields(structs.replace(header, names=names, lead=b"")) + rest
+
+    def _own_fields(self, header: Header) -> bytes:
+        """Return Received and the missing fields, with the separator that `header` needs."""
+        hide_client = self._settings.hide_client
+        return trace_fields(self.envelope, header, hostname=self._context.hostname, hide_client=hide_client)
 
     async def _decide_header(self) -> None:
         """Call the policy with the header. Bytes that arrive in the meantime are queued after it."""

@@ -1,5 +1,9 @@
-"""One HTTP [[listener]]. Its mail is submitted as mail of an SMTP listener with the same settings, so that
-the same limits, rules and guarantees apply as for all other mail.
+"""One HTTP [[listener]] and its connections. Its mail is submitted as mail of an SMTP listener with the same
+settings, so that the same limits, rules and guarantees apply as for all other mail.
+
+A connection is counted, its PROXY header and TLS are handled, and the decrypted data is passed to the HTTP
+server. The connection is closed if a connection limit is reached, if a handshake fails or takes longer than
+`HANDSHAKE` seconds, and when the HTTP server closes it.
 
 The HTTP server is loaded when the first client connects, because aiohttp needs a fifth of the memory of an
 idle relay. If loading fails, the error is logged, the client is disconnected, and the next client causes
@@ -9,16 +13,267 @@ another attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
-from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.listen.http_connection import HttpConnection, HttpService, OpenHttp
+from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.access.networks import Client
+from zonerelay.inbound.cleanup.submit import Submit
+from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.admission import Admission
-from zonerelay.inbound.state.context import SharedContext
+from zonerelay.inbound.session.transport import Transport, TransportFault
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.model.envelope import Origin
+
+PRIVATE = "private"
+"""The transport's extra info that tells the HTTP server whether the connection is encrypted."""
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
+
+
+class HttpService(Protocol):
+    """The interface of an HTTP server without sockets and TLS."""
+
+    def connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+
+    async def close(self, timeout: float) -> None:
+        """Close idle connections now, and the others after their current request or after
+        `timeout` seconds.
+        """
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection to an HTTP listener. `service` returns the HTTP server, or an awaitable while the server
+    is being loaded.
+    """
+
+    def __init__(
+        self,
+        context: ListenerContext,
+        admission: Admission[HttpConnection],
+        service: Callable[[], HttpService | Awaitable[HttpService]],
+    ) -> None:
+        self._has_tls = context.settings.tls is not ListenerTls.NONE
+        self._context = context
+        self._admission = admission
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._transport: Transport
+        self._raw: asyncio.Transport
+        self._client: Client
+        self._server: asyncio.Protocol | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._waiting = bytearray()  # until the HTTP server is loaded
+        self.held = 0
+
+    # The event loop calls the following methods.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._raw = transport  # type: ignore[assignment]  # uvloop's have the methods, but not the base class
+        self._transport = Transport(self._raw, self._loop)
+        self._client, refusal = self._admission.welcome(self, transport.get_extra_info("peername"))
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._timer = self._loop.call_later(HANDSHAKE, self.abort)
+        if self._client.proxies:
+            self._transport.expect_proxy_header()
+        else:
+            self._open()
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        while transport.is_wrapped and data and not self._closing:
+            named, secured = transport.named, transport.secured
+            try:
+                data = transport.receive(data)
+            except TransportFault as fault:
+                self._refuse(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, str(fault))
+                return
+            if transport.named is not named:
+                assert transport.named is not None
+                self._is_now(transport.named.address, transport.named.port)
+                continue
+            if transport.secured is not secured and transport.secured is not None:
+                self._context.events.metrics.tls_sessions.add((transport.secured.version,))
+                self._begin()
+            if transport.ended:
+                self._loop.call_soon(self.close)
+            break
+        if self._closing or not data:
+            return
+        if isinstance(self._server, asyncio.Protocol):
+            self._server.data_received(data)
+        else:
+            self._waiting += data
+
+    def eof_received(self) -> bool | None:
+        return self._server.eof_received() if self._server is not None else None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closing = True
+        self._transport.lost()
+        self._stop_timer()
+        self._context.memory.used -= self.held
+        self.held = 0
+        if self._server is not None:
+            self._server.connection_lost(error)
+        self._admission.farewell(self, self._client)
+        self._admission.forget(self)
+
+    def pause_writing(self) -> None:
+        if self._server is not None:
+            self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._server is not None:
+            self._server.resume_writing()
+
+    # `SessionMemory` calls the following methods.
+
+    @property
+    def must_stay(self) -> bool:
+        """Whether the connection must not be ended to free memory. Most memory is used by a session, which is
+        ended instead.
+        """
+        return True
+
+    def shed(self) -> None:
+        self.abort()
+
+    # From the handshakes to the HTTP server.
+
+    def _open(self) -> None:
+        """Start TLS or the HTTP server, now that the client is known."""
+        if not self._has_tls:
+            self._begin()
+            return
+        assert self._context.certificates is not None
+        self._transport.start_tls(self._context.certificates.channel())
+        self.held = TLS_COST
+        self._context.memory.used += TLS_COST
+
+    def _is_now(self, address: str, port: int) -> None:
+        """Count the connection as one of the client that the PROXY header names."""
+        self._client, refusal = self._admission.readmit(self._client, address, port)
+        if refusal is not None:
+            self._refuse(refusal)
+        else:
+            self._open()
+
+    def _begin(self) -> None:
+        service = self._service()
+        if isinstance(service, Awaitable):
+            self._transport.pause_reading(True)
+            asyncio.ensure_future(service).add_done_callback(self._is_there)
+        else:
+            self._serve(service)
+
+    def _is_there(self, loaded: asyncio.Future[HttpService]) -> None:
+        """Serve the connection when the HTTP server has been loaded; the first clients wait for it."""
+        if self._closing:
+            return
+        if loaded.cancelled() or loaded.exception() is not None:
+            self.abort()
+            return
+        self._transport.pause_reading(False)
+        self._serve(loaded.result())
+
+    def _serve(self, service: HttpService) -> None:
+        self._stop_timer()
+        self._server = service.connection()
+        secured = self._transport.secured is not None
+        self._server.connection_made(
+            _DecryptedStream(self, self._raw, self._transport, self._client, secured)
+        )
+        if self._waiting:
+            data, self._waiting = bytes(self._waiting), bytearray()
+            self._server.data_received(data)
+
+    # Closing.
+
+    def close(self) -> None:
+        """Close the connection after all output has been sent."""
+        if not self._closing:
+            self._closing = True
+            self._stop_timer()
+            self._timer = self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def _refuse(self, refusal: ServerReply, detail: str = "") -> None:
+        if refusal.reason is not None:
+            origin = Origin(client_address=self._client.address, protocol="HTTP")
+            self._context.events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
+        if not self._has_tls and refusal.wire:
+            self._transport.write(_BUSY)
+        self.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _DecryptedStream(asyncio.Transport):
+    """The decrypted stream of a connection, in the form of a transport."""
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        raw: asyncio.Transport,
+        transport: Transport,
+        client: Client,
+        secured: bool,
+    ) -> None:
+        super().__init__()
+        self._connection = connection
+        self._raw = raw
+        self._transport = transport
+        self._known = {"peername": (client.address, client.port), PRIVATE: secured}
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # Any: as asyncio has it
+        return self._known[name] if name in self._known else self._raw.get_extra_info(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self._transport.write(bytes(data))
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading(True)
+
+    def resume_reading(self) -> None:
+        self._transport.pause_reading(False)
+
+    def is_reading(self) -> bool:
+        return not self._transport.is_paused
+
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def is_closing(self) -> bool:
+        return not self._transport.is_open
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def abort(self) -> None:
+        self._connection.abort()
+
+
+OpenHttp = Callable[[Callable[[], ListenerSettings], Submit], Awaitable[HttpService]]
+"""Loads the HTTP server of a listener, given a function that returns its current settings and one that
+submits its mail.
+"""
 
 
 class HttpListener(Listener):

@@ -34,8 +34,7 @@ from zonerelay.inbound.cleanup.submit import (
 from zonerelay.inbound.drop_directory import LocalSubmission
 from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.listen.http_connection import OpenHttp
-from zonerelay.inbound.listen.http_listener import HttpListener
+from zonerelay.inbound.listen.http_listener import HttpListener, OpenHttp
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitSocket

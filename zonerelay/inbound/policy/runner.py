@@ -40,6 +40,8 @@ from zonerelay.inbound.policy.threads import (
     PolicyFailure,
     Result,
     Threads,
+    result_of,
+    result_of_async,
 )
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
@@ -112,7 +114,7 @@ class PolicyRunner:
         return NOT_AVAILABLE
 
     async def close(self) -> None:
-        """Call the policy's `close`, then end its threads. Raise only CancelledError."""
+        """PolicyCall the policy's `close`, then end its threads. Raise only CancelledError."""
         if self._closed:
             return
         try:
@@ -133,17 +135,19 @@ class PolicyRunner:
         executor = self._loop if is_async else self._threads
         if self._closed or executor.stuck(loop.time() - self._timeout):
             return PolicyFailure(FailureKind.BUSY, "all threads are busy with events that timed out")
-        call = PolicyCall(question, loop)
+        call: PolicyCall[Any] = PolicyCall(
+            partial(result_of_async if is_async else result_of, question), loop.time()
+        )
         executor.submit(call)
+        answer: asyncio.Future[Result] = asyncio.wrap_future(call.answer)
         try:
-            await asyncio.wait((call.answer,), timeout=self._timeout)
+            await asyncio.wait((answer,), timeout=self._timeout)
         finally:
-            if not call.answer.done():
-                call.answer.cancel()
-                executor.give_up(call)
-                call.question = _nothing  # so that a waiting call keeps no message in memory
-        if not call.answer.cancelled():
-            return call.answer.result()
+            if not answer.done():
+                answer.cancel()
+                call.function = _nothing  # so that a waiting call keeps no message in memory
+        if not answer.cancelled():
+            return answer.result()
         if not call.started:
             return PolicyFailure(FailureKind.BUSY, f"no thread was available within {self._timeout:g} s")
         return PolicyFailure(FailureKind.TIMEOUT, f"timed out after {self._timeout:g} s")

@@ -19,14 +19,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from zonerelay.inbound.policy.api import ACCEPT, Changes, Decision
 
-# One call of an operator's code, and its result.
+# The result of an operator's code.
 #
-# It runs in the operator's threads. `run` and `run_async` raise no exception of that code, not even
-# SystemExit and KeyboardInterrupt. They also check the result, because even that may run the operator's code.
+# It is computed in the operator's threads: no exception of that code leaves `result_of` and
+# `result_of_async`, not even SystemExit and KeyboardInterrupt. The result is checked there too, because even
+# that may run the operator's code.
 
 MAX_DETAIL = 500
 
@@ -52,39 +53,19 @@ Result = Decision | PolicyFailure
 _RESULTS = (Decision, Changes, PolicyFailure)  # exactly these classes: a subclass is an operator's code
 
 
-class PolicyCall:
-    """A policy call that runs in a thread. `answer` is a future of the caller's event loop."""
+def result_of(question: Callable[[], object]) -> Result:
+    try:
+        return understood(question())
+    except BaseException as error:  # noqa: BLE001 - the thread must outlive it
+        return PolicyFailure(FailureKind.ERROR, described(error))
 
-    __slots__ = ("_loop", "answer", "asked", "given_up", "question", "started", "task")
 
-    def __init__(self, question: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        self.question = question
-        self.answer: asyncio.Future[Result] = loop.create_future()
-        self.asked = loop.time()
-        self.started = False
-        self.given_up = False  # the caller no longer waits
-        self.task: asyncio.Task[None] | None = None
-        self._loop = loop
-
-    def run(self) -> None:
-        try:
-            result = understood(self.question())
-        except BaseException as error:  # noqa: BLE001 - the thread must outlive it
-            result = PolicyFailure(FailureKind.ERROR, described(error))
-        self._reply(result)
-
-    async def run_async(self) -> None:
-        try:
-            # Only calls of `async def` methods reach this.
-            result = understood(await _awaited(self.question()))
-        except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
-            result = PolicyFailure(FailureKind.ERROR, described(error))
-        self._reply(result)
-
-    def _reply(self, result: Result) -> None:
-        # A closed loop means that no caller is waiting.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve, self.answer, result)
+async def result_of_async(question: Callable[[], object]) -> Result:
+    try:
+        # Only calls of `async def` methods reach this.
+        return understood(await _awaited(question()))
+    except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
+        return PolicyFailure(FailureKind.ERROR, described(error))
 
 
 def understood(answer: object) -> Result:
@@ -121,13 +102,8 @@ async def _awaited(answer: object) -> object:
     return await answer if isinstance(answer, Awaitable) else answer
 
 
-def _resolve(answer: asyncio.Future[Result], result: Result) -> None:
-    if not answer.done():  # otherwise it is late and discarded
-        answer.set_result(result)
-
-
 MAX_THREADS = 8
-MAX_TASKS = 1000  # on the event loop, including tasks that do not end when they are cancelled
+MAX_CALLS = 1000  # on the event loop, including calls that do not end when they are cancelled
 GRACE = 0.5  # seconds that cancelled tasks may take to end
 
 P = ParamSpec("P")
@@ -136,14 +112,22 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class ThreadWork(Protocol):
-    """A call that `Threads` can run. `run` never raises an exception."""
+class PolicyCall(Generic[T]):
+    """A call that waits for a thread, or runs in one. A call whose `answer` is cancelled before it has
+    started is skipped; one that has started keeps its thread until it ends.
+    """
 
-    asked: float
-    started: bool
-    given_up: bool
+    def __init__(self, function: Callable[[], T], asked: float = 0.0) -> None:
+        self.function = function
+        self.asked = asked
+        self.started = False
+        self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-    def run(self) -> None: ...
+    def run(self) -> None:
+        try:
+            self.answer.set_result(self.function())
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
+            self.answer.set_exception(error)
 
 
 class Threads:
@@ -152,28 +136,24 @@ class Threads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._ready = threading.Condition()
-        self._queue: deque[ThreadWork] = deque()
-        self._running: set[ThreadWork] = set()
+        self._queue: deque[PolicyCall[Any]] = deque()
+        self._running: set[PolicyCall[Any]] = set()
         self._idle = 0
         self._count = 0
         self._closed = False
 
-    def submit(self, work: ThreadWork) -> None:
+    def submit(self, call: PolicyCall[Any]) -> None:  # Any: callers read their own result
         with self._ready:
-            self._queue.append(work)
+            self._queue.append(call)
             if self._idle < len(self._queue) and self._count < MAX_THREADS:
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
                 self._count += 1
             self._ready.notify()
 
-    def give_up(self, work: ThreadWork) -> None:
-        """Skip this call if it has not started. A call that has started keeps its thread until it ends."""
-        work.given_up = True
-
     def stuck(self, since: float) -> bool:
         """Return whether every thread runs a call that was submitted before `since`."""
         with self._ready:
-            return len(self._running) >= MAX_THREADS and all(work.asked < since for work in self._running)
+            return len(self._running) >= MAX_THREADS and all(call.asked < since for call in self._running)
 
     def close(self) -> None:
         """End idle threads now, and the others after their call."""
@@ -182,21 +162,21 @@ class Threads:
             self._ready.notify_all()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            work.run()
+        while (call := self._next()) is not None:
+            call.run()
             with self._ready:
-                self._running.discard(work)
-            del work  # free its data before waiting for the next call
+                self._running.discard(call)
+            del call  # free its data before waiting for the next call
 
-    def _next(self) -> ThreadWork | None:
+    def _next(self) -> PolicyCall[Any] | None:
         with self._ready:
             while True:
                 while self._queue:
-                    work = self._queue.popleft()
-                    if not work.given_up:
-                        work.started = True
-                        self._running.add(work)
-                        return work
+                    call = self._queue.popleft()
+                    if call.answer.set_running_or_notify_cancel():
+                        call.started = True
+                        self._running.add(call)
+                        return call
                 if self._closed:
                     return None
                 self._idle += 1
@@ -211,28 +191,24 @@ class LoopThread:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor = _DaemonExecutor(name)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: deque[PolicyCall] = deque()  # submitted calls that the event loop has not started
+        self._running = 0  # calls
+        self._waiting: dict[PolicyCall[Any], None] = {}  # submitted calls that the event loop has not started
         self._closing = False
         self._ended: Callable[[], None] = lambda: None
 
-    def submit(self, call: PolicyCall) -> None:
-        self._waiting.append(call)
-        self._running_loop().call_soon_threadsafe(self._begin, call)
-
-    def give_up(self, call: PolicyCall) -> None:
-        call.given_up = True
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
-            self._running_loop().call_soon_threadsafe(self._cancel, call)
+    def submit(self, call: PolicyCall[Any]) -> None:  # Any: as in `Threads`
+        """PolicyCall a function that returns an awaitable. Cancelling the answer also cancels a call that has
+        started.
+        """
+        self._waiting[call] = None
+        call.answer = asyncio.run_coroutine_threadsafe(self._perform(call), self._running_loop())
+        call.answer.add_done_callback(lambda _: self._forget(call))
 
     def stuck(self, since: float) -> bool:
-        """Return whether the loop is blocked: it has too many tasks, or has not begun a call from before
+        """Return whether the loop is blocked: it runs too many calls, or has not begun a call from before
         `since`.
         """
-        try:
-            return len(self._tasks) >= MAX_TASKS or self._waiting[0].asked < since
-        except IndexError:
-            return False
+        return self._running >= MAX_CALLS or any(call.asked < since for call in tuple(self._waiting))
 
     async def close(self, timeout: float) -> None:
         """Cancel all tasks and end the thread, waiting at most `timeout` seconds."""
@@ -266,21 +242,19 @@ class LoopThread:
         loop.close()
         self._ended()
 
-    def _begin(self, call: PolicyCall) -> None:
-        call.task = task = asyncio.get_running_loop().create_task(self._perform(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _forget(self, call: PolicyCall[Any]) -> None:
+        """Forget a call that was cancelled, but only when the loop is not blocked."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
+            self._running_loop().call_soon_threadsafe(self._waiting.pop, call, None)
 
-    async def _perform(self, call: PolicyCall) -> None:
-        self._waiting.popleft()  # tasks begin in the order of submission
-        if not call.given_up:
-            call.started = True
-            await call.run_async()
-
-    @staticmethod
-    def _cancel(call: PolicyCall) -> None:
-        if call.task is not None and call.started:
-            call.task.cancel()
+    async def _perform(self, call: PolicyCall[Any]) -> object:
+        self._waiting.pop(call, None)
+        call.started = True
+        self._running += 1
+        try:
+            return await call.function()
+        finally:
+            self._running -= 1
 
 
 class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
@@ -293,31 +267,13 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
     def submit(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
-        job = _Job(partial(function, *args, **kwargs))
-        self._daemons.submit(job)
-        return job.future
+        call = PolicyCall(partial(function, *args, **kwargs))
+        self._daemons.submit(call)
+        return call.answer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         del wait, cancel_futures
         self._daemons.close()
-
-
-class _Job(Generic[T]):
-    """A job of the thread pool."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self.asked = 0.0
-        self.started = self.given_up = False
-
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self._function())
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
-            self.future.set_exception(error)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

@@ -487,25 +487,27 @@ class Session(asyncio.Protocol):
         question = conversation.question
         assert question is not None
         verdict = await self.context.consultants.ask(question)
-        self._asking = None
-        self.deadlines.resumed(self.loop.time())
-        if self.phase >= _LEFT:
-            return
-        try:
-            answer = conversation.decided(verdict)
-            if conversation.delay:
-                answer = conversation.slowed(answer)
-        except Exception as error:  # noqa: BLE001 - rule 3
-            answer = self._trouble(error)
-        self._reply(answer.wire, answer)
-        self.advance()
+        if self._goes_on():
+            try:
+                answer = conversation.decided(verdict)
+                if conversation.delay:
+                    answer = conversation.slowed(answer)
+            except Exception as error:  # noqa: BLE001 - rule 3
+                answer = self._trouble(error)
+            self._reply_late(answer)
 
     def _say_held_back(self) -> None:
+        answer, self.conversation.held_back = self.conversation.held_back, None
+        if self._goes_on() and answer is not None:
+            self._reply_late(answer)
+
+    def _goes_on(self) -> bool:
+        """End the wait for a reply, and return whether the client is still there."""
         self._asking = None
         self.deadlines.resumed(self.loop.time())
-        answer, self.conversation.held_back = self.conversation.held_back, None
-        if self.phase >= _LEFT or answer is None:
-            return
+        return self.phase < _LEFT
+
+    def _reply_late(self, answer: ServerReply) -> None:
         self._reply(answer.wire, answer)
         self.advance()
 

@@ -12,7 +12,7 @@ The cost of a lookup does not depend on the number of rules. An invalid rule rai
 only while the rules are loaded.
 
 The module also reads the header field in which a trusted client names the zone of its mail, such as
-`X-Sending-Zone`. The field is removed from every message (`cleanup/own_headers`), because recipients do not
+`X-Sending-Zone`. The field is removed from every message (`cleanup/intake`), because recipients do not
 need it and the next relay might obey it. If there are several such fields, the first one applies. No I/O.
 """
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import binascii
 import re
 import time
+from collections.abc import Set
 from functools import lru_cache
 
 import msgspec
@@ -148,6 +149,11 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     def has(self, name: str) -> bool:
         """Return whether there is a field of this name, given in lower case."""
         return name in self.names
+
+    def without(self, dropped: Set[str]) -> Header:
+        """Return the header without the fields named in `dropped`, in lower case."""
+        fields = tuple(field for field in self.fields if field[0].lower() not in dropped)
+        return structs.replace(self, fields=fields, names=self.names - dropped)
 
 
 class HeaderScanner:
