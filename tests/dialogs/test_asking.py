@@ -278,7 +278,7 @@ async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bou
         talk.send(body + b".\r\n")
         session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
-        intake = session.body.intake
+        intake = session.intake
         assert intake is not None
         assert intake.backlog <= BACKLOG + 512 * 1024
         await silent(talk)

@@ -241,7 +241,7 @@ async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> N
         session = next(iter(house.listener._admission.sessions))
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
-        await until(lambda: session.body.intake is not None and session.body.intake.backlog == 0)
+        await until(lambda: session.intake is not None and session.intake.backlog == 0)
         session.pause_writing()
         assert session.transport.is_paused
         assert not session.held_up, "that is no reason of ours"

@@ -156,7 +156,7 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
         await writing.wait()
         session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
-        transport, intake = session.transport._transport, session.body.intake
+        transport, intake = session.transport._transport, session.intake
         assert transport is not None
         assert not transport.is_reading()
         assert intake is not None

@@ -97,16 +97,16 @@ def settings(dice: random.Random) -> ListenerSettings:
 def what_is_next(client: Client, choice: int) -> bytes:
     """What a client that knows the protocol says now."""
     reply = client.said.rpartition(b"\r\n")[0].rpartition(b"\r\n")[2]
-    grants = client.session.conversation.client_state.grants
+    grants, intake = client.session.conversation.client_state.grants, client.session.intake
     if not client.said:
         return b"PROXY TCP4 192.0.2.7 192.0.2.1 4711 25\r\n" if client.wire.address == BALANCER else b""
-    if reply.startswith(b"354") or client.session.body.intake:
+    if reply.startswith(b"354") or (intake is not None and not intake.chunk_done):
         return BODIES[choice % len(BODIES)]
     if reply.startswith(b"334"):
         return PLAIN + b"\r\n"
     if reply.startswith(b"220") or not client.session.conversation.client_state.helo:
         return b"EHLO x\r\n"
-    if client.session.body.parked or reply.endswith(b"Recipient OK"):
+    if intake is not None or reply.endswith(b"Recipient OK"):
         return b"DATA\r\n" if choice % 2 else CHUNKS[choice // 2 % len(CHUNKS)]
     if grants.offers_starttls and (grants.must_start_tls or choice % 2):
         return b"STARTTLS\r\n"

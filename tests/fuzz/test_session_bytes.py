@@ -150,7 +150,7 @@ async def settled(session: Session) -> None:
     """Everything has been answered that can be."""
     for _ in range(5):
         await asyncio.sleep(0)
-    while session._asking or session.body.waits_for_store:
+    while session._asking or session.waits_for_store:
         await asyncio.sleep(0)
 
 

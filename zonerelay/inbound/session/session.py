@@ -20,8 +20,6 @@ Promises:
 - Nothing that was sent unencrypted before a TLS handshake has an effect after it (RFC 3207 4.2).
 - An error in our own code is answered with 451, and the session continues.
 - Time spent waiting for our store, or for a lookup, does not count against the client.
-
-The module also has `ReceivedBody`, the message that a session receives, with the state of its byte stream.
 """
 
 from __future__ import annotations
@@ -48,43 +46,6 @@ from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
 from zonerelay.telemetry.events.transcript import SessionRecorder
-
-
-class ReceivedBody:
-    """The body of a message while it is being received. `intake` is the message being read or stored;
-    `parked` is a message between two of its BDAT chunks. At most one of them is set. `discarding` bytes of a
-    refused chunk are still to be discarded; then the reply `owed` is sent.
-    """
-
-    __slots__ = ("behind_others", "discarding", "intake", "owed", "parked")
-
-    def __init__(self) -> None:
-        self.intake: Intake | None = None
-        self.parked: Intake | None = None
-        self.discarding = 0
-        self.owed: ServerReply = replies.OK
-        self.behind_others = False  # other large bodies are read first
-
-    @property
-    def current(self) -> Intake | None:
-        return self.intake or self.parked
-
-    @property
-    def held(self) -> int:
-        """Bytes in the memory account of all sessions."""
-        intake = self.intake or self.parked
-        return 0 if intake is None else intake.held
-
-    @property
-    def held_up(self) -> bool:
-        """Whether bytes wait for the store, or for other bodies."""
-        intake = self.intake or self.parked
-        return self.behind_others or (intake is not None and intake.backlog > BACKLOG)
-
-    @property
-    def waits_for_store(self) -> bool:
-        return self.intake is not None and self.intake.complete
-
 
 MAX_PIPELINED = 64 * 1024
 MAX_LINES_AT_ONCE = 500  # then other connections are served
@@ -113,7 +74,9 @@ _DRAINING, _LEFT = SessionPhase.DRAINING, SessionPhase.LEFT
 
 
 class Session(asyncio.Protocol):
-    """An SMTP session."""
+    """An SMTP session. `intake` is the message that is being received or stored. `discarding` bytes of a
+    refused BDAT chunk are still to be discarded; then the reply `owed` is sent.
+    """
 
     transport: Transport
 
@@ -132,7 +95,10 @@ class Session(asyncio.Protocol):
             min_rate=settings.min_data_rate,
         )
         self.phase = SessionPhase.OPENING
-        self.body = ReceivedBody()
+        self.intake: Intake | None = None
+        self.discarding = 0
+        self.owed: ServerReply = replies.OK
+        self.behind_others = False  # other large bodies are read first
         self._running = 0  # tasks
         # The next reply waits for it: a verdict, a delay, or other connections.
         self._asking: asyncio.Task[None] | asyncio.Handle | None = None
@@ -171,9 +137,8 @@ class Session(asyncio.Protocol):
             data = self._unwrap(data)
             if not data or self.phase >= _LEFT:
                 return
-        body = self.body
-        intake = body.intake
-        if intake is not None and not intake.complete:
+        intake = self.intake
+        if intake is not None and not (intake.complete or intake.chunk_done):
             self.deadlines.heard = self.loop.time()
             self._take_body(intake, data)
             if self.lines.waiting:
@@ -182,7 +147,7 @@ class Session(asyncio.Protocol):
         if data[0] in _FOREIGN and not self.conversation.commands and self._turns_away(data):
             return
         line = self.lines.only_line(data)
-        if line is None or intake is not None or self._asking or body.discarding or self.transport.is_blocked:
+        if line is None or intake is not None or self._asking or self.discarding or self.transport.is_blocked:
             self.lines.feed(data)
             self.advance()
             return
@@ -239,11 +204,12 @@ class Session(asyncio.Protocol):
     def held(self) -> int:
         """Bytes that this session uses in the memory account of all sessions."""
         transaction = self.conversation.transaction
-        return self._charged + (transaction.cost if transaction is not None else 0) + self.body.held
+        intake = 0 if self.intake is None else self.intake.held
+        return self._charged + (transaction.cost if transaction is not None else 0) + intake
 
     @property
     def must_stay(self) -> bool:
-        return self.phase >= _LEFT or self.body.waits_for_store
+        return self.phase >= _LEFT or self.waits_for_store
 
     def shed(self) -> None:
         """End the session with 421, because memory is short."""
@@ -251,12 +217,17 @@ class Session(asyncio.Protocol):
 
     @property
     def held_up(self) -> bool:
-        """Whether reading is paused for a reason of ours."""
-        return self.body.held_up
+        """Whether reading is paused for a reason of ours: bytes wait for the store, or for other bodies."""
+        return self.behind_others or (self.intake is not None and self.intake.backlog > BACKLOG)
 
     def resume_reading(self) -> None:
-        self.body.behind_others = False
+        self.behind_others = False
         self._regulate()
+
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether a message has arrived completely and is not answered yet."""
+        return self.intake is not None and self.intake.complete
 
     # Handshakes and the greeting.
 
@@ -386,7 +357,7 @@ class Session(asyncio.Protocol):
         self._charge()
         left = MAX_LINES_AT_ONCE
         while self.lines.waiting and self._may_go_on():
-            if self.body.discarding:
+            if self.discarding:
                 self._discard()
                 continue
             answered = self._answer_lines(left)
@@ -407,7 +378,8 @@ class Session(asyncio.Protocol):
         self.advance()
 
     def _may_go_on(self) -> bool:
-        busy = self.body.intake is not None or self._asking is not None
+        intake = self.intake
+        busy = self._asking is not None or (intake is not None and not intake.chunk_done)
         return not (busy or self.phase >= _LEFT or self.transport.is_blocked)
 
     def _answer_lines(self, most: int) -> int:
@@ -446,10 +418,10 @@ class Session(asyncio.Protocol):
     def _reply(self, octets: bytes, last: ServerReply) -> None:
         """Write replies, and start the action that the last of them requires."""
         self.deadlines.answered(self.loop.time(), self.conversation.transaction)
-        parked = self.body.parked
-        if parked is not None and parked.transaction is not self.conversation.transaction:
-            # Commands have ended its transaction, and perhaps started another one.
-            self._abort(parked)
+        intake = self.intake
+        if intake is not None and intake.transaction is not self.conversation.transaction:
+            # Between two chunks, commands have ended its transaction, and perhaps started another one.
+            self._abort(intake)
         if octets:
             self.transport.write(octets)
         if last.then is not NextAction.GO_ON:
@@ -459,14 +431,14 @@ class Session(asyncio.Protocol):
         """Start the action of a reply. Comparisons are used because an enum's hash is a Python function."""
         then = answer.then
         if then is NextAction.TAKE_BODY:
-            self.body.intake = new_intake(self.conversation, self._regulate)
+            self.intake = new_intake(self.conversation, self._regulate)
             self.deadlines.body_began(self.deadlines.heard)
         elif then is NextAction.CLOSE:
             self._close()
         elif then is NextAction.TAKE_CHUNK:
             self._begin_chunk()
         elif then is NextAction.DISCARD:
-            self.body.owed, self.body.discarding = answer, self.conversation.chunk[0]
+            self.owed, self.discarding = answer, self.conversation.chunk[0]
             self.deadlines.body_began(self.loop.time())
             self._discard()
         elif then is NextAction.ASK:
@@ -515,9 +487,7 @@ class Session(asyncio.Protocol):
 
     def _begin_chunk(self) -> None:
         """Start receiving the bytes of a BDAT chunk."""
-        body = self.body
-        intake, body.parked = body.parked or new_intake(self.conversation, self._regulate), None
-        body.intake = intake
+        intake = self.intake = self.intake or new_intake(self.conversation, self._regulate)
         size, last = self.conversation.chunk
         intake.begin_chunk(size, last=last)
         self.deadlines.body_began(self.deadlines.heard)
@@ -525,14 +495,13 @@ class Session(asyncio.Protocol):
 
     def _discard(self) -> None:
         """Discard the bytes of a refused BDAT, and send the reply after the last one."""
-        body = self.body
-        dropped = len(self.lines.take(body.discarding))
-        body.discarding -= dropped
+        dropped = len(self.lines.take(self.discarding))
+        self.discarding -= dropped
         self.deadlines.octets += dropped
         self.deadlines.heard = self.loop.time()
-        if not body.discarding:
+        if not self.discarding:
             self.deadlines.complete()
-            self.transport.write(body.owed.later)
+            self.transport.write(self.owed.later)
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
         """Feed bytes to the message. The bytes after its end are commands."""
@@ -541,7 +510,7 @@ class Session(asyncio.Protocol):
         intake.feed(data)
         if intake.complete or intake.chunk_done:
             self.context.large_bodies.leave(self)
-            self.body.behind_others = False
+            self.behind_others = False
             if intake.rest:
                 self.lines.feed(intake.rest)
             if intake.complete:
@@ -550,12 +519,12 @@ class Session(asyncio.Protocol):
             self._give_up(replies.much_too_big(self.context.settings.max_message_size))
             return
         elif intake.is_large:
-            self.body.behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)
+            self.behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)
         if intake.task is None and intake.refusal is None and intake.worth_storing:
             intake.task = self._spawn(self._store(intake))
         if not intake.complete:
             if intake.chunk_done:
-                self._park(intake)
+                self._answer_chunk(intake)
             if self.context.memory.full:
                 self.context.memory.relieve()
         elif intake.refusal is not None and intake.task is None:
@@ -563,12 +532,10 @@ class Session(asyncio.Protocol):
         if not intake.complete or self.lines.waiting or self.transport.is_paused:
             self._regulate()
 
-    def _park(self, intake: Intake) -> None:
-        """Set the message aside between two of its chunks."""
-        self.body.intake = None
+    def _answer_chunk(self, intake: Intake) -> None:
+        """Reply to a chunk that is not the last one."""
         self.deadlines.chunk_complete(self.loop.time())
         if intake.refusal is None:
-            self.body.parked = intake
             self.transport.write(replies.chunk_taken(self.conversation.chunk[0]).wire)
         else:
             self._finish_refused(intake)
@@ -596,7 +563,7 @@ class Session(asyncio.Protocol):
 
     def _finish(self, intake: Intake, wire: bytes) -> None:
         """End the mail transaction with this reply."""
-        self.body.intake = None
+        self.intake = None
         if self._record is not None:
             self._record.note(f"the message: {intake.size} bytes, not shown")
         if intake.held:
@@ -618,7 +585,7 @@ class Session(asyncio.Protocol):
 
     def _give_up(self, answer: ServerReply) -> None:
         """End the session with this reply. A message that has arrived completely is still stored."""
-        intake = self.body.current
+        intake = self.intake
         if intake is not None and not intake.complete:
             self._refuse(intake, answer)
             self._abort(intake)
@@ -627,7 +594,7 @@ class Session(asyncio.Protocol):
 
     def _abort_body(self) -> None:
         """Abort an incomplete message, because the connection is closed."""
-        intake = self.body.current
+        intake = self.intake
         if intake is None or intake.complete:
             return
         if self.phase is SessionPhase.LEFT:
@@ -636,7 +603,7 @@ class Session(asyncio.Protocol):
 
     def _abort(self, intake: Intake) -> None:
         """Discard a message whose end of data will not arrive."""
-        self.body.intake = self.body.parked = None
+        self.intake = None
         self.context.large_bodies.leave(self)
         if intake.task is not None:
             intake.task.cancel()
@@ -715,7 +682,7 @@ class Session(asyncio.Protocol):
         if asking and self.phase is SessionPhase.ENDED and not self.lines.waiting:
             # No command can follow a login, so its hash need not be computed.
             asking = not isinstance(self.conversation.question, LoginLookup)
-        owed = self.body.waits_for_store or asking or self.transport.is_blocked
+        owed = self.waits_for_store or asking or self.transport.is_blocked
         return owed and self.phase < SessionPhase.LEFT
 
     def _leave_if_done(self) -> None:
