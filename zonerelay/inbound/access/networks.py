@@ -26,6 +26,7 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.routing.zones.rule_index import AddressIndex, NetworkIndex, RuleIndex, TextIndex
+from zonerelay.smtp.server.proxy_protocol import canonical
 
 # Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
 #
@@ -226,13 +227,8 @@ class AccessPolicy:
         return Client(address, port, may_relay, proxies, may_xclient)
 
     def _decide(self, host: str) -> tuple[str, bool, bool, bool]:
-        address: ipaddress.IPv4Address | ipaddress.IPv6Address
         # The scope of a link-local address names the local interface, not the client.
-        address = ipaddress.ip_address(host.partition("%")[0])
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            # An IPv4 client on a dual-stack socket is an IPv4 client.
-            address = address.ipv4_mapped
-        text = str(address)
+        text = canonical(ipaddress.ip_address(host.partition("%")[0]))
         return (
             text,
             self._open or self._networks.match(text),

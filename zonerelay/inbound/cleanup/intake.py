@@ -45,6 +45,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -250,7 +251,8 @@ arrive at the same time, each has its own iterations and its own write.
 SMALL = 16 * 1024  # a complete message that is not larger is stored before it would be counted
 
 _NOTHING_YET = Header()
-_OF_KEYS: dict[type[StoreError], ServerReply] = {
+_OF_STORE: dict[type[StoreError], ServerReply] = {
+    StoreFullError: replies.STORE_FULL,
     OtherContentError: replies.OTHER_CONTENT,
     InProgressError: replies.BEING_STORED,
 }
@@ -376,12 +378,8 @@ class Intake:
             self._context.events.repeated(error.message_id, self.envelope)
             self.first_answer = error.answer
             return error.message_id
-        except StoreFullError as error:
-            self.refuse(replies.STORE_FULL, str(error))
-        except (OtherContentError, InProgressError) as error:
-            self.refuse(_OF_KEYS[type(error)], str(error))
         except StoreError as error:
-            self.refuse(replies.STORE_FAILURE, str(error))
+            self.refuse(_OF_STORE.get(type(error), replies.STORE_FAILURE), str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
         # Without a commit, the store discards the written data.
@@ -516,15 +514,7 @@ class Intake:
 
     async def _decide_header(self) -> None:
         """Call the policy with the header. Bytes that arrive in the meantime are queued after it."""
-        envelope, header = self.envelope, self._header
-        event = Headers(
-            client=self._client_state.info,
-            message_id=envelope.id,
-            sender=envelope.sender,
-            recipients=mailboxes(envelope.recipients),
-            fields=header.fields,
-        )
-        verdict = await self._context.consultants.ask(event)
+        verdict = await self._context.consultants.ask(Headers(**self._event()))
         held, self._undecided = self._undecided, b""
         if self.refusal is not None or self._refused_by(verdict):
             return
@@ -535,6 +525,17 @@ class Intake:
         self._stored += len(lines)
         self.backlog += len(lines) - len(held)
         self._charge()
+
+    def _event(self) -> dict[str, Any]:  # Any: values of every field's type
+        """Return what the policy's events about the message have in common."""
+        envelope = self.envelope
+        return {
+            "client": self._client_state.info,
+            "message_id": envelope.id,
+            "sender": envelope.sender,
+            "recipients": mailboxes(envelope.recipients),
+            "fields": self._header.fields,
+        }
 
     def _refused_by(self, verdict: LookupResult) -> bool:
         reply: Reply | None = verdict.decision.reply
@@ -685,15 +686,7 @@ class Intake:
         return (*fields, ("Message-ID", value))
 
     async def _refused_at_the_end(self) -> bool:
-        envelope = self.envelope
-        event = EndOfData(
-            client=self._client_state.info,
-            message_id=envelope.id,
-            sender=envelope.sender,
-            recipients=mailboxes(envelope.recipients),
-            fields=self._header.fields,
-            size=self._size,
-        )
+        event = EndOfData(**self._event(), size=self._size)
         verdict = await self._context.consultants.ask(event)
         if self._refused_by(verdict):
             return True

@@ -191,15 +191,14 @@ class ListeningSocket:
         if handed is not None:
             others, spare = self._inherited.take_others(text), self._inherited.take_spare(text)
             self._siblings = SiblingSockets(others, self._protocol, spare=spare) if others or spare else None
-            # The socket stays open in the other process when this process closes it.
-            if handed.family == socket.AF_UNIX:
-                return await loop.create_unix_server(self._protocol, sock=handed, backlog=BACKLOG)
-            return await loop.create_server(self._protocol, sock=handed, backlog=BACKLOG)
-        if address.is_unix:
+            made = handed  # it stays open in the other process when this process closes it
+        elif address.is_unix:
             self._path = Path(address.path)
             made = bound_path(self._path)
-            return await loop.create_unix_server(self._protocol, sock=made, backlog=BACKLOG)
-        return await loop.create_server(self._protocol, sock=bound(address), backlog=BACKLOG)
+        else:
+            made = bound(address)
+        make = loop.create_unix_server if made.family == socket.AF_UNIX else loop.create_server
+        return await make(self._protocol, sock=made, backlog=BACKLOG)
 
     def close(self) -> None:
         """Stop listening. Connections stay open."""
