@@ -280,7 +280,7 @@ class HttpListener(Listener):
     """Accepts connections for an HTTP [[listener]]."""
 
     def __init__(self, settings: ListenerSettings, *, open_http: OpenHttp, **parts: Any) -> None:
-        """`parts` are those of a Listener."""
+        """Take the `parts` of a Listener."""
         super().__init__(settings, **parts)
         self._open_http = open_http
         self._connections: Admission[HttpConnection] = Admission(

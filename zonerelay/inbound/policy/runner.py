@@ -114,7 +114,7 @@ class PolicyRunner:
         return NOT_AVAILABLE
 
     async def close(self) -> None:
-        """PolicyCall the policy's `close`, then end its threads. Raise only CancelledError."""
+        """Call the policy's `close`, then end its threads. Raise only CancelledError."""
         if self._closed:
             return
         try:

@@ -197,7 +197,7 @@ class LoopThread:
         self._ended: Callable[[], None] = lambda: None
 
     def submit(self, call: PolicyCall[Any]) -> None:  # Any: as in `Threads`
-        """PolicyCall a function that returns an awaitable. Cancelling the answer also cancels a call that has
+        """Call a function that returns an awaitable. Cancelling the answer also cancels a call that has
         started.
         """
         self._waiting[call] = None
