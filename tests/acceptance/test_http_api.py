@@ -225,7 +225,7 @@ def test_what_http_asks_of_a_server(operator: Api) -> None:
     assert operator("GET", "/v1/status", Accept="text/html, application/*;q=0.1").status == 200
     hold = "/v1/queue/hold"
     assert operator("POST", hold, b"{}", Content_Type="text/plain").code == (415, "unsupported_media_type")
-    assert operator("POST", hold, b"x" * 200_000).code == (413, "too_large")
+    assert operator("POST", hold, b"x" * 2_000_000).code == (413, "too_large")
     assert operator("POST", hold, b"{").code == (400, "malformed")
     wrong = operator("POST", hold, {"filter": {"state": "asleep"}})
     assert wrong.code == (422, "invalid")
