@@ -66,8 +66,9 @@ def of_a_disk_queue(path: Path) -> None:
 
 def cut_in_the_shelf(path: Path) -> None:
     shelf = SavedQueueFile(path)
-    rows = shelf.open()
-    shelf.close({key: row for key, row in rows.items() if not key.startswith(records.DELIVERY_PREFIX)})
+    for key in [key for key in shelf.rows if key.startswith(records.DELIVERY_PREFIX)]:
+        del shelf.rows[key]
+    shelf.close()
 
 
 DAMAGE: list[tuple[Backend, Damage]] = [

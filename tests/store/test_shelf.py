@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import logging
 import shelve
 import shutil
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
-from tests.store.spools import Spool
+from tests.store.spools import Spool, until
 from zonerelay import durable
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
@@ -74,6 +77,31 @@ async def test_a_crash_is_noticed_and_what_was_there_at_the_start_remains(
         assert "was not closed in order" in caplog.text
         found = await crashed.store.claim(queue_of("default"), 10, now=NOW)
         assert [each.message_id for each in found] == [message_id(1)]
+
+
+async def test_a_start_that_was_cancelled_leaves_the_shelf_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shelved(tmp_path) as spool:
+        await store_message(spool.store, 1)
+    began, go, write = threading.Event(), threading.Event(), durable.write
+
+    def held_up(path: Path, pieces: Iterable[bytes]) -> None:
+        began.set()
+        go.wait()
+        write(path, pieces)
+
+    monkeypatch.setattr(durable, "write", held_up)
+    start = asyncio.create_task(shelved(tmp_path).open())
+    await until(began.is_set)
+    start.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.wait({start})
+    assert start.cancelled()
+    async with shelved(tmp_path) as spool:
+        assert "was not closed in order" not in caplog.text
+        assert [each.message_id async for each in spool.store.scan()] == [message_id(1)]
 
 
 async def test_second_opener_is_told_who_may_have_the_shelf(tmp_path: Path) -> None:

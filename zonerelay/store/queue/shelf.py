@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from functools import partial
 from pathlib import Path
 
@@ -43,10 +43,11 @@ async def open_memory(path: Path | None, around: StoreContext) -> LevelDbStore:
         _log.warning("%s", WARNING)
     else:
         _log.warning(SHELF_WARNING, path)
-        shelf = SavedQueueFile(path)
-        rows = await STORE.run(shelf.open)
-        engine.partition(0).rows.update(rows)
-        release = partial(STORE.run, shelf.close, engine.partition(0).rows)
+        shelf = await STORE.open(SavedQueueFile, path)
+        rows = engine.partition(0).rows
+        rows.update(shelf.rows)
+        shelf.rows = rows
+        release = partial(STORE.run, shelf.close)
 
     return await open_queue(
         lambda hooks: open_partition(engine, 0, clock=around.clock, hooks=hooks), around, release=release
@@ -54,35 +55,35 @@ async def open_memory(path: Path | None, around: StoreContext) -> LevelDbStore:
 
 
 class SavedQueueFile:
-    """The file in which a queue in memory is saved between an orderly stop and the next start. Every method
-    blocks.
+    """The file in which a queue in memory is saved between an orderly stop and the next start. Opening and
+    closing block.
     """
 
+    rows: MutableMapping[bytes, bytes]
+    """The content. `close` saves it."""
+
     def __init__(self, path: Path) -> None:
+        """Open the file. Raises StoreOpenError, in which case nothing was changed."""
         self._path = path
         self._lock = -1
-
-    def open(self) -> dict[bytes, bytes]:
-        """Return the content. Raises StoreOpenError, in which case nothing was changed."""
         try:
             durable.make_directory(self._path.parent)
             lock = self._path.with_name(f"{self._path.name}.lock")
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock_configured(self._lock, self._path, "shelve")
-            rows = self._load()
-            self._save(_IN_USE, rows)
+            self.rows = self._load()
+            self._save(_IN_USE)
         except OSError as error:
             self._release()
             raise StoreOpenError(f"[spool] shelve {self._path} cannot be used: {error}") from error
         except StoreOpenError:
             self._release()
             raise
-        return rows
 
-    def close(self, rows: Mapping[bytes, bytes]) -> None:
+    def close(self) -> None:
         """Save the rows. If that fails, they are lost, which is logged."""
         try:
-            self._save(_CLOSED, rows)
+            self._save(_CLOSED)
         except OSError as error:
             _log.error(
                 "the shelf %s cannot be written, so the queue does not survive this stop: %s",
@@ -115,8 +116,8 @@ class SavedQueueFile:
             "with an empty queue"
         )
 
-    def _save(self, head: bytes, rows: Mapping[bytes, bytes]) -> None:
-        data = msgspec.msgpack.encode(dict(rows))
+    def _save(self, head: bytes) -> None:
+        data = msgspec.msgpack.encode(dict(self.rows))
         durable.write(self._path, (head, data, _sum(data)))
 
     def _release(self) -> None:
