@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ from zonerelay.store.contract import (
     StoreOpenError,
 )
 from zonerelay.store.objects import objects
+from zonerelay.store.objects.directory import DirectoryPlace
 
 LARGE = bytes(range(256)) * 4000
 NAMES = ("env_directory", "meta_directory", "scratch_directory")
@@ -128,6 +129,26 @@ class TestFiles:
         store = await queue.open()
         await until(lambda: not bodies(queue))
         assert await store.left_over() == ""
+
+    async def test_an_upload_that_is_given_up_while_a_group_is_stored_leaves_nothing(
+        self, queue: Spool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go, store = asyncio.Event(), DirectoryPlace.store
+
+        async def held_up(place: DirectoryPlace, values: Sequence[objects.Object]) -> None:
+            await go.wait()
+            await store(place, values)
+
+        monkeypatch.setattr(DirectoryPlace, "store", held_up)
+        async with queue.store.begin(envelope_for(message_id(1))) as upload:
+            await upload.write(LARGE)
+        await asyncio.sleep(0.1)  # longer than a removal waits for other writes
+        go.set()
+        await until(lambda: bool(bodies(queue)))
+        (delivery,) = await store_message(queue.store, 2)
+        await queue.store.settle([Finish(delivery)])
+        await until(lambda: not bodies(queue))
+        assert await queue.store.left_over() == ""
 
     async def test_the_log_is_replaced_by_snapshots(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch

@@ -278,8 +278,13 @@ class BodyWriter:
         if self._done:
             return
         self._finish()
-        if self._submitted:
-            self._spool.remove_chunks(self._envelope.id, self._submitted)
+        if self._written is None:
+            return
+        remove = functools.partial(self._spool.remove_chunks, self._envelope.id, self._submitted)
+        if self._written.done():
+            remove()
+        else:  # chunks that are being staged appear after their removal
+            self._written.add_done_callback(lambda _: remove())
 
     async def __aenter__(self) -> Self:
         return self
