@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,8 +32,20 @@ class Times:
         return self.now
 
 
+_OPENED: list[Capture] = []
+
+
+@pytest.fixture(autouse=True)
+def all_closed() -> Iterator[None]:
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
 def opened(path: Path, times: Times, *, max_size: int = 1_000_000, guard: int = 0) -> Capture:
-    return Capture(path / "captured" / "captured.db", keep=DAY, max_size=max_size, guard=guard, now=times)
+    file = path / "captured" / "captured.db"
+    _OPENED.append(Capture(file, keep=DAY, max_size=max_size, guard=guard, now=times))
+    return _OPENED[-1]
 
 
 def mail(subject: str, text: str = "text", more: str = "") -> bytes:

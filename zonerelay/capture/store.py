@@ -24,7 +24,7 @@ import msgspec
 from zonerelay.capture.parts import SNIPPET, MimeParts, take_apart
 from zonerelay.capture.search import condition
 from zonerelay.config.settings import Settings, space_guard
-from zonerelay.process.files import SideDatabase, in_words
+from zonerelay.process.files import SideDatabase, closed_on_failure, in_words
 
 DIRECTORY = "captured"
 FILE = "captured.db"
@@ -358,8 +358,8 @@ def _in_time(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
-    try:
+    new = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    with closed_on_failure(new) as database:
         found = int(database.execute("PRAGMA user_version").fetchone()[0])
         if found > VERSION:
             raise sqlite3.DatabaseError(f"unsupported format {found}; this release supports {VERSION}")
@@ -368,9 +368,6 @@ def _open(file: Path) -> sqlite3.Connection:
         # A commit is on disk when it returns.
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
         database.executescript("PRAGMA journal_size_limit = 16000000; PRAGMA case_sensitive_like = OFF;")
-    except BaseException:
-        database.close()
-        raise
     return database
 
 

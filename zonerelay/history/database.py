@@ -22,6 +22,7 @@ from zlib import crc32
 import msgspec
 
 from zonerelay import durable
+from zonerelay.process.files import closed_on_failure
 
 VERSION = 1
 BLOCK = 64
@@ -76,29 +77,23 @@ class VersionError(sqlite3.DatabaseError):
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open the file, creating it and its directory if necessary. Raise OSError if that fails."""
     durable.make_directory(path.parent)
-    database = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
-    try:
+    new = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    with closed_on_failure(new) as database:
         # A commit is on disk when it returns: a power failure loses at most the last second.
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
         # The same page is written to the log again and again, and copied from there once, every 16 MB.
         database.executescript("PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 16000000")
         if not _version(database):
             database.executescript(_SCHEMA)
-    except BaseException:
-        database.close()
-        raise
     return database
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     """Open the file for reading. With `immutable`, only the file itself is read, without SQLite's log."""
     mode = "mode=ro&immutable=1" if immutable else "mode=ro"
-    database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY)
-    try:
+    new = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY)
+    with closed_on_failure(new) as database:
         _version(database)
-    except BaseException:
-        database.close()
-        raise
     return database
 
 

@@ -93,6 +93,16 @@ def locked_directory(directory: Path, *, patience: float | None = None) -> Itera
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def closed_on_failure(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Yield a connection that is being set up, and close it if that fails."""
+    try:
+        yield database
+    except BaseException:
+        database.close()
+        raise
+
+
 class SideDatabase:
     """An SQLite database in the spool directory. It is opened on first use, and reopened when its file has
     been removed or replaced, because SQLite would continue to use a file that nobody else sees. Blocks.

@@ -18,7 +18,7 @@ from zonerelay.history.database import open_for_reading
 from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
-from zonerelay.process.files import SideDatabase, in_words, is_damage
+from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
 
 DIRECTORY = "usage"
 FILE = "usage.db"
@@ -98,8 +98,9 @@ class UsageFile:
 
 
 def _for_writing(file: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.execute(_TABLE)
+    new = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    with closed_on_failure(new) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(_TABLE)
     return database

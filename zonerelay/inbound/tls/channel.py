@@ -39,6 +39,7 @@ _WORDS = {
     ),
     "wrong version number": "not TLS, or damaged in transit",
     "decryption failed or bad record mac": "a record is not TLS or was damaged in transit",
+    "record layer failure": "a record was damaged in transit, or is longer than TLS allows",  # OpenSSL 3.2
     "packet length too long": "a record is longer than TLS allows",
     "encrypted length too long": "a record is longer than TLS allows",
     "data length too long": "a record is longer than TLS allows",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from msgspec.structs import astuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.process.files import SideDatabase, in_words, is_damage
+from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.contract import (
@@ -258,16 +258,17 @@ class KeyIndex:
     def _connect(self, file: Path) -> sqlite3.Connection:
         import sqlite3  # noqa: PLC0415 - as above
 
-        database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
-        database.execute("PRAGMA journal_mode = WAL")
-        # Its data need not survive a power cut.
-        database.execute("PRAGMA synchronous = OFF")
-        database.executescript(_TABLES)
-        for old in self._directory.parent.iterdir():
-            if old != self._directory:
-                with contextlib.suppress(sqlite3.Error):
-                    self._take_over(database, old / file.name)
-                forget_registers(old)
+        new = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        with closed_on_failure(new) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            # Its data need not survive a power cut.
+            database.execute("PRAGMA synchronous = OFF")
+            database.executescript(_TABLES)
+            for old in self._directory.parent.iterdir():
+                if old != self._directory:
+                    with contextlib.suppress(sqlite3.Error):
+                        self._take_over(database, old / file.name)
+                    forget_registers(old)
         return database
 
 
