@@ -34,7 +34,7 @@ PYTHON = """
 import sys
 from client import AuthenticatedClient
 from client.api.messages import get_messages, get_messages_message_id, post_messages, post_messages_batch
-from client.models import Accepted, Batch, BatchMessagesItem, ProblemBody, Submission
+from client.models import AcceptedMessage, MessageBatch, MessageBatchMessagesItem, ProblemBody, Submission
 url, token = sys.argv[1:]
 with AuthenticatedClient(base_url=url, token=token) as client:
     taken = post_messages.sync(
@@ -42,15 +42,15 @@ with AuthenticatedClient(base_url=url, token=token) as client:
         idempotency_key="k",
         body=Submission(from_="a@example.org", to="b@example.net", text="hi"),
     )
-    assert isinstance(taken, Accepted), taken
+    assert isinstance(taken, AcceptedMessage), taken
     found = get_messages_message_id.sync(taken.id, client=client)
     assert found.recipients[0].address == "b@example.net", found
     wrong = post_messages.sync(client=client, body=Submission(from_="a@example.org", text="hi"))
     assert isinstance(wrong, ProblemBody) and wrong.errors[0].pointer == "/to", wrong
     listed = get_messages.sync(client=client)
     assert listed.next_ == "", listed
-    each = BatchMessagesItem.from_dict({"from": "a@example.org", "to": "c@example.net", "text": "hi"})
-    batch = post_messages_batch.sync(client=client, body=Batch(messages=[each]))
+    each = MessageBatchMessagesItem.from_dict({"from": "a@example.org", "to": "c@example.net", "text": "hi"})
+    batch = post_messages_batch.sync(client=client, body=MessageBatch(messages=[each]))
     assert batch.messages[0].status == 202, batch
 print("sent")
 """

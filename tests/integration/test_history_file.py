@@ -191,7 +191,7 @@ def test_recipients_with_the_same_result_share_an_event_and_are_found_and_forgot
     ]
     told.attempted([(*each, None) for each in zip(deliveries, outcomes, strict=True)], destination="d")
     assert wait_until(lambda: kept.finds(names[4]), timeout=10)
-    with sqlite3.connect(kept.file) as database:
+    with contextlib.closing(sqlite3.connect(kept.file)) as database:
         assert sum(len(files.decode(text)) for (text,) in database.execute("SELECT events FROM block")) == 3
     with Histories(kept.file.parent, None) as histories:
         found = {each.recipient: each.host for each in histories.find(Query(outcome="delivered"), 10)[0]}

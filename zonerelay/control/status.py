@@ -103,6 +103,8 @@ class StatusBoard:
     async def close(self) -> None:
         """Close the status, before the store is closed."""
         await self.destinations.close()
+        if self._capture is not None:
+            await STATUS.run(self._capture.close)
 
     async def refresh(self) -> None:
         """Update the ages of the oldest deliveries.
