@@ -36,7 +36,7 @@ from tests.support.meters import read_memory
 from tests.support.ports import LOOPBACK, free_port, greets, wait_until
 from tests.support.process import RelayProcess
 from tests.support.toml import Table
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.history import database as files
@@ -235,18 +235,20 @@ def users(scale: float) -> None:
     with tempfile.TemporaryDirectory(prefix="zonerelay-growth-", dir="/var/tmp") as name:
         path = Path(name) / "credentials"
         path.write_text("".join(f"user{each}@example.com:{hashed}\n" for each in range(count)))
-        limits = rails.file_beside(path)
+        limits = user_limits.file_beside(path)
         limits.write_text(
             "".join(f'[user."user{each}@example.com"]\nmessages_per_hour = 100\n\n' for each in range(count))
         )
         one = f"user{count // 2}@example.com"
         of = f"{count:,} users with limits"
-        beside = rails.change_beside(path, one, lambda _, there: rails.changed(there, ["zones=bulk"]))
+        beside = user_limits.change_beside(
+            path, one, lambda _, there: user_limits.changed(there, ["zones=bulk"])
+        )
         print_cost(
             f"{of}: `user set`", lambda: credentials.change_user(path, one, lambda there: there, beside)
         )
         print_cost(f"{of}: users are read again", lambda: credentials.read(path, whole=True))
-        print_cost(f"{of}: limits are read again", lambda: rails.read(limits, whole=True).of(one))
+        print_cost(f"{of}: limits are read again", lambda: user_limits.read(limits, whole=True).of(one))
 
 
 def print_cost(what: str, act: Callable[[], object]) -> None:

@@ -29,11 +29,11 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import StoreContext
 
 BODY = (b"0123456789 abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 64)[:4096]
 METADATA = b'{"envelope": "%b"}' % (b"x" * 700)

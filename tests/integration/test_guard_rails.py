@@ -18,7 +18,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.capture import store as capture_store
 from zonerelay.capture.store import open_capture
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import change_user
 from zonerelay.config.settings import (
     AuthSettings,
@@ -45,15 +45,15 @@ class House:
         self.sink = sink
 
     def set(self, *assignments: str, name: str = "shop") -> None:
-        def change(_: object, there: rails.UserLimits) -> rails.UserLimits:
-            return rails.changed(there, list(assignments))
+        def change(_: object, there: user_limits.UserLimits) -> user_limits.UserLimits:
+            return user_limits.changed(there, list(assignments))
 
-        beside = rails.change_beside(self.credentials, name, change)
+        beside = user_limits.change_beside(self.credentials, name, change)
         change_user(self.credentials, name, lambda there: there, beside)
 
     def only(self, *assignments: str) -> None:
         """These and no others."""
-        rails.file_beside(self.credentials).unlink(missing_ok=True)
+        user_limits.file_beside(self.credentials).unlink(missing_ok=True)
         self.set(*assignments)
 
     async def log_in(self, password: str = "correct horse", name: str = "shop") -> smtplib.SMTP:
@@ -144,7 +144,7 @@ async def test_each_guard_rail_is_refused_in_its_words_without_a_reload(house: H
 
 async def test_guard_rails_that_cannot_be_read_open_nothing(house: House) -> None:
     client = await house.log_in()
-    file = rails.file_beside(house.credentials)
+    file = user_limits.file_beside(house.credentials)
     file.write_text('[user.shop]\nrecipient = ["example.com"]\n')
     assert (await asyncio.to_thread(client.mail, "a@example.org"))[0] == 451
     with pytest.raises(smtplib.SMTPAuthenticationError, match="454"):
@@ -276,7 +276,7 @@ async def test_captured_mail_goes_to_the_zone_that_captures(tmp_path: Path, sink
 async def test_two_passwords_are_valid_while_one_is_rotated(house: House) -> None:
     second = user("shop", "battery staple").hash
     house.set()
-    beside = rails.change_beside(
+    beside = user_limits.change_beside(
         house.credentials, "shop", lambda _, there: replace(there, second_hash=second)
     )
     change_user(house.credentials, "shop", lambda there: there, beside)
@@ -284,7 +284,9 @@ async def test_two_passwords_are_valid_while_one_is_rotated(house: House) -> Non
         (await house.log_in(password)).close()
     with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
         await house.log_in("neither")
-    beside = rails.change_beside(house.credentials, "shop", lambda _, there: replace(there, second_hash=""))
+    beside = user_limits.change_beside(
+        house.credentials, "shop", lambda _, there: replace(there, second_hash="")
+    )
     change_user(
         house.credentials,
         "shop",

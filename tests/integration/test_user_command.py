@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.toml import toml_document
 from zonerelay.cli.main import main
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 
@@ -311,7 +311,7 @@ def test_guard_rails_are_set_shown_and_taken_back(shell: Shell) -> None:
     ran = shell.user("set", "app", *set_keys)
     assert (ran.status, ran.out) == (0, "")
     assert "It counts from the next message." in ran.err
-    assert rails.file_beside(shell.file).stat().st_mode == mode
+    assert user_limits.file_beside(shell.file).stat().st_mode == mode
     shown = json.loads(shell.user("show", "app", "--json").out)
     assert shown == {
         "name": "app",
@@ -414,7 +414,7 @@ def test_no_command_writes_guard_rails_that_the_relay_cannot_read(
 ) -> None:
     assert shell.user("add", "app", "--generate").status == 0
     assert shell.user("set", "app", "recipients_per_hour=10").status == 0
-    beside = rails.file_beside(shell.file)
+    beside = user_limits.file_beside(shell.file)
     monkeypatch.setattr("zonerelay.config.credentials.file.MAX_FILE", beside.stat().st_size)
     before = beside.read_bytes(), shell.file.read_bytes()
     for words in (

@@ -24,9 +24,9 @@ from zonerelay.config.settings import (
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
+from zonerelay.store.context import SiblingWorkers, StoreContext
 from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store
-from zonerelay.store.surroundings import SiblingWorkers, StoreContext
 
 
 class Spool:

@@ -28,6 +28,7 @@ from zonerelay import durable
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     ClaimLostError,
     Finish,
@@ -41,7 +42,6 @@ from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.nodes.store import NodeStore
-from zonerelay.store.surroundings import StoreContext
 
 QUEUE = queue_of("default")
 

@@ -18,6 +18,7 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.body import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.once.reservations import Reservations, register_for
+from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     Change,
     Finish,
@@ -33,7 +34,6 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.surroundings import SiblingWorkers
 
 
 class MemoryStore:

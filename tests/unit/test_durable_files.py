@@ -50,7 +50,7 @@ ALLOWED = {
     "cli/main.py": "standard output becomes /dev/null",
     "supervisor/workers/workers.py": "`policy.replace` is about processes",
     "store/keys/repair.py": "records are appended and synced, and the name with the first of them",
-    "store/common/keeper/ballast.py": "octets that mean nothing",
+    "store/common/keeper/reserve_file.py": "octets that mean nothing",
     "store/objects/directory.py": "values that no batch names yet, and drafts",
     "store/queue/disk.py": _LOCK,
     "store/objects/s3.py": _LOCK,
@@ -61,7 +61,7 @@ ALLOWED = {
     "store/leveldb/damage/directory.py": _ENGINE,
     "store/leveldb/damage/losses.py": "a link to a log, followed by a sync of the directory",
     "store/leveldb_repair.py": _REPAIR,
-    "store/queue/shelf.py": _LOCK,
+    "store/queue/saved_queue.py": _LOCK,
 }
 
 

@@ -17,8 +17,8 @@ from tests.upgrades.engines import ENGINES, Records
 from zonerelay.capture.store import Capture, open_capture
 from zonerelay.cli.main import main
 from zonerelay.config.credentials import identities
-from zonerelay.config.rails import UserLimits
 from zonerelay.config.settings import CaptureSettings, Settings, SpoolSettings
+from zonerelay.config.user_limits import UserLimits
 from zonerelay.history.database import CLEAR, Event, insert, open_for_writing
 from zonerelay.inbound.limits.quotas import Quotas
 from zonerelay.inbound.limits.usage_file import UsageFile

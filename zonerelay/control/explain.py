@@ -4,7 +4,7 @@ Nothing is sent. DNS is queried as for real mail, and the source address is the 
 system's routing table. The same code runs inside the relay and, if none runs, in the command line.
 
 `SourcePlans` describes the sources of a zone, for `explain` and `status`. `UserLimitsPlans` describes whether
-a user's limits (`config/rails`) accept a message, and the effect of their mode; used-up quotas are in the
+a user's limits (`config`) accept a message, and the effect of their mode; used-up quotas are in the
 status. `RewritePlans` covers [[rewrite]] and the reversal of SRS. `ChangePlans` covers the header rules of a
 zone, SRS and DKIM; its author is that of `--header 'From: …'`, or else the envelope sender.
 """
@@ -21,9 +21,9 @@ import msgspec
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.problems import did_you_mean, in_words
-from zonerelay.config.rails import UserLimits, UserMode
 from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
+from zonerelay.config.user_limits import UserLimits, UserMode
 from zonerelay.delivery.peer import HostFailure, Terms, display_address
 from zonerelay.delivery.source import SourceSelection, SourceStatus
 from zonerelay.delivery.tls.plan import TlsPlanner

@@ -15,9 +15,9 @@ from zonerelay.outbox.joined import JoinedStore
 from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
 from zonerelay.outbox.store import OutboxStore
+from zonerelay.store.context import secret_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
-from zonerelay.store.surroundings import secret_of
 from zonerelay.telemetry.metrics.metrics import OutboxFigures
 
 NAME_FILE = "outbox-{:02d}.name"

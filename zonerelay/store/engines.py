@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
 from zonerelay.model.clock import Clock
-from zonerelay.store.surroundings import driver, secret_of
+from zonerelay.store.context import driver, secret_of
 
 if TYPE_CHECKING:
     from zonerelay.store.keys.port import SharedEngine

@@ -19,6 +19,7 @@ from zonerelay.config.settings import Backend, Settings
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.process.threads import STORE
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
 from zonerelay.store.engines import (
     place_of_queue,
@@ -29,7 +30,6 @@ from zonerelay.store.engines import (
     shared_engine,
 )
 from zonerelay.store.spool_paths import spool_of
-from zonerelay.store.surroundings import StoreContext
 
 if TYPE_CHECKING:
     from zonerelay.store.keys.partition import Hooks, Partition
@@ -46,7 +46,7 @@ async def open_store(settings: Settings, around: StoreContext, worker: int = 0) 
     spool = spool_of(settings.spool, worker)
     match spool.backend:
         case Backend.MEMORY:
-            from zonerelay.store.queue.shelf import open_memory
+            from zonerelay.store.queue.saved_queue import open_memory
 
             return await open_memory(spool.shelve, around)
         case Backend.DISK:

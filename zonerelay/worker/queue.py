@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
+from zonerelay.store.context import SiblingWorkers, StoreContext
 from zonerelay.store.contract import Lost, News, Store, Stored
 from zonerelay.store.open import acknowledge_loss, open_store
 from zonerelay.store.spool_paths import KEYS, count_of, is_shared, spools_beyond
-from zonerelay.store.surroundings import SiblingWorkers, StoreContext
 from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import OwnMessage, Store
 from zonerelay.store.open import open_store
-from zonerelay.store.surroundings import StoreContext
 
 DEAD = "dead.example"
 TOGETHER = 500

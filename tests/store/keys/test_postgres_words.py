@@ -19,6 +19,7 @@ from tests.store.keys.test_postgres_keys import access_to
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PASSWORD, PostgresServer, shared_postgres
 from zonerelay.model.clock import SystemClock
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
@@ -26,7 +27,6 @@ from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
 from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.store.postgres.limits import PostgresRecordStore
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import StoreContext
 
 Opening = Callable[..., Awaitable[Partition]]
 

@@ -28,6 +28,7 @@ from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
@@ -41,7 +42,6 @@ from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import StoreContext
 
 ENGINES = [
     "memory",

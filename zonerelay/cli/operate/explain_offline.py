@@ -11,7 +11,7 @@ import socket
 from functools import partial
 
 from zonerelay.cli.terminal.exits import USAGE, refused
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import Settings, resolve_hostname
@@ -91,9 +91,9 @@ def _explainer(
     )
 
 
-async def _rails(settings: Settings, user: str) -> rails.UserLimits | None:
+async def _rails(settings: Settings, user: str) -> user_limits.UserLimits | None:
     try:
-        return rails.read(rails.file_beside(settings.auth.credentials)).of(user)
+        return user_limits.read(user_limits.file_beside(settings.auth.credentials)).of(user)
     except CredentialsError:
         return None
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.cli.relay import config_path
 from zonerelay.cli.terminal import text
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.checks import advice, secrets_of, try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
@@ -179,13 +179,13 @@ def _about(pair: CertificatePair, certificate: Path, key: Path, taken: set[str])
 
 
 def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
-    file = rails.file_beside(settings.auth.credentials)
+    file = user_limits.file_beside(settings.auth.credentials)
     try:
-        found = rails.read(file)
+        found = user_limits.read(file)
     except CredentialsError as error:
         report.refuse(("auth", "credentials"), str(error))
         return
-    named: dict[str, rails.UserLimits] = {}
+    named: dict[str, user_limits.UserLimits] = {}
     for user in found.users():
         try:
             named[f"the user {user}"] = found.own(user)

@@ -28,12 +28,12 @@ from zonerelay.cli.relay import load_needed, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.cli.terminal.passwords import ask, read_line
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User, change_user
-from zonerelay.config.rails import UserLimits
 from zonerelay.config.settings import Settings
+from zonerelay.config.user_limits import UserLimits
 from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
@@ -74,7 +74,7 @@ def user(arguments: Namespace) -> int:
     path = arguments.file or load_needed(arguments.config, "auth").auth.credentials
     with refused(CredentialsError):
         status = _VERBS[arguments.verb](arguments, path)
-    for file in (path, rails.file_beside(path)):
+    for file in (path, user_limits.file_beside(path)):
         _say_when_nearly_full(file)
     return status
 
@@ -101,7 +101,7 @@ def _add(arguments: Namespace, path: Path) -> int:
             raise _exists(name, path)
         return User(name, hashed, senders, priority)
 
-    made = change_user(path, name, add, rails.change_beside(path, name))
+    made = change_user(path, name, add, user_limits.change_beside(path, name))
     _say(f"User {text.clean(name)} was added to {path}.")
     _show(arguments, password)
     _advise(path, made=made)
@@ -173,10 +173,10 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
         return there
 
     with refused(ValueError, after="; nothing was changed", status=USAGE):
-        _change(path, name, change, lambda _, there: rails.changed(there, others, _IN_THE_LINE))
+        _change(path, name, change, lambda _, there: user_limits.changed(there, others, _IN_THE_LINE))
     _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
     if others:
-        _advise(rails.file_beside(path), made=False)
+        _advise(user_limits.file_beside(path), made=False)
     return OK
 
 
@@ -184,7 +184,7 @@ def _change(
     path: Path,
     name: str,
     change: Callable[[User], User | None],
-    change_rails: rails.ChangeRails | None = None,
+    change_rails: user_limits.ChangeRails | None = None,
 ) -> None:
     """Change an existing user, and its limits. Raise CliError if there is no such user."""
 
@@ -193,21 +193,21 @@ def _change(
             raise _unknown(name, path)
         return change(there)
 
-    change_user(path, name, known, rails.change_beside(path, name, change_rails))
+    change_user(path, name, known, user_limits.change_beside(path, name, change_rails))
 
 
 def _default(arguments: Namespace, path: Path) -> int:
     """Set the default limits. Without assignments, print the limits of all users that have none of
     their own.
     """
-    file = rails.file_beside(path)
+    file = user_limits.file_beside(path)
     if not arguments.assignment:
-        lines = rails.lines_of(rails.read(file, whole=True).default)
+        lines = user_limits.lines_of(user_limits.read(file, whole=True).default)
         print("\n".join(lines) or "There are none: every user may do what its own guard rails say.")
         return OK
     _users(path)
     with refused(ValueError, after="; nothing was changed", status=USAGE):
-        rails.change_default(path, arguments.assignment)
+        user_limits.change_default(path, arguments.assignment)
     _say(f"The default was changed: {', '.join(arguments.assignment)}. It counts from the next message.")
     _advise(file, made=False)
     return OK
@@ -231,7 +231,7 @@ def _rotate(arguments: Namespace, path: Path) -> int:
     shown = text.clean(name)
     _say(f"{shown} has two passwords now. zonerelay user rotate {shown} --finish ends the old one.")
     _show(arguments, password)
-    _advise(rails.file_beside(path), made=False)
+    _advise(user_limits.file_beside(path), made=False)
     return OK
 
 
@@ -266,7 +266,7 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         senders=found.senders,
         priority=found.priority or "",
         passwords=2 if there.second_hash else 1,
-        rails=rails.document_of(there),
+        rails=user_limits.document_of(there),
         usage=usage,
         usage_unknown=problem,
     )
@@ -279,8 +279,8 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: rotation not finished" if there.second_hash else "1"),
     ]
-    own = rails.read(rails.file_beside(path), whole=True).own(name).given
-    for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
+    own = user_limits.read(user_limits.file_beside(path), whole=True).own(name).given
+    for line in user_limits.lines_of(dataclasses.replace(there, second_hash="")):
         key, _, value = line.partition(" = ")
         used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
         whose = "" if key in own else ", the default"
@@ -320,7 +320,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
 def _rails(path: Path, name: str) -> UserLimits:
     """Return the limits that apply to the user: its own ones, on top of the defaults."""
-    return rails.read(rails.file_beside(path), whole=True).of(name)
+    return user_limits.read(user_limits.file_beside(path), whole=True).of(name)
 
 
 def _rotating(name: str) -> CliError:

@@ -23,10 +23,10 @@ from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import StartError, prepare_home
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_store
 from zonerelay.store.spool_paths import is_shared, spools_beyond
-from zonerelay.store.surroundings import StoreContext
 from zonerelay.supervisor import lock
 
 if TYPE_CHECKING:

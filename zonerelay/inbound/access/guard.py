@@ -1,4 +1,4 @@
-"""Enforces the limits of users (`config/rails`): it decides by user name what a user may do.
+"""Enforces the limits of users (`config/user_limits`): it decides by user name what a user may do.
 
 SMTP sessions check them at login, at MAIL, at RCPT and before the commit. Other ways of submitting mail call
 the same functions. A change of the file takes effect at the next MAIL, without a reload. A user without
@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User
-from zonerelay.config.rails import NONE, UserLimits, UserLimitsFile, UserMode, file_beside
 from zonerelay.config.units import format_size
+from zonerelay.config.user_limits import NONE, UserLimits, UserLimitsFile, UserMode, file_beside
 from zonerelay.inbound.limits.quotas import NEAR, ExhaustedQuota, Quotas, Usage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.limits.shared import RecordStore
@@ -139,7 +139,7 @@ class UserLimitsWatch(FileWatch):
 
     async def _take_up(self) -> None:
         self._file = None
-        self._file = await ACCESS.run(rails.read, self.path)
+        self._file = await ACCESS.run(user_limits.read, self.path)
         self.problem = ""
 
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from zonerelay.config.rails import NONE
 from zonerelay.config.settings import ListenerAuth
+from zonerelay.config.user_limits import NONE
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup.intake import Intake
 from zonerelay.inbound.cleanup.submission import SubmittingClient

@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from zonerelay.config.rails import COUNTED, UserLimits
 from zonerelay.config.units import format_size
+from zonerelay.config.user_limits import COUNTED, UserLimits
 from zonerelay.limits.shared import MAX_TRIES, RecordStore
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock, SystemClock

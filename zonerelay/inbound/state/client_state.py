@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.rails import UserIdempotency
 from zonerelay.config.settings import Idempotency, ListenerSettings
+from zonerelay.config.user_limits import UserIdempotency
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state.permissions import Grants, GrantTable

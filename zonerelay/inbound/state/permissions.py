@@ -4,7 +4,7 @@ There are few combinations of these in a listener, so each is computed once. To 
 an address in `allow_networks`, a login as a user, or a listed client certificate. With `auth = "required"`
 the address is not sufficient.
 
-The module also applies the mode of a user (`config/rails`) to the envelope, before anything is stored. No
+The module also applies the mode of a user (`config`) to the envelope, before anything is stored. No
 I/O.
 
 - redirect: the whole message is sent to the user's mailbox, once. The first `MAX_FIELDS` of the original
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.config.rails import UserMode
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
+from zonerelay.config.user_limits import UserMode
 from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
 from zonerelay.inbound.state.transaction import HeaderEdits, MailTransaction, mailboxes
 from zonerelay.model.address import Mailbox, recipient_key

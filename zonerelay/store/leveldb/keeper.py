@@ -25,14 +25,15 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.common.keeper.reserve_file import ReserveFile
 from zonerelay.store.common.write.group_commit import (
     GroupCommitter,
     JobFailure,
     SubmittedChanges,
     WriterThread,
 )
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op
@@ -40,7 +41,6 @@ from zonerelay.store.leveldb.queue_keeper import MOST_KINDS, QueueKeeper
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.surroundings import StoreContext
 
 MANY = 20_000
 """The smallest number of removed messages that starts a compaction."""

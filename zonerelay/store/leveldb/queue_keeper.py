@@ -21,10 +21,10 @@ from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper.disk_watch import SpaceWatch
 from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.surroundings import StoreContext
 
 SWEEP_PAUSE = 20
 """The pause after a page of the search for aborted uploads, as a multiple of the page's duration. No caller

@@ -24,10 +24,11 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
-from zonerelay.store.common.keeper.ballast import ReserveFile
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.common.keeper.reserve_file import ReserveFile
 from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.common.write.batches import ChangeOne, changed, in_batches
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
@@ -51,7 +52,6 @@ from zonerelay.store.leveldb.reads import READ_CHUNKS, DeliveryPage, scanned
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import WritePlan
-from zonerelay.store.surroundings import StoreContext
 
 
 class LevelDbStore:

@@ -22,10 +22,10 @@ import msgspec
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.common import records
 from zonerelay.store.common.write.batches import ChangeOne, in_batches
+from zonerelay.store.context import StoreContext
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import KeyRange, Write
 from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.surroundings import StoreContext
 
 REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX
 PATIENCE = 30.0

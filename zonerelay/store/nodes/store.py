@@ -45,6 +45,7 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyWriter
 from zonerelay.store.common.write.batches import ChangeOne
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     SHARED,
     Change,
@@ -68,7 +69,6 @@ from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.nodes.key_register import NodeRegister
 from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import StoreContext
 
 MOST_ADOPTED = 10_000
 """The number of claimed messages of adopted partitions that are remembered before settled ones are

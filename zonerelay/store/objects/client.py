@@ -28,6 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedErro
 from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES
+from zonerelay.store.context import ReadSecret
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     StoreError,
@@ -36,7 +37,6 @@ from zonerelay.store.contract import (
     StoreOpenError,
     Unhealthy,
 )
-from zonerelay.store.surroundings import ReadSecret
 
 ATTEMPTS = 3
 """The number of attempts for requests that the service reports as not done."""

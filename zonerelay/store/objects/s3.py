@@ -23,12 +23,12 @@ from zonerelay import durable
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all, gathered
+from zonerelay.store.context import ReadSecret, secret_of
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.port import MAX_NODES
 from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RequestRejectedError
 from zonerelay.store.objects.index import ValueLocation
 from zonerelay.store.objects.objects import AHEAD, Object, ObjectEngine, checked_values
-from zonerelay.store.surroundings import ReadSecret, secret_of
 
 ALERT = '{"left": true}'
 BATCH = 10

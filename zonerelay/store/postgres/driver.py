@@ -27,13 +27,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zonerelay.process.threads import FILES
+from zonerelay.store.context import ReadSecret, driver
 from zonerelay.store.contract import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
     StoreLostError,
 )
-from zonerelay.store.surroundings import ReadSecret, driver
 
 if TYPE_CHECKING:
     import asyncpg

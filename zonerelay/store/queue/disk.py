@@ -23,8 +23,9 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper.ballast import FILE_NAME as BALLAST
+from zonerelay.store.common.keeper.reserve_file import FILE_NAME as BALLAST
 from zonerelay.store.common.private_directories import lock_configured, make_configured
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.leveldb.store import LevelDbStore
@@ -32,7 +33,6 @@ from zonerelay.store.objects.directory import DirectoryPlace, translated
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of, is_large
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.spool_paths import disk_directories
-from zonerelay.store.surroundings import StoreContext
 
 LOCK = "zonerelay.lock"
 _FORMAT, _FIRST_FORMAT = b"zonerelay queue 2 ", b"zonerelay queue 1 "

@@ -17,6 +17,7 @@ from typing import TypeVar
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper.disk_watch import INTERVAL
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write
@@ -24,7 +25,6 @@ from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.queue_keeper import QueueKeeper
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.surroundings import StoreContext
 
 T = TypeVar("T")
 Release = Callable[[], Awaitable[None]]

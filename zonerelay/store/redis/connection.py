@@ -29,6 +29,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from zonerelay.config.settings import RedisSettings
 from zonerelay.process.threads import FILES
 from zonerelay.store.common.write.group_commit import refuse
+from zonerelay.store.context import ReadSecret
 from zonerelay.store.contract import (
     StoreError,
     StoreFullError,
@@ -36,7 +37,6 @@ from zonerelay.store.contract import (
     StoreOpenError,
     Unhealthy,
 )
-from zonerelay.store.surroundings import ReadSecret
 
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
 Argument = bytes | str | int

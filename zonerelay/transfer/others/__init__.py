@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from contextlib import AbstractAsyncContextManager
 
+from zonerelay.store.context import driver
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.surroundings import driver
 from zonerelay.transfer.stored import Source, TransferError
 
 _READERS = {

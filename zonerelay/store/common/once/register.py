@@ -25,6 +25,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
+from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     IdempotencyKey,
     InProgressError,
@@ -34,7 +35,6 @@ from zonerelay.store.contract import (
     StoreError,
     Unhealthy,
 )
-from zonerelay.store.surroundings import SiblingWorkers
 
 if TYPE_CHECKING:
     import sqlite3

@@ -21,6 +21,7 @@ from dataclasses import KW_ONLY, dataclass
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
+from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     IdempotencyKey,
     InProgressError,
@@ -31,7 +32,6 @@ from zonerelay.store.contract import (
     StoreError,
     check_kept,
 )
-from zonerelay.store.surroundings import SiblingWorkers
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1

@@ -18,12 +18,12 @@ import msgspec
 from zonerelay import durable
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.private_directories import lock_configured
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.surroundings import StoreContext
 
 WARNING = 'the spool is in memory (backend = "memory"): all mail in it is lost at a stop or a crash'
 SHELF_WARNING = (

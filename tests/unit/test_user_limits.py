@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.credentials import file_of, user
 from zonerelay.cli.spool import home_files
-from zonerelay.config import rails
+from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import CredentialsError, change_user
-from zonerelay.config.rails import NONE, UserLimits, UserMode, changed
 from zonerelay.config.settings import Settings, SpoolSettings
+from zonerelay.config.user_limits import NONE, UserLimits, UserMode, changed
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.cleanup.intake import deliveries_of
 from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
@@ -38,21 +38,23 @@ EVERY = (
         "recipients=*.x.example, a@y.example",
     ),
     *("zones=bulk", "max_message_size=5MB", "mode=copy", "mailbox=qa@example.org", "idempotency=message-id"),
-    *(f"{what}_per_{window}=7" for what in ("messages", "recipients") for window in rails.WINDOWS),
-    *(f"octets_per_{window}=7KB" for window in rails.WINDOWS),
+    *(f"{what}_per_{window}=7" for what in ("messages", "recipients") for window in user_limits.WINDOWS),
+    *(f"octets_per_{window}=7KB" for window in user_limits.WINDOWS),
 )
 
 
 def test_every_guard_rail_comes_back_from_the_file() -> None:
     there = changed(NONE, list(EVERY))
-    assert [key for key in rails.OPTIONS if getattr(there, key) == getattr(NONE, key)] == ["second_hash"]
-    text = rails.UserLimitsFile("credentials.rails.toml").changed("a@x.example", there)
-    assert rails.parse(text, "file").own("a@x.example") == there
-    text = rails.parse(text, "file").changed('a"b\\@x.example', there)
-    found = rails.parse(text, "file")
+    assert [key for key in user_limits.OPTIONS if getattr(there, key) == getattr(NONE, key)] == [
+        "second_hash"
+    ]
+    text = user_limits.UserLimitsFile("credentials.rails.toml").changed("a@x.example", there)
+    assert user_limits.parse(text, "file").own("a@x.example") == there
+    text = user_limits.parse(text, "file").changed('a"b\\@x.example', there)
+    found = user_limits.parse(text, "file")
     assert [found.own(each) for each in found.users()] == [there, there]
     assert found.lines, "a name with an escape is read as a whole"
-    assert rails.parse(found.changed("a@x.example", NONE), "file").users() == ['a"b\\@x.example']
+    assert user_limits.parse(found.changed("a@x.example", NONE), "file").users() == ['a"b\\@x.example']
     back = [f"{each.partition('=')[0]}=" for each in EVERY]
     assert changed(there, back) == NONE
 
@@ -83,15 +85,15 @@ WRONG = '[user.shop]\nmods = "copy"\n[user.other]\ndisabled = true\n'
 def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path, *, whole: bool) -> None:
     credentials = tmp_path / "credentials"
     credentials.write_text(file_of(user("shop"), user("other")))
-    file = rails.file_beside(credentials)
+    file = user_limits.file_beside(credentials)
     file.write_text(WRONG + ('[user."a\\\\b"]\ndisabled = true\n' if whole else ""))
-    found = rails.read(file)
+    found = user_limits.read(file)
     assert found.own("other") == UserLimits(disabled=True)
     with pytest.raises(CredentialsError, match=r"did you mean mode\? \(line 2\)"):
         found.of("shop")
 
     def change(name: str) -> None:
-        beside = rails.change_beside(credentials, name, lambda _, there: changed(there, ["zones=bulk"]))
+        beside = user_limits.change_beside(credentials, name, lambda _, there: changed(there, ["zones=bulk"]))
         change_user(credentials, name, lambda there: there, beside)
 
     before = file.read_text()
@@ -102,58 +104,62 @@ def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path,
     if not whole:
         change("other")
         assert file.read_text().startswith(WRONG.partition("[user.other")[0])
-        assert rails.read(file).own("other").zones == ("bulk",)
-        change_user(credentials, "shop", lambda _: None, rails.change_beside(credentials, "shop"))
-        assert rails.read(file).users() == ["other"]
+        assert user_limits.read(file).own("other").zones == ("bulk",)
+        change_user(credentials, "shop", lambda _: None, user_limits.change_beside(credentials, "shop"))
+        assert user_limits.read(file).users() == ["other"]
 
 
 def test_a_file_without_tables_of_users_is_refused() -> None:
     with pytest.raises(CredentialsError, match="is not valid TOML"):
-        rails.parse("[user.shop", "file")
+        user_limits.parse("[user.shop", "file")
     for text in ("x = 1", "user = 1", "[[user]]", "x = 1\n[user.shop]\n"):
         with pytest.raises(CredentialsError, match="expected only tables such as"):
-            rails.parse(text, "file")
+            user_limits.parse(text, "file")
     for text in ("[user.a]\n[user.a]\n", "[user.a]\n[user.'a']\n"):
         with pytest.raises(CredentialsError, match="is not valid TOML"):
-            rails.parse(text, "file")
+            user_limits.parse(text, "file")
 
 
 def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Path) -> None:
     credentials = tmp_path / "credentials"
     credentials.write_text(file_of(user("shop"), user("other")))
-    file = rails.file_beside(credentials)
-    rails.change_default(credentials, ["recipients_per_day=5000", "networks=192.0.2.0/24", "mode=capture"])
+    file = user_limits.file_beside(credentials)
+    user_limits.change_default(
+        credentials, ["recipients_per_day=5000", "networks=192.0.2.0/24", "mode=capture"]
+    )
 
     def change(*assignments: str) -> UserLimits:
-        beside = rails.change_beside(credentials, "shop", lambda _, there: changed(there, list(assignments)))
+        beside = user_limits.change_beside(
+            credentials, "shop", lambda _, there: changed(there, list(assignments))
+        )
         change_user(credentials, "shop", lambda there: there, beside)
-        found = rails.read(file).of("shop")
+        found = user_limits.read(file).of("shop")
         assert found is not None
         return found
 
-    default = rails.read(file).default
-    assert rails.read(file).of("other") == default
+    default = user_limits.read(file).default
+    assert user_limits.read(file).of("other") == default
     own = change("recipients_per_day=9", "mode=deliver", "networks=")
     assert (own.recipients_per_day, own.mode, own.networks) == (9, "deliver", default.networks)
     own = change("recipients_per_day=0")
     assert (own.recipients_per_day, own.mode, own.networks) == (0, "deliver", default.networks)
     assert change("recipients_per_day=", "mode=") == default
-    rails.change_default(credentials, ["networks="])
-    assert rails.read(file).of("shop") == UserLimits(recipients_per_day=5000, mode=UserMode.CAPTURE)
+    user_limits.change_default(credentials, ["networks="])
+    assert user_limits.read(file).of("shop") == UserLimits(recipients_per_day=5000, mode=UserMode.CAPTURE)
     with pytest.raises(ValueError, match="requires a mailbox that receives the mail"):
-        rails.change_default(credentials, ["mode=copy"])
+        user_limits.change_default(credentials, ["mode=copy"])
     file.write_text('[default]\nmod = "copy"\n')
     with pytest.raises(CredentialsError, match=r"did you mean mode\? \(line 2\)"):
-        rails.read(file)
+        user_limits.read(file)
 
 
 def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:
     credentials = tmp_path / "credentials"
     credentials.write_text(file_of(user("other")))
-    file = rails.file_beside(credentials)
+    file = user_limits.file_beside(credentials)
     file.write_text("[user.shop]\ndisabled = true\n")
-    change_user(credentials, "shop", lambda _: user("shop"), rails.change_beside(credentials, "shop"))
-    assert rails.read(file).users() == []
+    change_user(credentials, "shop", lambda _: user("shop"), user_limits.change_beside(credentials, "shop"))
+    assert user_limits.read(file).users() == []
 
 
 def test_recipients_and_captured_mail() -> None:
@@ -169,7 +175,7 @@ def test_recipients_and_captured_mail() -> None:
 Steps = st.lists(st.tuples(st.floats(0, 4000), st.integers(1, 4)), max_size=60)
 
 
-@given(steps=Steps, most=st.integers(1, 12), window=st.sampled_from(rails.WINDOWS))
+@given(steps=Steps, most=st.integers(1, 12), window=st.sampled_from(user_limits.WINDOWS))
 def test_no_window_ever_has_more_than_its_quota(
     steps: list[tuple[float, int]], most: int, window: str
 ) -> None:

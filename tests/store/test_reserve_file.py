@@ -11,7 +11,7 @@ from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common.keeper.ballast import FILE_NAME, ReserveFile
+from zonerelay.store.common.keeper.reserve_file import FILE_NAME, ReserveFile
 from zonerelay.store.contract import Finish
 
 MB = 1024 * 1024
