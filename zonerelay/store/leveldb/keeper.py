@@ -165,7 +165,7 @@ class SpoolKeeper(QueueKeeper):
         self,
         reader: ReaderThreads[LevelDb],
         *,
-        ballast: ReserveFile,
+        reserve_file: ReserveFile,
         min_free_space: int,
         around: StoreContext,
     ) -> None:
@@ -183,7 +183,7 @@ class SpoolKeeper(QueueKeeper):
             failed=self._fail,
         )
         self.submit = self.committer.submit
-        self._ballast = ballast
+        self._reserve_file = reserve_file
         self._min_free_space = min_free_space
         self._loop = asyncio.get_running_loop()
         self._compactor = Compactor(self._db, lambda: self.counts.total)
@@ -293,7 +293,7 @@ class SpoolKeeper(QueueKeeper):
         # outcomes are stored in between. So the reserve is only restored if a compaction still has enough
         # space. Right after a reopening there seems to be plenty.
         wanted = max(least, opened.moved_at_once()) if least else 0
-        return self._ballast.count_in(opened.free_space(), wanted=wanted) - (wanted - least)
+        return self._reserve_file.count_in(opened.free_space(), wanted=wanted) - (wanted - least)
 
     async def _compact(self) -> None:
         """Compact removed data while the disk lacks space. LevelDB itself would not, because without new mail
@@ -373,7 +373,7 @@ class SpoolKeeper(QueueKeeper):
         while True:
             await asyncio.sleep(pause)
             try:
-                view = await self.reader.read(_reopen, self._ballast, full)
+                view = await self.reader.read(_reopen, self._reserve_file, full)
                 free = await self._read_space()
                 break
             except StoreError as error:
@@ -402,8 +402,8 @@ class SpoolKeeper(QueueKeeper):
         self.reader.stop()
 
 
-def _reopen(db: LevelDb, ballast: ReserveFile, full: bool) -> SpoolReads:
+def _reopen(db: LevelDb, reserve_file: ReserveFile, full: bool) -> SpoolReads:
     if full:
-        ballast.drop()
-    ballast.make_way(functools.partial(db.reopen, full=full))
+        reserve_file.drop()
+    reserve_file.make_way(functools.partial(db.reopen, full=full))
     return run_through(SpoolReads(db).view())

@@ -461,14 +461,14 @@ async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> LevelDb
     """
     reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
     guard = space_guard(settings)
-    ballast = ReserveFile(settings.path, guard // 2)
+    reserve_file = ReserveFile(settings.path, guard // 2)
     try:
-        opened = await reader.run(ballast.make_way, functools.partial(_open, reader.opened))
+        opened = await reader.run(reserve_file.make_way, functools.partial(_open, reader.opened))
     except BaseException:
         reader.opened.close()
         reader.stop()
         raise
-    keeper = SpoolKeeper(reader, ballast=ballast, min_free_space=guard, around=around)
+    keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around)
     store = LevelDbStore(keeper, around, last_id=opened.last_id, empty=opened.is_empty)
     keeper.begin(opened.view, opened.last_id)
     store.begin_keys()

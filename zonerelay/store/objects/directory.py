@@ -55,13 +55,13 @@ class DirectoryPlace:
         self._values = values
         self._is_reader = is_reader
         self._reserve = reserve
-        self._ballast = ReserveFile(directory, reserve)
+        self._reserve_file = ReserveFile(directory, reserve)
         self._unsynced: set[Path] = set()
         """Directories with new names of values that are not synced."""
         if not is_reader:
             with translated():
                 durable.make_directory(directory)
-            self._ballast.make()
+            self._reserve_file.make()
         self._threads = ThreadPoolExecutor(THREADS, "keys-files")
 
     def _path(self, name: str) -> Path:
@@ -127,7 +127,7 @@ class DirectoryPlace:
         return [partial(write, values[number::THREADS]) for number in range(min(THREADS, len(values)))]
 
     def _with_room(self, act: Callable[[], T], *, makes_room: bool) -> T:
-        return self._ballast.make_way(act) if makes_room else act()
+        return self._reserve_file.make_way(act) if makes_room else act()
 
     async def replace(self, name: str, data: bytes) -> None:
         def write() -> None:
@@ -135,7 +135,7 @@ class DirectoryPlace:
                 durable.make_directory(self._path(name).parent)
                 durable.write(self._path(name), data)
 
-        await self._run(partial(self._ballast.make_way, write))
+        await self._run(partial(self._reserve_file.make_way, write))
 
     async def read(self, name: str) -> bytes | None:
         def read() -> bytes | None:
@@ -198,7 +198,7 @@ class DirectoryPlace:
             places = {each.stat().st_dev: each for each in (self._values, self._directory) if each}
             here = self._directory.stat().st_dev
             free = {device: _free(place) for device, place in places.items()}
-        free[here] = self._ballast.count_in(free[here], wanted=2 * self._reserve)
+        free[here] = self._reserve_file.count_in(free[here], wanted=2 * self._reserve)
         return min(free.values())
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper.reserve_file import FILE_NAME as BALLAST
+from zonerelay.store.common.keeper.reserve_file import FILE_NAME as RESERVE_FILE
 from zonerelay.store.common.private_directories import lock_configured, make_configured
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
@@ -203,7 +203,7 @@ class Directories:
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
     """Return the files that do not belong to an empty queue."""
-    known = {LOCK, BALLAST, "mark", "nodes", "beats"}
+    known = {LOCK, RESERVE_FILE, "mark", "nodes", "beats"}
     with translated():
         return sorted(
             str(path)
