@@ -402,6 +402,32 @@ async def test_many_values_cost_one_request_each_and_one_for_the_batch(tmp_path:
     await engine.close()
 
 
+async def test_a_reader_whose_next_entry_is_replaced_by_a_snapshot_finds_what_is_there(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing entry looked like the end of the log: the reader found nothing."""
+    monkeypatch.setattr(objects, "LEAST_LOG", 300)
+    monkeypatch.setattr(objects, "SHARE", 0)
+    partition = await queue.open()
+    await partition.write(Write({b"001": b"first"}))
+    second = f"{2:016d}"
+
+    class OvertakenPlace(DirectoryPlace):
+        async def read(self, name: str) -> bytes | None:
+            if name.endswith(f"log/{second}"):
+                while second in queue.files("log"):
+                    await partition.write(Write({b"002": b"x" * 400}))
+            return await super().read(name)
+
+    place = OvertakenPlace(queue.directory / "queue")
+    keeper = ObjectEngine(place, queue.directory / "other", clock=SystemClock(), lease=30.0).keeper(0)
+    try:
+        async with asyncio.timeout(30):
+            assert [key for key, _ in (await keeper.page(b"000", b"999")).rows] == [b"001", b"002"]
+    finally:
+        await keeper.close()
+
+
 async def test_readers_beside_a_writer_that_snapshots_all_the_time_find_what_is_there(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -439,11 +439,15 @@ class ObjectKeys:
             beat = await self._engine.beat_of(self._node) or Heartbeat()
             try:
                 await self._follow(beat, ahead)
-                return
             except StoreError:
                 now = await self._engine.beat_of(self._node) or Heartbeat()
                 if now.snapshot == beat.snapshot:
                     raise
+                continue
+            # An entry that a snapshot has just replaced looks like the end of the log.
+            now = await self._engine.beat_of(self._node) or Heartbeat()
+            if now.snapshot <= max(beat.snapshot, self._state.slot + 1):
+                return
 
     async def _follow(self, beat: Heartbeat, ahead: int) -> None:
         if not self._is_open or self._is_suspect:
