@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.fake_relay import detail_of, status_of
 from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers as messages
@@ -61,22 +62,6 @@ class Spool:
         return EndFrame(count=ROWS)
 
 
-def status(*destinations: DestinationStatus) -> RelayStatus:
-    return RelayStatus(
-        software="1",
-        pid=1,
-        hostname="relay.example.org",
-        backend="leveldb",
-        uptime=1.0,
-        state="running",
-        listeners=("127.0.0.1:25",),
-        inbound_connections=0,
-        zones=(),
-        destinations=destinations,
-        destinations_total=len(destinations),
-    )
-
-
 def row(message_id: str, reply: str) -> DeliveryRow:
     return DeliveryRow(
         message_id=message_id,
@@ -122,7 +107,7 @@ class Workers:
         return {}
 
     def status(self) -> RelayStatus:
-        return status()
+        return status_of()
 
 
 def trouble(where: str, error: BaseException) -> None:
@@ -258,7 +243,7 @@ class Paced:
     async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         match request:
             case Status():
-                await answer.send(status(self.destination))
+                await answer.send(status_of(self.destination))
             case QueueList():
                 await answer.send(self.row)
             case QueueCount():
@@ -266,28 +251,6 @@ class Paced:
             case QueueShow():
                 await answer.send(detail_of(self.row))
         return EndFrame()
-
-
-def detail_of(delivery: DeliveryRow) -> MessageDetail:
-    return MessageDetail(
-        message_id=delivery.message_id,
-        created=delivery.created,
-        sender="a@example.org",
-        size=1,
-        chunks=1,
-        body="7BIT",
-        smtputf8=False,
-        envid="",
-        client="192.0.2.1",
-        helo="client.example.org",
-        protocol="ESMTP",
-        listener="127.0.0.1:25",
-        user="",
-        tls="",
-        recipients_accepted=1,
-        headers=(),
-        deliveries=(delivery,),
-    )
 
 
 async def test_mail_that_waits_for_a_rate_waits_for_that_of_all_workers(tmp_path: Path) -> None:

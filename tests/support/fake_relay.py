@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -163,63 +164,79 @@ class FakeRelay:
         rows = tuple(row for row in self.rows if row.message_id == message_id)
         if not rows:
             raise NotFoundError(f"message {message_id} is not in the queue")
-        return MessageDetail(
-            message_id=message_id,
-            created=1_700_000_000.0,
-            sender="",
-            size=4096,
-            chunks=1,
-            body="8BITMIME",
-            smtputf8=False,
-            envid="",
-            client="192.0.2.1",
-            helo="app.example.org",
-            protocol="ESMTP",
-            listener="127.0.0.1:2525",
-            user="",
-            tls="",
-            recipients_accepted=2,
-            headers=(("Subject", "hello \x1b[31mred"),),
-            deliveries=rows,
-        )
+        return detail_of(*rows, sender="", recipients_accepted=2, headers=(("Subject", "hello \x1b[31mred"),))
+
+
+def detail_of(*rows: DeliveryRow, **fields: Any) -> MessageDetail:  # Any: fields by name
+    """The details of a message with these deliveries."""
+    given: dict[str, Any] = {
+        "message_id": rows[0].message_id,
+        "created": 1_700_000_000.0,
+        "sender": "a@example.org",
+        "size": 4096,
+        "chunks": 1,
+        "body": "8BITMIME",
+        "smtputf8": False,
+        "envid": "",
+        "client": "192.0.2.1",
+        "helo": "app.example.org",
+        "protocol": "ESMTP",
+        "listener": "127.0.0.1:2525",
+        "user": "",
+        "tls": "",
+        "recipients_accepted": len(rows),
+        "headers": (),
+    }
+    return MessageDetail(**(given | fields), deliveries=rows)
+
+
+def status_of(*destinations: DestinationStatus, **fields: Any) -> RelayStatus:  # Any: fields by name
+    """The status of a relay with these destinations."""
+    given: dict[str, Any] = {
+        "software": "0.2.0",
+        "pid": 1,
+        "hostname": "relay.example.org",
+        "backend": "leveldb",
+        "uptime": 60.0,
+        "state": "running",
+        "listeners": ("127.0.0.1:2525",),
+        "inbound_connections": 0,
+        "zones": (),
+        "destinations_total": len(destinations),
+    }
+    return RelayStatus(**(given | fields), destinations=destinations)
 
 
 def _status() -> RelayStatus:
-    return RelayStatus(
+    return status_of(
+        DestinationStatus(
+            zone="default",
+            destination="example.com",
+            hosts="mx.example.com:25",
+            active=0,
+            waiting=0,
+            suspended_until=4_000_000_000.0,
+            reply="421 4.4.1 no answer",
+        ),
+        DestinationStatus(
+            zone="default",
+            destination="slow.example",
+            hosts="mx.slow.example:25",
+            active=0,
+            waiting=3,
+            next_turn=4_000_000_000.0,
+            ready=3,
+            deferred=21_000,
+            oldest_seconds=7300.0,
+        ),
+        DestinationStatus(
+            zone="bulk", destination="idle.example", hosts="mx.idle.example:25", active=0, waiting=0
+        ),
         software="1.0",
         pid=7,
-        hostname="relay.example.org",
-        backend="leveldb",
         uptime=3700.0,
-        state="running",
-        listeners=("127.0.0.1:2525",),
         inbound_connections=1,
         zones=(ZoneStatus(name="default", ready=12_345, active=2, deferred=3, held=1, oldest_seconds=90.0),),
-        destinations=(
-            DestinationStatus(
-                zone="default",
-                destination="example.com",
-                hosts="mx.example.com:25",
-                active=0,
-                waiting=0,
-                suspended_until=4_000_000_000.0,
-                reply="421 4.4.1 no answer",
-            ),
-            DestinationStatus(
-                zone="default",
-                destination="slow.example",
-                hosts="mx.slow.example:25",
-                active=0,
-                waiting=3,
-                next_turn=4_000_000_000.0,
-                ready=3,
-                deferred=21_000,
-                oldest_seconds=7300.0,
-            ),
-            DestinationStatus(
-                zone="bulk", destination="idle.example", hosts="mx.idle.example:25", active=0, waiting=0
-            ),
-        ),
         destinations_total=4,
         problems=("the disk is full",),
         every=50,

@@ -283,7 +283,18 @@ def test_any_quoted_printable_text_comes_back(words: list[str], cut: int) -> Non
     assert said(after) == said(before)
 
 
-def test_long_lines_in_another_encoding_are_not_changed() -> None:
-    fields = "Content-Type: application/pdf\r\nContent-Transfer-Encoding: x-uuencode\r\n"
+@pytest.mark.parametrize(
+    ("encoding", "body", "seven_bit"),
+    [
+        ("x-uuencode", b"x" * 2000, False),
+        ("base64", "QUJDü".encode(), True),
+        ("base64", b"QUJD\0", True),
+        ("quoted-printable", b"=41\0", True),
+    ],
+)
+def test_a_part_that_its_encoding_does_not_allow_is_not_changed(
+    encoding: str, body: bytes, seven_bit: bool
+) -> None:
+    fields = f"Content-Type: application/pdf\r\nContent-Transfer-Encoding: {encoding}\r\n"
     with pytest.raises(NotConvertibleError):
-        surveyed(message(b"x" * 2000 + b"\r\n", fields), seven_bit=False)
+        surveyed(message(body + b"\r\n", fields), seven_bit=seven_bit)

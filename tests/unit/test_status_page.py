@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.support.fake_relay import status_of
 from tests.support.queueing import route_to
 from zonerelay.cli.operate import status as page
 from zonerelay.cli.terminal import output
 from zonerelay.config.settings import RetrySettings
 from zonerelay.model.reply import Reply
-from zonerelay.operations.answers import DestinationStatus, RelayStatus, ZoneStatus
+from zonerelay.operations.answers import DestinationStatus, ZoneStatus
 from zonerelay.queue.destination.destinations import Destination, Site
 from zonerelay.smtp.client.reputation import class_of
 
@@ -28,32 +29,21 @@ def destination(name: str, **figures: object) -> DestinationStatus:
     return DestinationStatus(**given)  # type: ignore[arg-type]  # fields by name
 
 
-FOUND = RelayStatus(
-    software="0.2.0",
-    pid=1,
-    hostname="relay.example.org",
-    backend="leveldb",
-    uptime=60.0,
-    state="running",
-    listeners=("127.0.0.1:2525",),
-    inbound_connections=0,
-    zones=(ZoneStatus(name="default", ready=1, active=2, deferred=3, held=4, oldest_seconds=5.0),),
-    destinations=(
-        destination(
-            LONG,
-            zone="transactional",
-            suspended_until=NOW + 240,
-            deferred=12_345,
-            oldest_seconds=4320.0,
-            reply="451 4.4.1 no answer from any of the hosts of this destination, which are two or three",
-            reply_class="no answer",
-            per_minute=998,
-            max_rate="1000/1m",
-            max_connections=10,
-        ),
-        destination("slow.example", active=2, ready=98, per_minute=7, max_connections=20),
+FOUND = status_of(
+    destination(
+        LONG,
+        zone="transactional",
+        suspended_until=NOW + 240,
+        deferred=12_345,
+        oldest_seconds=4320.0,
+        reply="451 4.4.1 no answer from any of the hosts of this destination, which are two or three",
+        reply_class="no answer",
+        per_minute=998,
+        max_rate="1000/1m",
+        max_connections=10,
     ),
-    destinations_total=2,
+    destination("slow.example", active=2, ready=98, per_minute=7, max_connections=20),
+    zones=(ZoneStatus(name="default", ready=1, active=2, deferred=3, held=4, oldest_seconds=5.0),),
     history_size=5_000_000,
     history_since=NOW - 86_400,
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.fake_relay import status_of
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
 from zonerelay.operations.answers import (
     ChangeResult,
@@ -156,20 +157,7 @@ def status(
     destination = DestinationStatus(
         zone="default", destination="a.example", hosts="mx", active=active, waiting=2, suspended_until=until
     )
-    return RelayStatus(
-        software="1",
-        pid=1,
-        hostname="h",
-        backend="leveldb",
-        uptime=1.0,
-        state="running",
-        listeners=(),
-        inbound_connections=4,
-        zones=(zone,),
-        destinations=(destination,),
-        destinations_total=1,
-        problems=problems,
-    )
+    return status_of(destination, zones=(zone,), inbound_connections=4, problems=problems)
 
 
 def test_the_status_adds_up_and_a_problem_says_whose_it_is() -> None:

@@ -216,8 +216,8 @@ _ENCODED_LINE = 76
 _CUT_OCTET = re.compile(rb"=[0-9A-Fa-f]?\Z")
 
 _NO_ENCODING = frozenset(("", "7bit", "8bit", "binary"))
-_LINES_CHANGE = frozenset((*_NO_ENCODING, "base64", "quoted-printable"))
-"""Encodings of parts whose lines can be made shorter without another content."""
+_LINES_CHANGE = frozenset(("base64", "quoted-printable"))
+"""Encodings whose lines can be made shorter without changing the content."""
 _ENCODING = re.compile(
     rb"(?:\A|(?<=\r\n))content-transfer-encoding[ \t]*+:[^\r]*+(?:\r\n[ \t][^\r]*+)*+\r\n", re.I
 )
@@ -422,8 +422,8 @@ class ConversionSurvey(_PartWalker):
         needs = self.plan.parts[-1]
         if not plain:
             self._unless(not entity.is_covered, "a part that a signature covers")
-            encoded_well = entity.encoding in _LINES_CHANGE and line.isascii()
-            self._unless(not entity.encoding or encoded_well, "a part that is encoded")
+            can_be_shorter = entity.encoding in _LINES_CHANGE and line.isascii() and b"\0" not in line
+            self._unless(can_be_shorter or not entity.encoding, "a part that is encoded")
             needs.encoding = True
         if needs.utf8:
             try:
