@@ -23,6 +23,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common import records
 from zonerelay.store.common.write import batches
@@ -83,6 +84,7 @@ class Comparison(RuleBasedStateMachine):
         self.now = NOW
         self.number = 0
         self.open: list[tuple[MessageWriter, MessageWriter, list[Delivery]]] = []
+        self.aborted: set[MessageId] = set()
         self.claimed: list[Delivery] = []
         # What a claim may have passed over: how far it looks before its limit is reached is its business.
         self.passed_over: set[DeliveryKey] = set()
@@ -280,9 +282,10 @@ class Comparison(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        for real, model, _ in self.open:
+        for real, model, deliveries in self.open:
             self.run(real.abort())
             self.run(model.abort())
+            self.aborted.add(deliveries[0].message_id)
         self.open.clear()
         self.run(self.reopen())
         self.memory.forget_claims()
@@ -307,7 +310,8 @@ class Comparison(RuleBasedStateMachine):
             assert [d.message_id for d in scanned] == [d.message_id async for d in memory.scan()]
             assert {d.key: d for d in scanned} == {d.key: d async for d in memory.scan()}
             assert await store.queues() == await memory.queues()
-            assert store.last_message_id() == memory.last_message_id()
+            # The chunks of an upload that was aborted as the store closed stay until the sweep after a start.
+            assert store.last_message_id() in {memory.last_message_id(), *self.aborted}
             for zone in ZONES:
                 assert await store.next_due(queue_of(zone)) in self.possible_next_due(queue_of(zone))
                 assert await store.oldest(queue_of(zone), now=self.now) == await memory.oldest(
@@ -351,7 +355,9 @@ class Comparison(RuleBasedStateMachine):
         assert await store.queues() == set()
         await store.close()
         await self.spool.open()
-        assert not await self.left_behind(), "something was left behind"
+        async with asyncio.timeout(5):
+            while await self.left_behind():  # the sweep after a start removes what the close has cut off
+                await asyncio.sleep(0.01)
 
     async def left_behind(self) -> list[object]:
         rows = await leveldb_rows(self.spool)
