@@ -17,7 +17,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import operations as module
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import ChangeCounts, Operations, QueueFilter
-from zonerelay.queue.zone import claims
+from zonerelay.queue.zone import zone
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import MessageNotFoundError
 
@@ -187,7 +187,7 @@ async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mail has been claimed for a suspended destination, while enough waits for a pause between claims."""
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await deferred(relay, "b@dead.example")
-    monkeypatch.setattr(claims, "CLAIM_PAUSE", 0.2)
+    monkeypatch.setattr(zone, "CLAIM_PAUSE", 0.2)
     monkeypatch.setattr(ZonePlan, "is_crowded", True)
     relay.accept("c@dead.example", tell=False)
     relay.scheduler.wake(queue_of("default"))

@@ -29,7 +29,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.operator.operations import MessageView, steps
 from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import outcome_log as journal
-from zonerelay.queue.zone import claims
+from zonerelay.queue.zone import zone
 from zonerelay.routing.destinations.route import Batch, DestinationKey, Unroutable
 from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
@@ -581,7 +581,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "RETRY_FIRST", 0.01)
-    monkeypatch.setattr(claims, "CLAIM_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()
@@ -607,7 +607,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
 async def test_a_store_that_cannot_be_asked_is_asked_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "CLAIM_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
     await relay.scheduler.start()
     await asyncio.sleep(0.01)
@@ -619,7 +619,7 @@ async def test_a_store_that_cannot_be_asked_is_asked_again(
 
 
 async def test_a_store_that_is_repaired_is_asked_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CLAIM_RETRY_FIRST", 3600.0)
+    monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 3600.0)
     relay = make()
     await relay.scheduler.start()
     await asyncio.sleep(0.01)

@@ -127,8 +127,8 @@ def _raise_limit(real: Any, zone: Any) -> Any:
     return msgspec.structs.replace(real(zone), max_connections=9)
 
 
-async def _not_wait(real: Any, self: Any) -> Any:
-    self._ticket.end()
+async def _not_wait(real: Any, ticket: Any, clock: Any) -> Any:
+    ticket.end()
     return True
 
 
@@ -218,7 +218,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Limits: connections to a destination.
     "destination-limit-ignored": (3, "routing.destinations.route:DestinationLimits.of_zone", _raise_limit),
     # Limits: a batch waits for its turn.
-    "turn-not-waited-for": (47, "queue.zone.attempts:BatchTurns.take", _not_wait),
+    "turn-not-waited-for": (47, "queue.zone.zone:take_turn", _not_wait),
     # Limits over workers: a place is given once.
     "place-given-twice": (18, "limits.authority:SlotAllocator._in_use", 0),
     # Limits over workers: places of a site.

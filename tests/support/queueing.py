@@ -24,8 +24,8 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
-from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
@@ -156,7 +156,7 @@ Script = Callable[[Batch], Sequence[Outcome]]
 
 def prove(queue: ZonePlan) -> None:
     """All destinations that are known by now have answered before: none is on probation."""
-    for destination in queue._table.destinations.values():
+    for destination in queue._destinations.values():
         destination.suspension.succeeded(destination.suspension.epoch)
 
 

@@ -91,7 +91,7 @@ def test_a_route_that_expires_at_once_is_still_used() -> None:
 
 
 def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.MAX_DOMAINS", 10)
+    monkeypatch.setattr("zonerelay.queue.zone.plan.MAX_DOMAINS", 10)
     queue = make()
     for n in range(50):
         queue.add([number(n, f"u@d{n}.example")], NOW)
@@ -105,14 +105,14 @@ def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.MAX_DESTINATIONS", 10)
+    monkeypatch.setattr("zonerelay.queue.zone.plan.MAX_DESTINATIONS", 10)
     queue = make()
     for n in range(60):
         queue.add([number(n, f"u@d{n}.example")], NOW)
         resolve(queue)
         for work in start_all(queue):
             queue.finished(work, [NO_HOST if n == 0 else DELIVERED], NOW)
-    assert len(queue._table.destinations) < 30
+    assert len(queue._destinations) < 30
     assert queue.destination_of("d0.example") == "default mx.d0.example:25"
 
 

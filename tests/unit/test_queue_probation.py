@@ -270,8 +270,8 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
     plan.add("good", 1)
     plan.start()
     plan.finish("good")
-    plan.queue._table.forget_some(plan.now)
-    assert not plan.queue._table.destinations
+    plan.queue._forget_some(plan.now)
+    assert not plan.queue._destinations
     for n in range(13):
         plan.add(f"silent{n}")
         plan.start()
@@ -286,7 +286,7 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
         plan.add(name, 1)
         plan.start()
         plan.finish(name)
-    plan.queue._table.forget_some(plan.now)
+    plan.queue._forget_some(plan.now)
     for name in ("a", "c"):
         plan.add(name)
     assert plan.start() == {"a": 1, "c": 10}

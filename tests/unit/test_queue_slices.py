@@ -17,11 +17,10 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.aio import SLICE, in_slices
 from zonerelay.queue.destination.destinations import Destination
-from zonerelay.queue.selection import LOOKED_AT
 from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
 from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER
-from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.queue.zone.plan import LOOKED_AT, ZonePlan
 from zonerelay.store.contract import OwnMessage
 
 
@@ -45,7 +44,7 @@ def known(count: int, *hosts: str, suspended: bool = False) -> ZonePlan:
 def test_a_new_destination_is_made_without_looking_at_all_others(
     monkeypatch: pytest.MonkeyPatch, *, suspended: bool
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.MAX_DESTINATIONS", 100)
+    monkeypatch.setattr("zonerelay.queue.zone.plan.MAX_DESTINATIONS", 100)
     queue = known(150, suspended=suspended)
     looked_at = 0
     real = Destination.is_forgettable
@@ -64,20 +63,20 @@ def test_a_new_destination_is_made_without_looking_at_all_others(
 def test_idle_destinations_behind_many_suspended_ones_are_found_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.MAX_DESTINATIONS", 50)
+    monkeypatch.setattr("zonerelay.queue.zone.plan.MAX_DESTINATIONS", 50)
     queue = known(100, suspended=True)
     for n in range(1000, 1200):
         queue.add(to_domains(n, n + 1), NOW)
         resolve(queue)
         for work in start_all(queue):
             queue.finished(work, [DELIVERED], NOW)
-    assert 100 < len(queue._table.destinations) < 150
+    assert 100 < len(queue._destinations) < 150
 
 
 def test_domains_of_many_destinations_are_tidied_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.TIDIED", 50)
+    monkeypatch.setattr("zonerelay.queue.zone.plan.TIDIED", 50)
     queue = known(90)
-    monkeypatch.setattr(queue._table, "_max_domains", 10)
+    monkeypatch.setattr(queue, "_max_domains", 10)
     before = len(queue._lines)
     queue.add((), NOW)
     assert 0 < before - len(queue._lines) <= 50

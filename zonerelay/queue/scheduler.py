@@ -26,9 +26,8 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import DestinationFigures
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection import ThrottleTimer
-from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW
-from zonerelay.queue.zone.zone import Zone
+from zonerelay.queue.zone.zone import Zone, ZoneParts
 from zonerelay.routing.destinations.route import DestinationKey
 
 DEFAULT_ZONE = "default"
@@ -90,10 +89,10 @@ class Scheduler:
         """Start the zones with the mail that the store holds. Raise StoreError."""
         for queue in sorted(await self._store.queues()):
             if queue.is_mail:
-                self.zone(queue.zone).claims.priorities.add(queue.priority)
+                self.zone(queue.zone).priorities.add(queue.priority)
         self._running = True
         for zone in self._zones.values():
-            zone.claims.wake()
+            zone.wake()
 
     async def stop(self, timeout: float) -> None:
         """Start no new batches, let running ones end within `timeout` seconds, then cancel them.
@@ -139,7 +138,7 @@ class Scheduler:
     def _renew(self, old: Zone | None, settings: ZoneSettings, *, is_served: bool) -> None:
         new = self._zones[settings.name] = self._make(settings, is_served=is_served)
         if old is not None:
-            new.claims.priorities |= old.claims.priorities
+            new.priorities |= old.priorities
             self._retire(old)
         self.wake(queue_of(settings.name))
 
@@ -210,16 +209,14 @@ class Scheduler:
     def notify(self, queue: QueueName) -> None:
         """Note that there may be something to claim in a queue now. Cheap; never raises."""
         if self._running:
-            self.zone(queue.zone).claims.notify(queue.priority)
+            self.zone(queue.zone).notify(queue.priority)
 
     def wake(self, queue: QueueName) -> None:
         """Claim again: deliveries of the zone have changed, or other workers may have stored new ones in this
         queue.
         """
         if self._running:
-            claims = self.zone(queue.zone).claims
-            claims.priorities.add(queue.priority)
-            claims.wake()
+            self.zone(queue.zone).wake(queue.priority)
 
     def granted(self, name: str) -> None:
         """Note that the limits shared with other workers may allow the zone more."""
@@ -235,7 +232,7 @@ class Scheduler:
         """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
         # The outbox itself checks a mailbox again, and may have dismissed it.
         if self._running and queue.kind is not QueueKind.MAILBOX:
-            self.zone(queue.zone).claims.postponed(when, queue.priority)
+            self.zone(queue.zone).postponed(when, queue.priority)
 
     # For operators
 
@@ -315,14 +312,14 @@ class Scheduler:
 
     def snapshot(self) -> tuple[ZoneFigures, ...]:
         return tuple(
-            ZoneFigures(name, zone.plan.active, zone.plan.waiting, zone.destinations())
+            ZoneFigures(name, zone.plan.active, zone.plan.waiting, tuple(zone.destinations()))
             for name, zone in self._zones.items()
         )
 
     def destinations(self) -> Iterator[tuple[str, DestinationFigures]]:
         """Yield the destinations of each zone. They may change during the iteration."""
         for name, zone in list(self._zones.items()):
-            for each in zone.each_destination():
+            for each in zone.destinations():
                 yield name, each
 
     def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:

@@ -37,13 +37,6 @@ day.
 
 All zones of a worker share one throttle, because they share the CPU. It is updated every `LOOK` seconds while
 backlog is being sent.
-
-Table (`ZoneDestinations`): maps domains to lines and keys to destinations. It creates destinations and
-forgets them; the hosts of a provider are one destination for thousands of domains. Idle domains and
-destinations are forgotten when there are many, so memory does not grow with every domain ever used. They are
-checked a few at a time, the least recently checked first, when a new one is created: checking thousands at
-once would block the event loop. Promise: a destination is not forgotten while mail waits for it, an attempt
-is active, a domain of it was passed over, or it is suspended.
 """
 
 from __future__ import annotations
@@ -51,20 +44,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import STRIDE, DestinationQueue, Precedence
-from zonerelay.queue.destination.destinations import Destination, DestinationFigures, Site, Standing
+from zonerelay.queue.destination.backlog import STRIDE, Precedence
+from zonerelay.queue.destination.destinations import Destination, Site, Standing
 from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
 from zonerelay.queue.destination.probation import Probation
 from zonerelay.queue.destination.rates import Rates, Ticket
-from zonerelay.queue.destination.suspension import Transition
-from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
+from zonerelay.routing.destinations.route import SiteKey
 
 LOOK = 0.1
 """Seconds between two updates of the throttle."""
@@ -539,139 +529,3 @@ class RoundRobin:
                 self._append(entry[2])
             self._aside = [entry for entry in self._aside if entry[2].site is not site]
             heapq.heapify(self._aside)
-
-
-MAX_DOMAINS = 10_000
-MAX_DESTINATIONS = 1000
-"""Idle domains and destinations are forgotten when there are more than this."""
-LOOKED_AT = 8
-"""Destinations checked for each new one. If one in eight is idle, their number stays constant."""
-TIDIED = 500
-"""Domains and deliveries checked in one go when there are too many domains."""
-
-
-class ZoneDestinations:
-    """The destinations of a zone: `lines` by domain (`""` in a zone with one next hop) and destinations by
-    key.
-    """
-
-    def __init__(
-        self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin
-    ) -> None:
-        self.lines: dict[str, DestinationQueue] = {}
-        # Not a dict, where finding the first key takes longer the more keys were removed from the front.
-        self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
-        self._zone = zone
-        self._retry = retry
-        self._rates = rates
-        self._round_robin = round_robin
-        self._max_domains = MAX_DOMAINS
-        self._to_tidy: Iterator[DestinationKey] | None = None
-
-    def destination(self, route: Route, now: float) -> Destination:
-        """Return the destination of a route, created if needed, and make it use this route from now on."""
-        key = route.destination
-        destination = self.destinations.get(key)
-        if destination is not None:
-            destination.renew(route, self._zone, self._rates, now)
-            return destination
-        if len(self.destinations) >= MAX_DESTINATIONS:
-            self.forget_some(now)
-        site = self._round_robin.site(route.site)
-        destination = Destination(route, site, self._retry, apart=not self._zone.mixes_domains)
-        destination.renew(route, self._zone, self._rates, now)
-        self.destinations[key] = destination
-        self._round_robin.enter(destination)
-        return destination
-
-    def resume(self, key: DestinationKey | None) -> list[Destination]:
-        """Lift the suspension of one destination or all. Return those that were suspended or failing."""
-        chosen = list(self.destinations.values()) if key is None else [self.destinations.get(key)]
-        return [
-            destination
-            for destination in chosen
-            if destination is not None and destination.suspension.resume() is Transition.RESUMED
-        ]
-
-    def count(self, now: float) -> tuple[int, int]:
-        """Return how many destinations are suspended and how many are not, of those that `status` shows."""
-        suspended = usable = 0
-        for each in self.destinations.values():
-            is_busy = each.waiting or each.active
-            if each.suspension.is_failing:
-                suspended += bool(is_busy or not each.suspension.is_forgettable(now))
-            elif is_busy:
-                usable += 1
-        return suspended, usable
-
-    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationFigures, ...]:
-        return tuple(self.each_status(now, tick))
-
-    def each_status(self, now: float, tick: float) -> Iterator[DestinationFigures]:
-        """Yield the status of the destinations that have mail or are suspended. They may change during the
-        iteration.
-        """
-        for each in list(self.destinations.values()):
-            if each.waiting or each.active or not each.suspension.is_forgettable(now):
-                yield each.status(tick)
-
-    def sort(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
-        """Move queued mail older than this message to the backlog, and return the number of remaining new
-        deliveries. `is_earlier` says that the message is older than at the last call.
-        """
-        backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
-        return sum(
-            backlog.sort(since, is_earlier=is_earlier)
-            for backlog in backlogs
-            if backlog is not None and (backlog.has_fresh or is_earlier)
-        )
-
-    # Forgetting
-
-    def tidy(self) -> None:
-        """Remove unused domains if there are very many; their routes are looked up again when needed. Each
-        call does a part of the work.
-        """
-        if self._to_tidy is None:
-            if len(self.lines) <= self._max_domains:
-                return
-            self._to_tidy = iter(list(self.destinations))
-        looked_at = 0
-        for key in self._to_tidy:
-            destination = self.destinations.get(key)
-            if destination is not None:
-                looked_at += 1 + len(destination.domains) + destination.waiting
-                self._tidy_one(destination)
-            if looked_at >= TIDIED:
-                return
-        self._to_tidy = None
-        self._max_domains = max(MAX_DOMAINS, 2 * len(self.lines))
-
-    def _tidy_one(self, destination: Destination) -> None:
-        if destination.waiting:
-            keep = {delivery.domain for delivery in destination} | destination.passed_over
-        else:
-            keep = destination.passed_over
-        for domain in destination.domains.keys() - keep:
-            del self.lines[domain], destination.domains[domain]
-
-    def forget_some(self, now: float) -> None:
-        for _ in range(min(LOOKED_AT, len(self.destinations))):
-            key, destination = next(iter(self.destinations.items()))
-            if destination.is_forgettable(now):
-                del self.destinations[key]
-                self._round_robin.leave(destination)
-                for domain in destination.domains:
-                    del self.lines[domain]
-            else:
-                self.destinations.move_to_end(key)
-
-    def clear(self) -> Iterator[None]:
-        """Remove everything, one destination per step. None of them may be active. Destinations and hosts
-        refer to each other, so this saves the garbage collector from finding all of them at once.
-        """
-        self.lines.clear()
-        while self.destinations:
-            _, destination = self.destinations.popitem()
-            self._round_robin.leave(destination)
-            yield

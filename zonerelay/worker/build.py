@@ -54,7 +54,7 @@ from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
-from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_record_store

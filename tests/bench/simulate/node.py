@@ -22,7 +22,7 @@ from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
-from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.destinations.route import DestinationLimits
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events

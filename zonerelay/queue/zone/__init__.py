@@ -1,7 +1,7 @@
-"""One zone: `claims` fetches from the store, `window` bounds the mail in memory, `plan` chooses the next
-batch, and `attempts` delivers it.
+"""One zone: `zone` claims its mail and attempts its batches, `plan` chooses the next batch, and `window`
+bounds the mail in memory.
 
 `plan` and `window` are pure. `zone` carries out their decisions.
 
-Code outside imports `parts`, which it passes to the scheduler.
+Code outside imports `ZoneParts` of `zone`, which it passes to the scheduler.
 """

@@ -43,16 +43,25 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Routes expire with their TTL, then the domain is looked up again → mail follows a changed MX.
 - Withdrawn deliveries are not planned until they are given back → an attempt never interferes with an
   operator's change.
+
+TABLE. The plan maps domains to lines and keys to destinations. It creates destinations and forgets them; the
+hosts of a provider are one destination for thousands of domains. Idle domains and destinations are forgotten
+when there are many, so memory does not grow with every domain ever used. They are checked a few at a time,
+the least recently checked first, when a new one is created: checking thousands at once would block the event
+loop. Promise: a destination is not forgotten while mail waits for it, an attempt is active, a domain of it
+was passed over, or it is suspended.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Reply
@@ -60,6 +69,7 @@ from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
+    DestinationFigures,
     RouteLookups,
     Standing,
     UnroutedMail,
@@ -74,7 +84,6 @@ from zonerelay.queue.selection import (
     VISIT_SECONDS,
     BacklogThrottle,
     RoundRobin,
-    ZoneDestinations,
 )
 from zonerelay.queue.zone.window import ClaimRequest, PriorityWindow, QueueWindow
 from zonerelay.routing.destinations.route import DestinationKey, Route
@@ -84,6 +93,13 @@ MANY_PUT_OFF = 50
 """The number of deliveries put off together for a suspended destination from which claims pass over it,
 because there may be many more.
 """
+MAX_DOMAINS = 10_000
+MAX_DESTINATIONS = 1000
+"""Idle domains and destinations are forgotten when there are more than this."""
+LOOKED_AT = 8
+"""Destinations checked for each new one. If one in eight is idle, their number stays constant."""
+TIDIED = 500
+"""Domains and deliveries checked in one go when there are too many domains."""
 
 
 class ZonePlan:
@@ -115,11 +131,13 @@ class ZonePlan:
         self._window = QueueWindow(window, by_domain=self._by_domain)
         self.wants_claim = self._window.wants
         self._probes = Probes(window)
-        self._table = ZoneDestinations(zone, retry, self._rates, self._round_robin)
-        self._lines = self._table.lines
-        self.clear, self.status = self._table.clear, self._table.status
-        self.each_status = self._table.each_status
-        self.count_destinations = self._table.count
+        self._retry = retry
+        self._lines: dict[str, DestinationQueue] = {}
+        """The lines by domain (`""` in a zone with one next hop)."""
+        # Not a dict, where finding the first key takes longer the more keys were removed from the front.
+        self._destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
+        self._max_domains = MAX_DOMAINS
+        self._to_tidy: Iterator[DestinationKey] | None = None
         self._works: set[Work] = set()
         self._look_ups = RouteLookups()
         self.take_look_ups = self._look_ups.take
@@ -154,7 +172,7 @@ class ZonePlan:
             count += 1
         if count:
             self._enter(deliveries[:count], now, priority)
-            self._table.tidy()
+            self._tidy()
         return count
 
     def _is_taken(self, delivery: Delivery, window: PriorityWindow) -> bool:
@@ -175,7 +193,7 @@ class ZonePlan:
             self._returned += [delivery for delivery in claimed if delivery.key in self._given_back]
             claimed = [delivery for delivery in claimed if delivery.key not in self._given_back]
         self._enter(claimed, now, priority)
-        self._table.tidy()
+        self._tidy()
 
     def claimed(self, plan: ClaimRequest, count: int) -> None:
         """Note that a claim returned `count` deliveries, which have been added."""
@@ -193,7 +211,7 @@ class ZonePlan:
         """Handle a route that a lookup has found."""
         self._look_ups.ended(domain, found=True)
         line = self._lines[domain]
-        destination = self._table.destination(route, now)
+        destination = self._destination(route, now)
         self._lines[domain] = destination
         destination.domains[domain] = None
         for priority in line.backlogs:
@@ -368,9 +386,13 @@ class ZonePlan:
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all. Return those that were suspended or failing."""
-        resumed = self._table.resume(key)
-        for destination in resumed:
-            self._probes_next_hop(destination)
+        resumed = []
+        for destination in (
+            list(self._destinations.values()) if key is None else [self._destinations.get(key)]
+        ):
+            if destination is not None and destination.suspension.resume() is Transition.RESUMED:
+                self._probes_next_hop(destination)
+                resumed.append(destination)
         return resumed
 
     def destination_of(self, domain: str) -> DestinationKey | None:
@@ -385,6 +407,25 @@ class ZonePlan:
             return None
         suspension = line.suspension
         return None if suspension.reply is None else (suspension.until, suspension.reply)
+
+    def count_destinations(self, now: float) -> tuple[int, int]:
+        """Return how many destinations are suspended and how many are not, of those that `status` shows."""
+        suspended = usable = 0
+        for each in self._destinations.values():
+            is_busy = each.waiting or each.active
+            if each.suspension.is_failing:
+                suspended += bool(is_busy or not each.suspension.is_forgettable(now))
+            elif is_busy:
+                usable += 1
+        return suspended, usable
+
+    def status(self, now: float, tick: float = 0.0) -> Iterator[DestinationFigures]:
+        """Yield the status of the destinations that have mail or are suspended. They may change during the
+        iteration.
+        """
+        for each in list(self._destinations.values()):
+            if each.waiting or each.active or not each.suspension.is_forgettable(now):
+                yield each.status(tick)
 
     def waits_for_rate(self, domain: str, tick: float) -> bool:
         """Return whether the next transaction with the destination of a domain waits for a rate."""
@@ -402,6 +443,83 @@ class ZonePlan:
         yield [*self.take_returned(), *(delivery for delivery, _ in self.take_to_hold())]
         for _, deliveries in self.take_parked():
             yield deliveries
+
+    def clear(self) -> Iterator[None]:
+        """Remove everything, one destination per step. None of them may be active. Destinations and hosts
+        refer to each other, so this saves the garbage collector from finding all of them at once.
+        """
+        self._lines.clear()
+        while self._destinations:
+            _, destination = self._destinations.popitem()
+            self._round_robin.leave(destination)
+            yield
+
+    # The table
+
+    def _destination(self, route: Route, now: float) -> Destination:
+        """Return the destination of a route, created if needed, and make it use this route from now on."""
+        key = route.destination
+        destination = self._destinations.get(key)
+        if destination is not None:
+            destination.renew(route, self.zone, self._rates, now)
+            return destination
+        if len(self._destinations) >= MAX_DESTINATIONS:
+            self._forget_some(now)
+        site = self._round_robin.site(route.site)
+        destination = Destination(route, site, self._retry, apart=not self.zone.mixes_domains)
+        destination.renew(route, self.zone, self._rates, now)
+        self._destinations[key] = destination
+        self._round_robin.enter(destination)
+        return destination
+
+    def _sort_lines(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
+        """Move queued mail older than this message to the backlog, and return the number of remaining new
+        deliveries. `is_earlier` says that the message is older than at the last call.
+        """
+        backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self._lines.values()))
+        return sum(
+            backlog.sort(since, is_earlier=is_earlier)
+            for backlog in backlogs
+            if backlog is not None and (backlog.has_fresh or is_earlier)
+        )
+
+    def _tidy(self) -> None:
+        """Remove unused domains if there are very many; their routes are looked up again when needed. Each
+        call does a part of the work.
+        """
+        if self._to_tidy is None:
+            if len(self._lines) <= self._max_domains:
+                return
+            self._to_tidy = iter(list(self._destinations))
+        looked_at = 0
+        for key in self._to_tidy:
+            destination = self._destinations.get(key)
+            if destination is not None:
+                looked_at += 1 + len(destination.domains) + destination.waiting
+                self._tidy_one(destination)
+            if looked_at >= TIDIED:
+                return
+        self._to_tidy = None
+        self._max_domains = max(MAX_DOMAINS, 2 * len(self._lines))
+
+    def _tidy_one(self, destination: Destination) -> None:
+        if destination.waiting:
+            keep = {delivery.domain for delivery in destination} | destination.passed_over
+        else:
+            keep = destination.passed_over
+        for domain in destination.domains.keys() - keep:
+            del self._lines[domain], destination.domains[domain]
+
+    def _forget_some(self, now: float) -> None:
+        for _ in range(min(LOOKED_AT, len(self._destinations))):
+            key, destination = next(iter(self._destinations.items()))
+            if destination.is_forgettable(now):
+                del self._destinations[key]
+                self._round_robin.leave(destination)
+                for domain in destination.domains:
+                    del self._lines[domain]
+            else:
+                self._destinations.move_to_end(key)
 
     # Lines
 
@@ -428,7 +546,7 @@ class ZonePlan:
         """Move the queued mail of a priority to the backlog. Mail that arrives from now on is new."""
         window = self._window.of(priority)
         is_earlier = window.is_drawn_earlier(now)
-        window.new_waiting = self._table.sort(priority, window.draw(now), is_earlier=is_earlier)
+        window.new_waiting = self._sort_lines(priority, window.draw(now), is_earlier=is_earlier)
         self._look_ups.sort()
         self._round_robin.sort()
 

@@ -1,38 +1,120 @@
-"""Runs one zone: carries out the decisions of its `ZonePlan`. It looks up routes, starts attempts and sets
-timers.
+"""Runs one zone: carries out the decisions of its `ZonePlan`. It claims mail, looks up routes, attempts
+batches and sets timers.
 
 Every task here belongs to the zone and ends in `stop`. Between two awaits a task makes one call on the plan,
 so no task sees the plan in an inconsistent state.
 
-`claims.py` fetches deliveries from the store, and `attempts.py` passes batches to the courier.
+Claims: one task lives as long as the zone. It continues while there is space and a reason (new mail, a due
+time, a line that has drained), then waits for the next reason. The store is not queried when nothing has
+happened. Deliveries that a claim returns after the zone was stopped are released.
 
-Failure: if the router raises, the deliveries are deferred and a `trouble` event is reported to the operator.
+Attempts: worker tasks make them, one batch after the other. Creating a task costs more than everything else
+that starting a batch does, so an idle task waits for more work. At most `SPARE` idle tasks are kept. Promise:
+work that is started is attempted, or its claim is released if the task is cancelled first. In both cases
+`_finished` is called once.
+
+Policy: a message that is larger than its zone allows is returned to its sender (552 5.3.4) without a
+connection.
+
+Failure: if the store raises, all claims are tried again with back-off. If the router or the courier raises,
+or a message cannot be read, the deliveries are deferred and a `trouble` event is reported to the operator. A
+cancelled attempt leaves no outcome, and its claim is released. A known outcome has already been passed to the
+settler, which is not cancelled. An attempt whose lease on the claim is lost leaves no outcome either, because
+another relay may be making it.
+
+Rates: a batch starts when a turn is due, but the time at which MAIL is written is known only when its
+connection is established. Otherwise connections that are established late and at the same time would send
+their mail at the same time. So the courier takes the turn at that point (`take_turn`). It rarely has to wait.
+It waits for the first turn for up to `LONGEST_FIRST`: few batches wait (`rates.HORIZON`), and they wait
+longer only if a reload has made the rate much slower. It waits for a further turn, for recipients that the
+peer wants in another transaction or for another host, only for `PATIENCE`, because a connection is kept open
+during this time. The rest is tried again later.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
 
-from zonerelay.config.settings import ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.config.units import format_size
+from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, NextIteration, Tasks, Timers, in_slices
+from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import Destination, DestinationFigures, Work
-from zonerelay.queue.destination.rates import Rates
+from zonerelay.queue.destination.rates import Rates, Ticket
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition, suspended
 from zonerelay.queue.orders.order import OPEN
-from zonerelay.queue.settle.disposition import LOCAL_ERROR
-from zonerelay.queue.zone.attempts import Attempts
-from zonerelay.queue.zone.claims import Claims
-from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.queue.orders.orders import Orders
+from zonerelay.queue.selection import BacklogThrottle
+from zonerelay.queue.settle.disposition import LOCAL_ERROR, UNREADABLE, local_delay
+from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
-from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
+from zonerelay.queue.zone.window import ClaimRequest
+from zonerelay.routing.destinations.route import Batch, DestinationKey, Route, SiteKey
+from zonerelay.store.contract import (
+    ClaimLostError,
+    MessageNotFoundError,
+    MessageSettledError,
+    QueueStore,
+    StoreCorruptError,
+)
+from zonerelay.telemetry.events.events import Events
+
+CLAIM_PAUSE = 0.02
+"""Seconds between claims while much mail waits already. New mail for an idle destination waits no longer than
+this.
+"""
+
+CLAIM_RETRY_FIRST = 1.0
+CLAIM_RETRY_LONGEST = 30.0
+
+WORTHWHILE = 8
+"""Deliveries of a refill that is made without a pause, because the line has run short and may
+be a fast one.
+"""
+
+TOGETHER = 0.1
+"""Seconds between two claims of due mail: mail for unreachable hosts becomes due one delivery at a time."""
+OVERDUE_PAUSE = 1.0
+"""Seconds until the next check if the store reports a due time in the past although a claim found nothing."""
+
+SPARE = 16
+PATIENCE = 5.0
+LONGEST_FIRST = 120.0
+"""Seconds. Servers disconnect clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneParts:
+    """The components that all zones of a scheduler share. A reload replaces `retry`."""
+
+    store: QueueStore
+    router: Router
+    courier: Courier
+    settler: Settler
+    retry: RetrySettings
+    events: Events
+    clock: Clock
+    random: Random
+    limits: LimitKeeper | None = None
+    """Set if other workers share the limits."""
+    orders: Orders | None = None
+    """Suspensions and hold rules of operators."""
+    throttle: BacklogThrottle | None = None
 
 
 class Zone:
-    """Runs the deliveries of one zone. `claims` receives the reasons to claim, and `plan` holds the waiting
-    mail.
+    """Runs the deliveries of one zone. `plan` holds the waiting mail.
 
     `rates` outlive the zone: a `Zone` with newer settings takes them over. The mail of a zone that is not
     served waits in the store, because the configuration does not say how to send it.
@@ -54,34 +136,39 @@ class Zone:
         self._parts = parts
         self._store = parts.store
         self._settler = parts.settler
-        self._attempts = Attempts(settings, parts, self._following, self._finished, self._given_back)
         self._events = parts.events
         self._clock = parts.clock
         self._rates = rates
-        shared = None if parts.limits is None else parts.limits.zone(settings.name)
         self.plan = ZonePlan(
             settings,
             parts.retry,
             rates,
             window=window,
-            shared=shared,
+            shared=None if parts.limits is None else parts.limits.zone(settings.name),
             throttle=parts.throttle,
             gate=self.gate,
         )
         self._errands = Tasks("queue.errand", parts.events)
+        self._attempts = Tasks("queue.lane", parts.events)
+        self._spare: list[asyncio.Future[Work | None]] = []
         self._pump_soon = NextIteration(self.pump)
-        self.claims = Claims(
-            settings.name,
-            self.plan,
-            parts,
-            tasks=self._errands,
-            claimed=self.pump,
-            is_served=is_served and not self.gate.is_closed,
-        )
         self._next_turn = Alarm(parts.clock.monotonic, self.pump)
+        self._next_claim = Alarm(parts.clock.now, self.wake)
+        self._rests: Timers[Destination] = Timers(self._rested)
         rates.changed = self._turns_changed
         self._stopping = False
-        self._rests: Timers[Destination] = Timers(self._rested)
+        self._may_claim = is_served and not self.gate.is_closed
+        """Whether mail is claimed."""
+        self._is_claiming = False
+        self._claim_again: asyncio.Future[None] | None = None
+        self.priorities = {Priority.NORMAL}
+        """The priorities of which the zone has or has had mail, so their queues may hold something."""
+        self._more = {Priority.NORMAL}
+        self._new = {Priority.NORMAL}
+        """The priorities of which new mail may have arrived."""
+        self._due_unknown = {Priority.NORMAL}
+        self._claimed_at = dict.fromkeys(Priority, 0.0)
+        self._delay = CLAIM_RETRY_FIRST
 
     # Calls from outside
 
@@ -89,19 +176,38 @@ class Zone:
         """Take new deliveries into the window while it has room and older mail does not come first. The
         others are claimed. Return how many were taken.
         """
-        claims, priority = self.claims, deliveries[0].priority
-        taken = self.plan.take_new(deliveries, self._clock.now()) if is_next and claims.is_open else 0
+        priority = deliveries[0].priority
+        taken = self.plan.take_new(deliveries, self._clock.now()) if is_next and self._may_claim else 0
         if taken:
-            claims.priorities.add(priority)
+            self.priorities.add(priority)
             self._pump_soon.ask()
         rest = deliveries[taken:]
         # The due time of deferred mail is used: if the clock were set back, no claim would find the mail now.
         if due := min((each.next_attempt for each in rest), default=0.0):
-            claims.postponed(due, priority)
+            self.postponed(due, priority)
         elif rest or self.plan.has_backlog(priority):
             # With a backlog claims go on, because only they find out when it ends.
-            claims.notify(priority)
+            self.notify(priority)
         return taken
+
+    def notify(self, priority: Priority) -> None:
+        """Note that there may be new mail to claim."""
+        self.priorities.add(priority)
+        self._more.add(priority)
+        self._new.add(priority)
+        self._claim()
+
+    def wake(self, *priorities: Priority) -> None:
+        """Search for new, due and released deliveries, also of these priorities."""
+        self.priorities.update(priorities)
+        self._look_everywhere()
+        self._claim()
+
+    def postponed(self, when: float, priority: Priority) -> None:
+        """Note that there is nothing new before `when`."""
+        self.priorities.add(priority)
+        if not self._stopping:
+            self._claim_at(when, priority)
 
     def granted(self) -> None:
         """Start the transactions that shared limits allow now."""
@@ -115,8 +221,8 @@ class Zone:
         # Pending claims and look-ups are forgotten, because nothing has been sent for them.
         await self._errands.cancel()
         await self._give_up()
-        await self._attempts.tasks.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
-        await self._attempts.tasks.cancel()
+        await self._attempts.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self._attempts.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
         """Release queued mail and let attempts finish, so that a `Zone` with other settings can take over.
@@ -131,7 +237,7 @@ class Zone:
         # Attempts may take many minutes, and until they end no other zone would search for the mail of this
         # claim.
         given_back()
-        await self._attempts.tasks.wait(None)
+        await self._attempts.wait(None)
         async for _ in in_slices(self.plan.clear(), self._clock.monotonic):
             pass
 
@@ -142,27 +248,29 @@ class Zone:
 
     def _quit(self) -> None:
         self._stopping = True
-        self.claims.stop()
+        self._may_claim = False
+        self._next_claim.cancel()
+        self._wake_claims()
         self._next_turn.cancel()
-        self._attempts.close()
+        for spare in self._spare:
+            if not spare.done():
+                spare.set_result(None)
+        self._spare.clear()
         self._rests.cancel()
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         self.plan.give_back(keys)
         self._store.release(keys)
-        self.claims.wake()
+        self.wake()
 
     def resume(self, destination: DestinationKey | None) -> None:
         for resumed in self.plan.resume(destination):
             self._resumed(resumed)
-        self.claims.wake()
+        self.wake()
 
-    def destinations(self) -> tuple[DestinationFigures, ...]:
-        return self.plan.status(self._clock.now(), self._clock.monotonic())
-
-    def each_destination(self) -> Iterator[DestinationFigures]:
+    def destinations(self) -> Iterator[DestinationFigures]:
         """Yield the status of the destinations, which may change during the iteration."""
-        return self.plan.each_status(self._clock.now(), self._clock.monotonic())
+        return self.plan.status(self._clock.now(), self._clock.monotonic())
 
     # Carrying out the plan
 
@@ -172,12 +280,12 @@ class Zone:
             return
         now = self._clock.now()
         while (work := self._next_work(now)) is not None:
-            self._attempts.start(work)
+            self._start(work)
         if self.plan.next_turn is not None:
             self._next_turn.set(self.plan.next_turn)
         if self.plan.has_requests:
             self._grant_requests()
-        self.claims.go_on()
+        self._claim()
 
     def _next_work(self, now: float) -> Work | None:
         return self.plan.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
@@ -192,12 +300,125 @@ class Zone:
             self._parts.orders.hold([delivery], order)
         returned = self.plan.take_returned()
         if returned:
-            self._release(returned)
-            self.claims.released({delivery.priority for delivery in returned})
+            self._requeue(returned)
 
     def _release(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
             self._store.release([delivery.key for delivery in deliveries])
+
+    def _requeue(self, deliveries: Sequence[Delivery]) -> None:
+        """Release deliveries that can be claimed again at once."""
+        self._release(deliveries)
+        priorities = {delivery.priority for delivery in deliveries}
+        self._more |= priorities
+        self._new |= priorities
+
+    # Claims
+
+    def _claim(self) -> None:
+        """Claim more deliveries if there may be room."""
+        if self._is_claiming or not self._may_claim:
+            return
+        if self.plan.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
+            self._is_claiming = True
+            if not self._wake_claims():
+                self._errands.start(self._claim_on())
+
+    def _look_everywhere(self) -> None:
+        self._due_unknown.update(self.priorities)
+        self._more.update(self.priorities)
+        self._new.update(self.priorities)
+
+    def _wake_claims(self) -> bool:
+        """Wake the task that claims. Return false if no task waits."""
+        again, self._claim_again = self._claim_again, None
+        if again is None or again.done():
+            return False
+        again.set_result(None)
+        return True
+
+    async def _claim_on(self) -> None:
+        try:
+            while not self._stopping:
+                if await self._claim_once():
+                    self.pump()
+                    continue
+                self._is_claiming = False
+                again = self._claim_again = asyncio.get_running_loop().create_future()
+                self._claim()
+                await again
+        finally:
+            self._is_claiming = False
+
+    async def _claim_once(self) -> bool:
+        """Make one request to the store. Return false if there is none left to make."""
+        if not self._settler.outcome_log.has_room:
+            await self._settler.outcome_log.room()
+        plan = self.plan.plan_claim(self._more, self._new)
+        try:
+            if plan is not None:
+                await self._carry_out_claim(plan)
+            elif self._more or not self._due_unknown:
+                return False
+            else:
+                await self._ask_due()
+        except Exception as error:  # noqa: BLE001 - not even an error in the store may end the claims of a zone
+            self._look_everywhere()
+            await self._wait_for_store(error)
+            return True
+        self._delay = CLAIM_RETRY_FIRST
+        if plan is not None and self.plan.is_crowded and (plan.domain is None or plan.limit < WORTHWHILE):
+            await asyncio.sleep(CLAIM_PAUSE)
+        return True
+
+    async def _carry_out_claim(self, plan: ClaimRequest) -> None:
+        now = self._clock.now()
+        priority = plan.priority
+        queue = queue_of(self.settings.name, priority)
+        if plan.is_of_backlog:
+            self._more.discard(priority)
+            self._claimed_at[priority] = now
+            now = self.plan.due_time(now)
+        elif plan.since is not None:
+            self._new.discard(priority)
+        claimed = await self._store.claim(
+            queue, plan.limit, now=now, skip_domains=plan.skip, since=plan.since, domain=plan.domain
+        )
+        is_full = len(claimed) >= plan.limit
+        if plan.since is not None:
+            if is_full:
+                self._new.add(priority)
+        elif is_full is plan.is_of_backlog:
+            # A domain of which there is no more is no longer passed over, so a claim may find what was
+            # released since.
+            self._more.add(priority)
+        if self._stopping:
+            self._release(claimed)
+            return
+        self.plan.add(claimed, self._clock.now(), priority)
+        self.plan.claimed(plan, len(claimed))
+
+    async def _ask_due(self) -> None:
+        while self._due_unknown:
+            priority = self._due_unknown.pop()
+            due = await self._store.next_due(queue_of(self.settings.name, priority))
+            if self._stopping:
+                return
+            if due is not None:
+                # Overdue mail that a claim passed over is claimed by domain, which the store need not know.
+                overdue = due <= self._claimed_at[priority]
+                self._claim_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, priority)
+
+    def _claim_at(self, when: float, priority: Priority) -> None:
+        """Claim deliveries due at `when`, together with those due within `TOGETHER` after the last claim."""
+        last = min(self._claimed_at[priority], self._clock.now())
+        self._next_claim.set(max(when, last + TOGETHER))
+
+    async def _wait_for_store(self, error: Exception) -> None:
+        self._events.error("store.claim", error)
+        if not await self._store.usable():
+            await asyncio.sleep(self._delay)
+            self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
 
     # Routes
 
@@ -254,11 +475,11 @@ class Zone:
         self._events.resumed(self.settings.name, destination.label)
         self._rests.stop(destination)
         self.plan.rested(destination)
-        self.claims.wake()
+        self.wake()
 
     def _rested(self, destination: Destination) -> None:
         self.plan.rested(destination)
-        self.claims.go_on()
+        self._claim()
 
     # Attempts
 
@@ -285,11 +506,169 @@ class Zone:
         if suspension.reply is not None:
             self._events.suspended(self.settings.name, destination.label, suspension.until, suspension.reply)
 
-    def _given_back(self, work: Work) -> None:
-        self.claims.released({delivery.priority for delivery in work.deliveries})
+    def _start(self, work: Work) -> None:
+        while self._spare:
+            spare = self._spare.pop()
+            if not spare.done():
+                spare.set_result(work)
+                return
+        self._attempts.start(self._attempt(work))
+
+    async def _attempt(self, first: Work) -> None:
+        work: Work | None = first
+        while work is not None:
+            outcomes: Sequence[Outcome] = ()
+            try:
+                outcomes = await self._make(work)
+            finally:
+                self._finished(work, outcomes)
+            work = self._following(work)
+            if work is None and not self._stopping and len(self._spare) < SPARE:
+                work = await self._wait_for_work()
+
+    async def _wait_for_work(self) -> Work | None:
+        spare: asyncio.Future[Work | None] = asyncio.get_running_loop().create_future()
+        self._spare.append(spare)
+        try:
+            return await spare
+        except asyncio.CancelledError:
+            work = None if spare.cancelled() else spare.result()
+            if work is not None:
+                self._release(work.deliveries)
+                self._finished(work, ())
+            raise
+
+    async def _make(self, work: Work) -> Sequence[Outcome]:
+        """Deliver a batch, post its outcomes, and return them in order. They are empty if the batch never
+        reached a courier.
+        """
+        try:
+            if not self._settler.outcome_log.has_room:
+                await self._settler.outcome_log.room()
+            try:
+                message = await self._store.read_message(work.message_id)
+            except ClaimLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - an error of the store is temporary, too
+                self._unreadable(work, error)
+                return ()
+            if self._parts.orders is not None and self._parts.orders.table.by_envelope:
+                label = work.destination.label
+                work.deliveries = self._parts.orders.keep(message, work.deliveries, work.route.name, label)
+                if not work.deliveries:
+                    return ()
+            if self.settings.max_message_size and message.size > self.settings.max_message_size:
+                return self._return(work, message)
+            return await self._deliver(work, message)
+        except ClaimLostError:
+            self._requeue(work.deliveries)
+            return ()
+        except asyncio.CancelledError:
+            self._release(work.deliveries)
+            raise
+
+    async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
+        started = self._clock.monotonic()
+        batch = Batch(
+            self.settings,
+            work.route,
+            message,
+            work.deliveries,
+            partial(self._take_turn, work, message),
+            more=work.more,
+        )
+        try:
+            outcomes = await self._parts.courier.deliver(batch)
+        except ClaimLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - an error of the courier is temporary
+            outcomes = self._courier_failed(batch, error)
+        if len(outcomes) != len(work.deliveries):
+            count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
+            outcomes = self._courier_failed(batch, ValueError(count))
+        # There is no await from here on, so a cancelled task cannot lose known outcomes.
+        if self.settings.mix_domains is None:
+            work.destination.most_domains = batch.rcptdomainmax or 1
+        if batch.most_connections is not None:
+            work.destination.suspension.take_at_most(batch.most_connections)
+        work.seconds = seconds = self._clock.monotonic() - started
+        label = work.destination.label
+        self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
+        return outcomes
+
+    async def _take_turn(self, work: Work, message: Message) -> bool:
+        """Wait like `take_turn`. Raise ClaimLostError if an operator has suspended the mail since the
+        batch started, for example while a connection was opened.
+        """
+        if self._parts.orders is not None:
+            label = work.destination.label
+            if any(self._parts.orders.waited_for(each, message, label) for each in work.deliveries):
+                raise ClaimLostError("an operator has suspended it")
+        return work.ticket is None or await take_turn(work.ticket, self._clock)
+
+    def _return(self, work: Work, message: Message) -> Sequence[Outcome]:
+        most = format_size(self.settings.max_message_size)
+        text = f"the message has {message.size} bytes, but zone {self.settings.name} accepts at most {most}"
+        outcome = Outcome(Verdict.BOUNCED, Reply(552, "3.4", text), Scope.LOCAL, local=True, counts=False)
+        self._settler.post(
+            message, work.deliveries, [outcome] * len(work.deliveries), destination=work.destination.label
+        )
+        return ()
+
+    def _unreadable(self, work: Work, error: Exception) -> None:
+        if isinstance(error, MessageSettledError):
+            self._release(work.deliveries)
+            return
+        self._events.error("queue.read_message", error, message_id=work.message_id)
+        label = work.destination.label
+        if isinstance(error, MessageNotFoundError | StoreCorruptError):
+            # Kept until the spool is repaired. If it was dropped since, nothing is left to change.
+            self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
+        else:
+            now = self._clock.now()
+            until = now + local_delay(now - work.deliveries[0].created)
+            self._settler.post_unattempted(
+                work.deliveries, UNREADABLE, destination=label, until=lambda: until
+            )
+
+    def _courier_failed(self, batch: Batch, error: Exception) -> Sequence[Outcome]:
+        self._events.error("queue.courier", error, message_id=batch.message.id)
+        return [LOCAL_ERROR] * len(batch.deliveries)
 
     # Rates
 
     def _turns_changed(self, site: SiteKey, earlier: bool) -> None:
         self.plan.turns_changed(site, self._clock.now(), earlier=earlier)
         self._pump_soon.ask()
+
+
+async def take_turn(ticket: Ticket, clock: Clock) -> bool:
+    """Wait for the next send time of a batch; the transaction must then start immediately. Return false if
+    the wait would be too long.
+    """
+    if not ticket.taken:
+        ticket.arrived(clock.monotonic())
+    # Checked again after each sleep: other batches may have taken the turn, and the rate may have changed.
+    while (wait := ticket.due - clock.monotonic()) > 0:
+        if wait > (PATIENCE if ticket.taken else LONGEST_FIRST):
+            return False
+        await _wait_for_turns(ticket, min(wait, PATIENCE))
+    ticket.take(clock.monotonic())
+    return True
+
+
+async def _wait_for_turns(ticket: Ticket, seconds: float) -> None:
+    """Wait for `seconds`, or until new send times are available."""
+    turns = ticket.leased
+    if turns is None:
+        await asyncio.sleep(seconds)
+        return
+    woken = asyncio.Event()
+    turns.watch(woken.set, further=ticket.taken)
+    try:
+        async with asyncio.timeout(seconds):
+            await woken.wait()
+    except TimeoutError:
+        return
+    finally:
+        turns.unwatch(woken.set)
