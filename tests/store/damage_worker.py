@@ -121,7 +121,7 @@ class Outcome(msgspec.Struct):
 
     @property
     def letter(self) -> str:
-        """For the table in docs/store/spool-format.md."""
+        """For the table in damage_matrix.md."""
         found = "E" if self.ended_by else ""
         if self.lost:
             found += "W" if self.object in TABLES else "L"

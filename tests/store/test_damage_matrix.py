@@ -1,8 +1,8 @@
 """Every file of a LevelDB spool, damaged in every way, found at a start and while the relay runs.
 
 Never is more lost than what is damaged, never without a word, and a start that refuses changes nothing. Each
-test is one object of the spool with all its faults, in processes of their own (`damage_worker.py`). The table
-in docs/store/spool-format.md says what comes of each: `python -m tests.store.test_damage_matrix` prints it.
+test is one object of the spool with all its faults, in processes of their own (`damage_worker.py`). The
+tables in damage_matrix.md say what comes of each: `python -m tests.store.test_damage_matrix` prints them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.store.damage_worker import FAULTS, FLIPS, LOGS, MOMENTS, OBJECTS, TAB
 
 pytestmark = pytest.mark.proof
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "store" / "spool-format.md"
+DOCUMENT = Path(__file__).with_name("damage_matrix.md")
 MAPPED = ("empty", "cut")
 """LevelDB maps its tables: of one that became shorter while it was read nothing but a signal is to be had."""
 
