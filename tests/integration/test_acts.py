@@ -131,6 +131,28 @@ async def test_undo_of_a_hold_leaves_what_was_held_before(desk: Desk) -> None:
     ]
 
 
+@pytest.mark.parametrize("verb", ["release", "retry", "reroute", "undo"])
+async def test_mail_that_comes_back_into_the_queue_is_due_and_not_new(desk: Desk, verb: str) -> None:
+    """Claims of new mail go by the message id: they would step over everything between it and this."""
+    desk.relay.courier.gate = asyncio.Event()
+    desk.relay.accept("first@example.com")
+    desk.relay.accept("b@example.com")  # it waits for the answer to the first
+    await desk.relay.until(lambda: desk.relay.scheduler.active_count("default") == 1)
+    wanted = {"recipient": "b@*"}
+    held = await desk.change("hold", filter=wanted)
+    assert (await desk.of("b")).next_attempt == 0.0
+    if verb == "undo":
+        await desk.undo(held)
+    else:
+        await desk.change("release", filter=wanted)
+    if verb == "retry":
+        await desk.change("retry", filter=wanted)
+    if verb == "reroute":
+        await desk.change("reroute", to_zone="clear", filter=wanted)
+    assert (await desk.of("b")).next_attempt == desk.relay.clock.now()
+    desk.relay.courier.gate.set()
+
+
 async def test_undo_of_acts_one_upon_the_other(desk: Desk) -> None:
     await deferred(desk, "a")
     hold = await desk.change("hold")

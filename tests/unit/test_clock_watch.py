@@ -179,6 +179,10 @@ async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_en
     assert await operations.release_orders([order]) == 1
     (stored,) = await relay.stored()
     assert (stored.held, stored.next_attempt) == (False, clock.now() + MINUTE)
+    # New mail that the order held is due now.
+    await changed(relay, held=True, act=order.id, next_attempt=0.0, last=None)
+    assert await operations.release_orders([order]) == 1
+    assert (await relay.stored())[0].next_attempt == clock.now()
 
 
 async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_release_of_a_sender(
@@ -191,7 +195,10 @@ async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_r
     assert (await operations.release(QueueFilter())).changed == 1
     await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
     # A list that was not attempted yet, and mail that its sender holds back.
-    for fields, due in (({"next_attempt": clock.now() + DAY - OVERDUE}, 0.0), ({}, clock.now() + DAY)):
+    for fields, due in (
+        ({"next_attempt": clock.now() + DAY - OVERDUE}, clock.now()),
+        ({}, clock.now() + DAY),
+    ):
         release = {"created": clock.now() + DAY, "next_attempt": clock.now() + DAY}
         before = await changed(relay, **{"last": None, "held": True, **release, **fields})
         assert before.released_at(clock.now()) == due

@@ -127,6 +127,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def released_at(self, now: float) -> float:
-        """Return the due time of a delivery that is released: when its sender wants it sent, 0.0 for now."""
+        """Return the due time of a delivery that is released: when its sender wants it sent, or now.
+
+        It is never 0.0, which is the due time of new mail: a claim reads that in the order of the message
+        ids, so new mail would wait until the claims have stepped over everything that was accepted after the
+        released delivery. Mail that is due now shares the turns of deferred mail.
+        """
         is_held_back = self.last is None and self.next_attempt == self.created
-        return self.created if is_held_back and self.created > now else 0.0
+        return self.created if is_held_back and self.created > now else now

@@ -471,8 +471,9 @@ class Operations:
     ) -> ChangeCounts:
         """Make deliveries due at `at` (Unix seconds), or now if it is 0."""
         after = None if at else self._resume
+        due = at or self.clock.now()
         return await self._change(
-            "retry", wanted, lambda each: _retried(each, at), progress, act, after=after
+            "retry", wanted, lambda each: _retried(each, due), progress, act, after=after
         )
 
     async def hold(
@@ -584,7 +585,9 @@ class Operations:
 
         def released(delivery: Delivery) -> Delivery:
             is_theirs = delivery.held and delivery.act in ids
-            return structs.replace(delivery, held=False, act="").corrected_at(now) if is_theirs else delivery
+            if not is_theirs:
+                return delivery
+            return _due(structs.replace(delivery, held=False, act=""), now).corrected_at(now)
 
         result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
         count = result.changed
@@ -697,7 +700,7 @@ class Operations:
         def step(current: Delivery) -> Delivery:
             entry = wanted[current.key]
             is_after = DeliverySnapshot.of(current) == entry.after
-            return entry.before.restored(current).corrected_at(now) if is_after else current
+            return _due(entry.before.restored(current), now).corrected_at(now) if is_after else current
 
         try:
             found = await self.store.update([key for key in wanted if key in free], step)
@@ -947,6 +950,12 @@ def _stepped(steps: Mapping[DeliveryKey, _Step], current: Delivery) -> Delivery:
 
 def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:
     return [each.key for each in deliveries]
+
+
+def _due(delivery: Delivery, now: float) -> Delivery:
+    """Return a delivery that is attempted again, due now if it was new (`Delivery.released_at`)."""
+    is_new = not delivery.held and not delivery.next_attempt
+    return structs.replace(delivery, next_attempt=now) if is_new else delivery
 
 
 def _retried(delivery: Delivery, at: float) -> Delivery:
