@@ -8,74 +8,129 @@ and the relay logs it at start, one sentence each, in the format of problems: `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 from zonerelay.config.credentials.secrets import check_secret
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import KeyPath, Report, all_sound
+from zonerelay.config.problems import Findings, KeyPath, Report, all_sound, below, path_text
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings, is_fully_qualified
 from zonerelay.config.tables import credential, delivery, listener, rewrite, route, store, webhook, zone
 
 
 def check(settings: Settings, report: Report) -> Settings:
     """Report problems, and return the settings with the values that follow from others."""
-    listeners, zones = settings.listener, settings.zone
+    zones, retry, takes_reports = settings.zone, settings.retry, bool(settings.srs.domain)
+    # A table that cannot be read may contain what another one needs.
     trusts_dns = settings.dns.trust_ad or not report.sound("dns", "trust_ad")
-    store.check_spool(settings.spool, report)
-    store.check_postgres(settings.postgres, report)
-    store.check_capture(settings.capture, report)
-    store.check_outbox(settings.outbox, zones, report)
-    listener.check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
-    route.check_access(settings.access, report)
+    has_srs = takes_reports or not report.sound("srs")
+    signs = bool(settings.dkim) or not report.sound("dkim")
+    if not settings.listener and report.sound("listener"):
+        report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
+    always: dict[str, Callable[[Any], Findings]] = {
+        "listener": lambda entry: listener.listener_problems(entry, takes_reports=takes_reports),
+        "webhook": webhook.webhook_problems,
+        "zone": lambda entry: chain(
+            zone.zone_problems(entry, retry, report, trusts_dns=trusts_dns, signs=signs, has_srs=has_srs),
+            credential.login_problems(entry),
+        ),
+    }
+    if_sound: dict[str, Callable[[Any], Findings]] = {
+        "access": route.access_problems,
+        "route": route.route_problems,
+        "rewrite": rewrite.rewrite_problems,
+        "credential": credential.credential_problems,
+        "dkim": rewrite.dkim_problems,
+        "destination": lambda entry: zone.destination_problems(entry, zones, trusts_dns=trusts_dns),
+        "spool": store.spool_problems,
+        "redis": store.redis_problems,
+        "postgres": store.postgres_problems,
+        "s3": lambda entry: store.s3_problems(entry, settings.spool, settings.workers),
+        "outbox": lambda entry: store.outbox_problems(entry, zones, report),
+        "capture": store.capture_problems,
+        "srs": rewrite.srs_problems,
+        "retry": lambda entry: delivery.retry_problems(entry, report),
+        "admin": store.admin_problems,
+    }
+    for name, problems_of in (always | if_sound).items():
+        for path, entry in _entries(settings, name):
+            if name in always or report.sound(*path):
+                report.refuse_all(path, problems_of(entry))
     _check_addresses(settings, report)
-    if _names_are_sound(settings, report):
+    _check_names(settings, report)
+    return replace(settings, zone=zone.check_shares(zones, report))
+
+
+def _entries(settings: Settings, name: str) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the tables of this name, each with its path."""
+    found = getattr(settings, name)
+    if name in REPEATED:
+        yield from (((name, at), entry) for at, entry in enumerate(found))
+    else:
+        yield (name,), found
+
+
+def _check_names(settings: Settings, report: Report) -> None:
+    """Report names that are missing, given twice, or not those of another table."""
+    zones, listeners = settings.zone, settings.listener
+    # A zone that could not be read might have the missing name.
+    if all_sound("zone", "name", len(zones), report) and (zones or report.sound("zone")):
         zone.check_zone_names(zones, report)
         route.check_route_zones(settings.route, zones, report)
         zone.check_destination_zones(settings.destination, zones, report)
-    route.check_routes(settings.route, listeners, report)
-    delivery.check_retry(settings.retry, report)
+    listener.check_named_listeners("route", [each.listener for each in settings.route], listeners, report)
+    listener.check_named_listeners("rewrite", [each.listener for each in settings.rewrite], listeners, report)
     zone.check_sources(settings.source, zones, report)
     credential.check_credentials(settings.credential, zones, report)
-    rewrite.check_dkim(settings.dkim, zones, report)
-    store.check_admin(settings.admin, report)
-    store.check_redis(settings.redis, report)
-    store.check_s3(settings.s3, settings.spool, settings.workers, report)
-    rewrite.check_srs(settings.srs, zones, report)
-    rewrite.check_rewrites(settings.rewrite, listeners, report)
+    report.refuse_all(("dkim",), rewrite.record_problems(settings.dkim))
     webhook.check_webhooks(settings.webhook, report)
-    zone.check_destinations(settings.destination, zones, report, trusts_dns=trusts_dns)
-    return replace(settings, zone=zone.check_zones(zones, settings.retry, report, trusts_dns=trusts_dns))
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
     """Return the advice for valid settings. `hostname` is the result of `resolve_hostname`."""
     listeners, zones, spool = settings.listener, settings.zone, settings.spool
-    return (
-        *_hostname_advice(hostname),
-        *store.spool_advice(spool),
-        *store.redis_advice(settings.redis, spool),
-        *store.postgres_advice(settings.postgres, spool, settings.delivery),
-        *store.s3_advice(settings.s3, spool),
-        *store.outbox_advice(settings.outbox, settings.delivery),
-        *listener.listener_advice(listeners),
-        *route.auth_advice(settings.auth, listeners),
-        *route.access_advice(settings.access, listeners),
-        *zone.zone_advice(zones),
-        *route.route_advice(settings.route, listeners),
-        *rewrite.rewrite_advice(settings.rewrite, listeners),
-        *rewrite.srs_advice(settings.srs, listeners),
-        *zone.source_advice(settings.source, zones),
-        *credential.credential_advice(settings.credential, zones),
-        *delivery.dns_advice(settings.dns),
-        *zone.destination_advice(settings.destination, zones),
-        *rewrite.dkim_advice(settings.dkim, zones, hostname),
-        *delivery.retry_advice(settings.retry),
-        *webhook.webhook_advice(settings.webhook),
-        *store.admin_advice(settings.admin),
-    )
+    found: list[tuple[str, Findings]] = [
+        ("spool", store.spool_advice(spool)),
+        ("redis", store.redis_advice(settings.redis, spool)),
+        ("postgres", store.postgres_advice(settings.postgres, spool, settings.delivery)),
+        ("s3", store.s3_advice(settings.s3, spool)),
+        ("outbox", store.outbox_advice(settings.outbox, settings.delivery)),
+        ("listener", _each(listener.listener_advice, listeners)),
+        ("auth", route.auth_advice(settings.auth, listeners)),
+        ("access", route.access_advice(settings.access)),
+        ("access", _each(lambda rule: listener.users_advice(rule.user, listeners), settings.access)),
+        ("zone", _each(zone.zone_advice, zones)),
+        ("route", route.route_advice(settings.route, listeners)),
+        ("route", _each(lambda rule: listener.users_advice(rule.user, listeners), settings.route)),
+        ("rewrite", rewrite.rewrite_advice(settings.rewrite)),
+        ("rewrite", _each(lambda rule: listener.users_advice(rule.user, listeners), settings.rewrite)),
+        ("srs", rewrite.srs_advice(settings.srs, listeners)),
+        ("source", zone.source_advice(settings.source, zones)),
+        ("", credential.credential_advice(settings.credential, zones)),
+        ("dns", delivery.dns_advice(settings.dns)),
+        ("destination", zone.destination_advice(settings.destination, zones)),
+        ("zone", rewrite.dkim_advice(settings.dkim, zones, hostname)),
+        ("retry", delivery.shorter_delays(settings.retry.schedule)),
+        ("webhook", _each(webhook.webhook_advice, settings.webhook)),
+        ("admin", store.admin_advice(settings.admin)),
+    ]
+    notes = [
+        f"{path_text(below((name,) if name else (), key))}: {text}"
+        for name, of_table in found
+        for key, text, *_ in of_table
+    ]
+    return (*_hostname_advice(hostname), *notes)
+
+
+def _each(advice_for: Callable[[Any], Findings], entries: Sequence[object]) -> Findings:
+    """Yield the advice for each entry of a repeated table, with its path in that table."""
+    for at, entry in enumerate(entries):
+        for key, text, *_ in advice_for(entry):
+            yield below((at,), key), text
 
 
 def try_secrets(settings: Settings, environment: Mapping[str, str], report: Report) -> Iterator[str]:
@@ -138,9 +193,3 @@ def _collide(one: ListenAddress, other: ListenAddress) -> bool:
         return True  # it includes IPv4
     same_family = (":" in one.host) == (":" in other.host)
     return one.host == other.host or (same_family and (one.is_wildcard or other.is_wildcard))
-
-
-def _names_are_sound(settings: Settings, report: Report) -> bool:
-    """Return whether all zone names are known. A zone that could not be read might have the missing name."""
-    number = len(settings.zone)
-    return all_sound("zone", "name", number, report) and (number > 0 or report.sound("zone"))

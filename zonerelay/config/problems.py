@@ -92,6 +92,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 KeyPath = tuple[str | int, ...]
 """Keys and list positions from the top of the document, such as `("zone", 1, "tls")`."""
+Findings = Iterator[tuple[str | KeyPath, str, *tuple[str | KeyPath, ...]]]
+"""What a check or advice says about a table: a key of the table or a path in it, the text, and the keys that
+must be valid for the text to be true.
+"""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
@@ -140,6 +144,12 @@ class Report:
         line, file = self._lines.get(at, 1), self._files.get(at, "")
         self._problems.setdefault(path, ConfigProblem(path_text(path), text, line, file))
 
+    def refuse_all(self, path: KeyPath, findings: Findings) -> None:
+        """Record the problems that a check has found in the table at `path`."""
+        for key, text, *compared in findings:
+            if all(self.sound(*below(path, each)) for each in compared):
+                self.refuse(below(path, key), text)
+
     @property
     def wrong(self) -> Iterable[KeyPath]:
         """The paths that have a problem."""
@@ -174,6 +184,11 @@ class Report:
         while path and path not in self._lines:
             path = path[:-1]
         return path
+
+
+def below(path: KeyPath, key: str | KeyPath) -> KeyPath:
+    """Return the path of a key, or of a path, in the table at `path`."""
+    return (*path, key) if isinstance(key, str) else (*path, *key)
 
 
 def path_text(path: KeyPath) -> str:

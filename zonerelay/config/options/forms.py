@@ -203,6 +203,10 @@ MAX_FIELD = 998  # RFC 5322 2.1.1
 _REFERENCE = re.compile(r"(?:env|credential):[A-Za-z0-9._-]+", re.ASCII)
 _FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*([!-~][\t -~]*)")  # its value is sent unchanged
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
+_NOT_DROPPED = {
+    "received": "it is required to stop mail loops (RFC 5321 6.3)",
+    "from": "every message must have it (RFC 5322 3.6)",
+}
 # Fields that the relay itself creates, and fields that must not be missing.
 _OURS = frozenset(("received", "dkim-signature", "from", "date", "return-path"))
 
@@ -275,6 +279,15 @@ def removed_field(text: str) -> str:
     if not _FIELD_NAME.fullmatch(text):
         raise ValueError(f'{quoted(text)} is not a header field name; expected a name such as "X-Mailer"')
     _not_ours(text)
+    return text
+
+
+def dropped_field(text: str) -> str:
+    """Return the name of a field that a listener takes out of every message."""
+    if not _FIELD_NAME.fullmatch(text):
+        raise ValueError(f'{quoted(text)} is not the name of a header field: write it as in "Bcc"')
+    if why := _NOT_DROPPED.get(text.lower()):
+        raise ValueError(f"{quoted(text)} cannot be dropped: {why}")
     return text
 
 

@@ -1,6 +1,7 @@
 """The tables of the configuration file. The module of each table has its settings, its checks and its advice.
 
-`check_…` functions refuse invalid settings in a `Report`. `…_advice` functions yield sentences about valid
-settings that may surprise. Both receive the tables that they compare. Code outside config/ imports from
+`…_problems` functions yield what is invalid in a table, and `…_advice` functions what is valid and may
+surprise (`problems.Findings`). `check_…` functions refuse wrong names in a `Report`. All receive the tables
+that they compare. Code outside config/ imports from
 `config.settings`.
 """

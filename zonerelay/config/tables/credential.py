@@ -13,7 +13,15 @@ from zonerelay.config.credentials.secrets import SecretError, is_public, read_se
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, text, texts
-from zonerelay.config.problems import KeyPath, Report, all_sound, check_names, check_references, path_text
+from zonerelay.config.problems import (
+    Findings,
+    KeyPath,
+    Report,
+    all_sound,
+    check_names,
+    check_references,
+    path_text,
+)
 from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
@@ -85,44 +93,86 @@ class CredentialSettings:
     """XOAUTH2: the requested scope, as in "https://outlook.office365.com/.default"."""
 
 
+def credential_problems(credential: CredentialSettings) -> Findings:
+    if not credential.user:
+        yield "user", "is missing: the name that the smarthost knows"
+    if credential.token_url or credential.mechanism is SaslMechanismName.XOAUTH2:
+        if credential.password:
+            yield "password", "a password cannot be used with XOAUTH2; remove it"
+        yield from _oauth_problems(credential)
+        return
+    if not credential.password:
+        example = '"/etc/zonerelay/smarthost.password"'
+        yield "password", f"is required: set it to the path of the secret, for example {example}"
+    for key in _OAUTH_KEYS:
+        if getattr(credential, key):
+            yield key, "goes with token_url alone: write that, or leave this out"
+
+
+def _oauth_problems(credential: CredentialSettings) -> Findings:
+    if not credential.token_url:
+        yield "token_url", "is missing: XOAUTH2 needs access tokens from somewhere"
+        return
+    if credential.mechanism not in {SaslMechanismName.AUTO, SaslMechanismName.XOAUTH2}:
+        no_tokens = f"{credential.mechanism} does not support access tokens"
+        yield "mechanism", f'{no_tokens}; use "xoauth2", or remove token_url'
+    if not credential.client_id:
+        yield "client_id", "is missing: the application's id at the token server"
+    if credential.grant is OauthGrant.REFRESH_TOKEN and not credential.refresh_token:
+        yield "refresh_token", "is missing: say where it is, or choose another grant"
+    if credential.grant is OauthGrant.CLIENT_CREDENTIALS:
+        if not credential.client_secret:
+            yield "client_secret", "is missing: client_credentials are that"
+        if credential.refresh_token:
+            yield "refresh_token", "is not used with grant = client_credentials"
+
+
+def login_problems(zone: ZoneSettings) -> Findings:
+    """Yield the problems of a zone that logs in at its next hop."""
+    if zone.credentials and not zone.next_hop:
+        every = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
+        yield "credentials", every, "credentials", "next_hop"
+    if zone.credentials and zone.tls in _WEAK:
+        yield (
+            "tls",
+            f"is {zone.tls}, but credentials are never sent in clear text; use verify, or required if the "
+            "next hop's certificate cannot be verified",
+            "credentials",
+        )
+
+
 def check_credentials(
     credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings], report: Report
 ) -> None:
-    missing = "is required: zones refer to credentials by their name"
-    check_names("credential", [credential.name for credential in credentials], missing, report)
-    for at, credential in enumerate(credentials):
-        path: KeyPath = ("credential", at)
-        if report.sound(*path):
-            _check_password(credential, path, report)
-            _check_oauth(credential, path, report)
-    for at, zone in enumerate(zones):
-        if zone.credentials and report.sound("zone", at, "credentials"):
-            _check_zone(zone, ("zone", at), credentials, report)
+    names = [credential.name for credential in credentials]
+    check_names("credential", names, "is required: zones refer to credentials by their name", report)
+    what, twice = "no [[credential]] has this name", "is in the list twice"
+    for at, zone in enumerate(zones if all_sound("credential", "name", len(names), report) else ()):
+        check_references(zone.credentials, names, what, ("zone", at, "credentials"), report, twice=twice)
 
 
-def credential_advice(
-    credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]
-) -> Iterator[str]:
+def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]) -> Findings:
     used = {name for zone in zones for name in zone.credentials}
-    by_name = {credential.name: credential for credential in credentials}
     for at, credential in enumerate(credentials):
         if credential.name not in used:
-            yield f"credential[{at}]: no zone logs in as {credential.name}"
+            yield ("credential", at), f"no zone logs in as {credential.name}"
+    for_some = {credential.name for credential in credentials if credential.sender}
     for at, zone in enumerate(zones):
         if not zone.credentials:
             continue
         for name, host, why in passwords_that_end(credentials, zone):
-            yield f"zone[{at}].credentials: {name} is a password for {host}: {why}"
+            yield ("zone", at, "credentials"), f"{name} is a password for {host}: {why}"
         if zone.tls is TlsMode.REQUIRED:
             yield (
-                f"zone[{at}].tls: required: an attacker who can redirect its connections is shown the "
-                "log-in; "
-                "verify makes sure who the next hop is"
+                ("zone", at, "tls"),
+                "required: an attacker who can redirect its connections is shown the log-in; verify makes "
+                "sure who the next hop is",
             )
-        if all(by_name[name].sender for name in zone.credentials if name in by_name):
+        if for_some.issuperset(zone.credentials):
             yield (
-                f"zone[{at}].credentials: each is for some senders only; mail of all others, such as reports "
-                "(<>), waits in this zone until it is too old"
+                ("zone", at, "credentials"),
+                "each is for some senders only; mail of all others, such as reports (<>), waits in this zone "
+                "until it is too old",
             )
 
 
@@ -166,58 +216,3 @@ def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: 
             report.refuse(path, str(error))
         else:  # the service's credentials need not exist in a terminal
             yield f"{where}: cannot be tried here: {error}"
-
-
-def _check_password(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
-    if not credential.user:
-        report.refuse((*path, "user"), "is missing: the name that the smarthost knows")
-    if credential.token_url or credential.mechanism is SaslMechanismName.XOAUTH2:
-        if credential.password:
-            text = "a password cannot be used with XOAUTH2; remove it"
-            report.refuse((*path, "password"), text)
-    elif not credential.password:
-        text = (
-            'is required: set it to the path of the secret, for example "/etc/zonerelay/smarthost.password"'
-        )
-        report.refuse((*path, "password"), text)
-
-
-def _check_oauth(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
-    if not credential.token_url:
-        if credential.mechanism is SaslMechanismName.XOAUTH2:
-            report.refuse((*path, "token_url"), "is missing: XOAUTH2 needs access tokens from somewhere")
-            return
-        for key in _OAUTH_KEYS:
-            if getattr(credential, key):
-                report.refuse((*path, key), "goes with token_url alone: write that, or leave this out")
-        return
-    if credential.mechanism not in {SaslMechanismName.AUTO, SaslMechanismName.XOAUTH2}:
-        text = f'{credential.mechanism} does not support access tokens; use "xoauth2", or remove token_url'
-        report.refuse((*path, "mechanism"), text)
-    if not credential.client_id:
-        report.refuse((*path, "client_id"), "is missing: the application's id at the token server")
-    if credential.grant is OauthGrant.REFRESH_TOKEN and not credential.refresh_token:
-        report.refuse((*path, "refresh_token"), "is missing: say where it is, or choose another grant")
-    if credential.grant is OauthGrant.CLIENT_CREDENTIALS:
-        if not credential.client_secret:
-            report.refuse((*path, "client_secret"), "is missing: client_credentials are that")
-        if credential.refresh_token:
-            report.refuse((*path, "refresh_token"), "is not used with grant = client_credentials")
-
-
-def _check_zone(
-    zone: ZoneSettings, path: KeyPath, credentials: Sequence[CredentialSettings], report: Report
-) -> None:
-    if not zone.next_hop and report.sound(*path, "next_hop"):
-        text = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
-        report.refuse((*path, "credentials"), text)
-    if zone.tls in _WEAK and report.sound(*path, "tls"):
-        text = (
-            f"is {zone.tls}, but credentials are never sent in clear text; use verify, or required if the "
-            "next hop's certificate cannot be verified"
-        )
-        report.refuse((*path, "tls"), text)
-    names = [credential.name for credential in credentials]
-    if all_sound("credential", "name", len(names), report):
-        what, twice = "no [[credential]] has this name", "is in the list twice"
-        check_references(zone.credentials, names, what, (*path, "credentials"), report, twice=twice)

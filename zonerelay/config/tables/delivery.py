@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,7 +28,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import Report
+from zonerelay.config.problems import Findings, Report
 from zonerelay.config.units import format_duration
 
 # [dns]: the resolvers, whether they are trusted, and how long answers are cached.
@@ -60,24 +59,29 @@ class DnsSettings:
     """How long a failed lookup is cached, so that a queue for one broken domain causes one query."""
 
 
-def dns_advice(dns: DnsSettings) -> list[str]:
-    if not dns.trust_ad:
-        return []
-    if not dns.servers:
-        return [
-            "dns.trust_ad: the system's resolvers are not known to be trustworthy; set dns.servers to a "
-            "validating resolver on this machine"
-        ]
-    remote = [each for each in dns.servers if not _is_loopback(each)]
-    return [
-        f"dns.trust_ad: {each} is not on this machine; an attacker on the path could forge the AD flag of "
-        "its answers"
-        for each in remote
-    ]
+def dns_advice(dns: DnsSettings) -> Findings:
+    if dns.trust_ad and not dns.servers:
+        yield (
+            "trust_ad",
+            "the system's resolvers are not known to be trustworthy; set dns.servers to a validating "
+            "resolver on this machine",
+        )
+    for each in dns.servers if dns.trust_ad else ():
+        if not ipaddress.ip_address(parse_name_server(each).address).is_loopback:
+            forge = "an attacker on the path could forge the AD flag of its answers"
+            yield "trust_ad", f"{each} is not on this machine; {forge}"
 
 
-def _is_loopback(server: str) -> bool:
-    return ipaddress.ip_address(parse_name_server(server).address).is_loopback
+def retry_problems(retry: RetrySettings, report: Report) -> Findings:
+    if report.given("retry", "schedule"):
+        if not retry.schedule:
+            yield "schedule", 'is empty: give at least one delay, as in ["5m"]'
+        elif retry.policy is not RetryPolicyName.SCHEDULE:
+            yield "schedule", f'is not used with policy = "{retry.policy}": leave one of the two out'
+    if retry.backoff and report.given("retry", "policy"):
+        yield "backoff", "takes the place of policy: leave one of the two out"
+    if retry.suspend_min > retry.suspend_max:
+        yield "suspend_min", "is longer than suspend_max, up to which it doubles"
 
 
 class RetryPolicyName(enum.StrEnum):
@@ -182,27 +186,7 @@ class DeliverySettings:
     """
 
 
-def check_retry(retry: RetrySettings, report: Report) -> None:
-    if report.given("retry", "schedule") and report.sound("retry"):
-        if not retry.schedule:
-            report.refuse(("retry", "schedule"), 'is empty: give at least one delay, as in ["5m"]')
-        elif retry.policy is not RetryPolicyName.SCHEDULE:
-            report.refuse(
-                ("retry", "schedule"),
-                f'is not used with policy = "{retry.policy}": leave one of the two out',
-            )
-    if retry.backoff and report.given("retry", "policy") and report.sound("retry", "policy"):
-        report.refuse(("retry", "backoff"), "takes the place of policy: leave one of the two out")
-    if report.sound("retry") and retry.suspend_min > retry.suspend_max:
-        report.refuse(("retry", "suspend_min"), "is longer than suspend_max, up to which it doubles")
-
-
-def retry_advice(retry: RetrySettings) -> Iterator[str]:
-    for key, found in shorter_delays(retry.schedule):
-        yield f"retry.{key}: {found}"
-
-
-def shorter_delays(schedule: tuple[float, ...]) -> Iterator[tuple[str, str]]:
+def shorter_delays(schedule: tuple[float, ...]) -> Findings:
     """Yield the advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the previous
     one.
     """

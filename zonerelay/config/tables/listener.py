@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import KeyPath, Report, all_sound, check_references, in_words, quoted
+from zonerelay.config.problems import Findings, Report, all_sound, check_references, in_words, quoted
 from zonerelay.model.queue_name import Priority
 
 # [sendmail]: the files of sendmail(1) on this machine.
@@ -58,11 +57,6 @@ class SendmailSettings:
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_FIELD_NAME = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
-_NEEDED = {
-    "received": "it is required to stop mail loops (RFC 5321 6.3)",
-    "from": "every message must have it (RFC 5322 3.6)",
-}
 # Networks with a shorter prefix are a large part of the Internet, not the network of one owner. Networks that
 # together cover everything (0.0.0.0/1 and 128.0.0.0/1) are merged before they are measured.
 _OPEN_IPV4_PREFIX = 7
@@ -217,7 +211,9 @@ class ListenerSettings:
     """Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it another.
     Within a zone what is high goes first and what is bulk last.
     """
-    drop_headers: tuple[str, ...] = texts(("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"))
+    drop_headers: tuple[str, ...] = texts(
+        ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"), form=forms.dropped_field
+    )
     """Header fields that are taken out of every message: blind copies must not show, and the others are for
     the end of the way.
     """
@@ -294,202 +290,12 @@ class ListenerSettings:
     """
 
 
-def _check_dropped(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if not report.sound(*path, "drop_headers"):
-        return
-    for index, name in enumerate(listener.drop_headers):
-        key = (*path, "drop_headers", index)
-        if not _FIELD_NAME.fullmatch(name):
-            report.refuse(key, f'{quoted(name)} is not the name of a header field: write it as in "Bcc"')
-        elif name.lower() in _NEEDED:
-            report.refuse(key, f"{quoted(name)} cannot be dropped: {_NEEDED[name.lower()]}")
-
-
-def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, takes_reports: bool) -> None:
-    """Report problems of the listeners. `takes_reports`: with [srs], a listener is useful even if no client
-    may relay.
-    """
-    if not listeners and report.sound("listener"):
-        report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
-    for at, listener in enumerate(listeners):
-        path: KeyPath = ("listener", at)
-        _check_unsafe(listener, path, report)
-        _check_relaying(listener, path, report, takes_reports=takes_reports)
-        _check_trusted(listener, path, report)
-        _check_policy(listener, path, report)
-        _check_zone_header(listener, path, report)
-        _check_dropped(listener, path, report)
-        if report.sound(*path, "tls"):
-            _check_tls(listener, path, report)
-            _check_auth(listener, path, report)
-        if listener.protocol is ListenerProtocol.HTTP:
-            _check_http(listener, path, report)
-
-
-def _check_unsafe(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if UnsafeListener.OPEN_RELAY in listener.unsafe and listener.auth is ListenerAuth.REQUIRED:
-        report.refuse(
-            (*path, "unsafe"),
-            '"open-relay" is not used with auth = "required", which lets no client relay without logging in: '
-            "leave one of the two out",
-        )
-
-
-def _check_relaying(
-    listener: ListenerSettings, path: KeyPath, report: Report, *, takes_reports: bool
-) -> None:
-    key = (*path, "allow_networks")
-    wide = _open_to_all(listener.allow_networks)
-    if wide and listener.auth is ListenerAuth.REQUIRED:
-        report.refuse(
-            key,
-            'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
-        )
-    elif wide and UnsafeListener.OPEN_RELAY not in listener.unsafe:
-        report.refuse(
-            key,
-            f"{in_words(map(str, wide))} would make this an open relay, which spammers find within hours: "
-            'name your own networks, or write unsafe = ["open-relay"]',
-        )
-    ways = ("allow_networks", "allow_certificates", "auth")
-    useless = not takes_reports and not _lets_a_client_relay(listener)
-    if useless and all(report.sound(*path, way) for way in ways):
-        report.refuse(
-            key,
-            'is empty, so no client could relay: name a network, such as "127.0.0.0/8", or say '
-            'auth = "required"',
-        )
-
-
-def _lets_a_client_relay(listener: ListenerSettings) -> bool:
-    # Who can reach a Unix socket is decided by its directory, not by an address.
-    if listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF:
-        return True
-    is_open = UnsafeListener.OPEN_RELAY in listener.unsafe
-    return bool(listener.allow_networks or listener.allow_certificates or is_open)
-
-
-def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    """Refuses open lists of servers in front: those can claim any address for a client."""
-    for key, trusted in (
-        ("proxy_networks", listener.proxy_networks),
-        ("xclient_networks", listener.xclient_networks),
-    ):
-        if wide := _open_to_all(trusted):
-            report.refuse(
-                (*path, key),
-                f"{in_words(map(str, wide))} would let every client claim any address: name the servers in "
-                "front "
-                "of this one",
-            )
-        elif trusted and listener.address.startswith("unix:"):
-            report.refuse(
-                (*path, key),
-                "is not used on a Unix socket, whose clients have no address: let the servers in front "
-                'connect to an address, such as "127.0.0.1:2526"',
-            )
-
-
-def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):
-        report.refuse(
-            (*path, "policy_file"),
-            'is not used without a policy: say policy = "module:Class" or leave it out',
-        )
-    if listener.authenticator and listener.auth is ListenerAuth.OFF and report.sound(*path, "auth"):
-        report.refuse(
-            (*path, "authenticator"), 'is not used with auth = "off": say auth = "optional" or "required"'
-        )
-
-
-def _check_zone_header(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    for key in ("zone_header_users", "zone_header_networks"):
-        if getattr(listener, key) and not listener.zone_header and report.sound(*path, "zone_header"):
-            report.refuse(
-                (*path, key),
-                'is not used without the name of the field: say zone_header = "X-Sending-Zone"',
-            )
-    if listener.zone_header_networks and listener.address.startswith("unix:"):
-        report.refuse(
-            (*path, "zone_header_networks"),
-            "is not used on a Unix socket, whose clients have no address: trust users, or let those "
-            'clients connect to an address, such as "127.0.0.1:2526"',
-        )
-
-
-def _check_tls(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    certificates, keys = listener.certificate, listener.key
-    if listener.tls is ListenerTls.NONE:
-        for key in ("certificate", "key", "allow_certificates"):
-            if getattr(listener, key) and report.sound(*path, key):
-                report.refuse(
-                    (*path, key), 'is not used with tls = "none": say tls = "starttls" or "implicit"'
-                )
-    elif not certificates and report.sound(*path, "certificate"):
-        report.refuse(
-            (*path, "tls"),
-            f'"{listener.tls}" needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes '
-            "both)",
-        )
-    if report.sound(*path, "certificate") and report.sound(*path, "key"):
-        _check_pairs(certificates, keys, path, report)
-    if listener.require_tls and listener.tls is ListenerTls.NONE:
-        report.refuse((*path, "require_tls"), 'needs tls = "starttls" (with "implicit" there is always TLS)')
-
-
-def _check_http(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    """Reject settings that HTTP listeners do not support."""
-    if listener.auth is not ListenerAuth.REQUIRED and report.sound(*path, "auth"):
-        report.refuse(
-            (*path, "protocol"),
-            '"http" needs auth = "required": each request names its user with a token',
-        )
-    if listener.tls is ListenerTls.STARTTLS:
-        report.refuse((*path, "tls"), 'is "none" or "implicit" with protocol = "http", which has no STARTTLS')
-    for key in ("allow_certificates", "authenticator"):
-        if getattr(listener, key) and report.sound(*path, key):
-            report.refuse(
-                (*path, key),
-                'is not used with protocol = "http": a token names the user (zonerelay token add)',
-            )
-
-
-def _check_pairs(certificates: Sequence[Path], keys: Sequence[Path], path: KeyPath, report: Report) -> None:
-    if certificates and keys and len(keys) != len(certificates):
-        report.refuse(
-            (*path, "key"),
-            f"{_number_of_files(len(keys))} for {_number_of_files(len(certificates))} in certificate: give "
-            "one for each, in the same order, or none when the keys are in the certificate files",
-        )
-    for at, certificate in enumerate(certificates):
-        first = certificates.index(certificate)
-        if first < at:
-            report.refuse(
-                (*path, "certificate", at),
-                f"{quoted(str(certificate))} is certificate[{first}] already: was another one meant?",
-            )
-
-
 def _number_of_files(number: int) -> str:
     return f"{number} file{'s' if number != 1 else ''}"
 
 
-def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if listener.auth is ListenerAuth.OFF or listener.tls is not ListenerTls.NONE:
-        return
-    if UnsafeListener.CLEARTEXT_AUTH in listener.unsafe or not report.sound(*path, "unsafe"):
-        return
-    if listener.protocol is ListenerProtocol.HTTP and parse_listen(listener.address).is_loopback:
-        return  # a proxy on this machine has the TLS
-    report.refuse(
-        (*path, "auth"),
-        f'"{listener.auth}" with tls = "none" would send passwords in clear text: give the listener tls, '
-        'or write unsafe = ["cleartext-auth"]',
-    )
-
-
-def _open_to_all(networks: Iterable[Network]) -> list[Network]:
-    """Return the networks that are too wide for one owner, after merging adjacent ones."""
+def _open_to_all(networks: Iterable[Network]) -> str:
+    """Return the networks that are too wide for one owner, after merging adjacent ones, or ""."""
     ipv4: list[ipaddress.IPv4Network] = []
     ipv6: list[ipaddress.IPv6Network] = []
     for network in networks:
@@ -503,43 +309,126 @@ def _open_to_all(networks: Iterable[Network]) -> list[Network]:
         for net in ipaddress.collapse_addresses(ipv6)
         if net.prefixlen <= _OPEN_IPV6_PREFIX and not any(net.subnet_of(local) for local in _LOCAL_IPV6)
     ]
-    return [*wide4, *wide6]
+    return in_words(map(str, (*wide4, *wide6))) if wide4 or wide6 else ""
 
 
-def listener_advice(listeners: Sequence[ListenerSettings]) -> Iterator[str]:
-    for at, listener in enumerate(listeners):
-        for key, found in _of(listener):
-            yield f"listener[{at}].{key}: {found}"
+def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Findings:
+    """Yield the problems of a listener. `takes_reports`: with [srs], a listener is useful even if no client
+    may relay.
+    """
+    if UnsafeListener.OPEN_RELAY in listener.unsafe and listener.auth is ListenerAuth.REQUIRED:
+        yield (
+            "unsafe",
+            '"open-relay" is not used with auth = "required", which lets no client relay without logging in: '
+            "leave one of the two out",
+        )
+    yield from _relaying_problems(listener, takes_reports=takes_reports)
+    yield from _trust_problems(listener)
+    if listener.policy_file is not None and not listener.policy:
+        unused = 'is not used without a policy: say policy = "module:Class" or leave it out'
+        yield "policy_file", unused, "policy"
+    if listener.authenticator and listener.auth is ListenerAuth.OFF:
+        yield "authenticator", 'is not used with auth = "off": say auth = "optional" or "required"', "auth"
+    for key in ("zone_header_users", "zone_header_networks"):
+        if getattr(listener, key) and not listener.zone_header:
+            unused = 'is not used without the name of the field: say zone_header = "X-Sending-Zone"'
+            yield key, unused, "zone_header"
+    yield from _tls_problems(listener)
+    if listener.protocol is ListenerProtocol.HTTP:
+        yield from _http_problems(listener)
 
 
-def check_named_listeners(
-    table: str, named: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings], report: Report
-) -> None:
-    """Refuse addresses in the `listener` option of a table's entries that no [[listener]] has."""
-    known = dict.fromkeys(listener.address for listener in listeners)
-    if all_sound("listener", "address", len(listeners), report):
-        for at, addresses in enumerate(named):
-            path = (table, at, "listener")
-            check_references(addresses, known, "no [[listener]] has the address", path, report)
+def _relaying_problems(listener: ListenerSettings, *, takes_reports: bool) -> Findings:
+    wide = _open_to_all(listener.allow_networks)
+    if wide and listener.auth is ListenerAuth.REQUIRED:
+        yield (
+            "allow_networks",
+            'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
+        )
+    elif wide and UnsafeListener.OPEN_RELAY not in listener.unsafe:
+        yield (
+            "allow_networks",
+            f"{wide} would make this an open relay, which spammers find within hours: name your own "
+            'networks, or write unsafe = ["open-relay"]',
+        )
+    # Who can reach a Unix socket is decided by its directory, not by an address.
+    anyone = takes_reports or listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF
+    listed = listener.allow_networks or listener.allow_certificates
+    if not (anyone or listed or UnsafeListener.OPEN_RELAY in listener.unsafe):
+        yield (
+            "allow_networks",
+            'is empty, so no client could relay: name a network, such as "127.0.0.0/8", or say '
+            'auth = "required"',
+            *("allow_networks", "allow_certificates", "auth"),
+        )
 
 
-def users_advice(
-    table: str, users: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings]
-) -> Iterator[str]:
-    """Yield advice for the entries of a table that are about users where clients cannot have one."""
-    if not has_users(listeners):
-        for at, names in enumerate(users):
-            if names:
-                only = "matches only mail submitted over HTTP"
-                yield f'{table}[{at}].user: {only}: no listener has auth = "optional" or "required"'
+def _trust_problems(listener: ListenerSettings) -> Findings:
+    """Yield open lists of servers in front, which can claim any address for a client, and lists of addresses
+    of a Unix socket.
+    """
+    is_unix, instead = listener.address.startswith("unix:"), 'an address, such as "127.0.0.1:2526"'
+    no_address = "is not used on a Unix socket, whose clients have no address"
+    for key in ("proxy_networks", "xclient_networks"):
+        if wide := _open_to_all(getattr(listener, key)):
+            yield (
+                key,
+                f"{wide} would let every client claim any address: name the servers in front of this one",
+            )
+        elif is_unix and getattr(listener, key):
+            yield key, f"{no_address}: let the servers in front connect to {instead}"
+    if is_unix and listener.zone_header_networks:
+        let = f"trust users, or let those clients connect to {instead}"
+        yield "zone_header_networks", f"{no_address}: {let}"
 
 
-def has_users(listeners: Sequence[ListenerSettings]) -> bool:
-    """Return whether a client can have a user: by AUTH, or because a server in front names one."""
-    return any(each.auth is not ListenerAuth.OFF or each.xclient_networks for each in listeners)
+def _tls_problems(listener: ListenerSettings) -> Findings:
+    certificates, keys = listener.certificate, listener.key
+    if listener.tls is ListenerTls.NONE:
+        for key in ("certificate", "key", "allow_certificates"):
+            if getattr(listener, key):
+                yield key, 'is not used with tls = "none": say tls = "starttls" or "implicit"', "tls", key
+        if listener.require_tls:
+            yield "require_tls", 'needs tls = "starttls" (with "implicit" there is always TLS)', "tls"
+    elif not certificates:
+        needs = 'needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes both)'
+        yield "tls", f'"{listener.tls}" {needs}', "certificate"
+    if certificates and keys and len(keys) != len(certificates):
+        yield (
+            "key",
+            f"{_number_of_files(len(keys))} for {_number_of_files(len(certificates))} in certificate: give "
+            "one for each, in the same order, or none when the keys are in the certificate files",
+            *("tls", "certificate", "key"),
+        )
+    for at, certificate in enumerate(certificates):
+        if (first := certificates.index(certificate)) < at:
+            already = f"{quoted(str(certificate))} is certificate[{first}] already: was another one meant?"
+            yield ("certificate", at), already, "tls", "certificate", "key"
+    is_unsafe = UnsafeListener.CLEARTEXT_AUTH in listener.unsafe
+    if listener.protocol is ListenerProtocol.HTTP and parse_listen(listener.address).is_loopback:
+        is_unsafe = True  # a proxy on this machine has the TLS
+    if listener.auth is not ListenerAuth.OFF and listener.tls is ListenerTls.NONE and not is_unsafe:
+        yield (
+            "auth",
+            f'"{listener.auth}" with tls = "none" would send passwords in clear text: give the listener tls, '
+            'or write unsafe = ["cleartext-auth"]',
+            *("tls", "unsafe"),
+        )
 
 
-def _of(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def _http_problems(listener: ListenerSettings) -> Findings:
+    """Yield settings that HTTP listeners do not support."""
+    if listener.auth is not ListenerAuth.REQUIRED:
+        yield "protocol", '"http" needs auth = "required": each request names its user with a token', "auth"
+    if listener.tls is ListenerTls.STARTTLS:
+        yield "tls", 'is "none" or "implicit" with protocol = "http", which has no STARTTLS'
+    for key in ("allow_certificates", "authenticator"):
+        if getattr(listener, key):
+            instead = "a token names the user (zonerelay token add)"
+            yield key, f'is not used with protocol = "http": {instead}', key
+
+
+def listener_advice(listener: ListenerSettings) -> Findings:
     yield from _port(listener)
     yield from _files(listener)
     yield from _log_in(listener)
@@ -553,7 +442,27 @@ def _of(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
         )
 
 
-def _port(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def check_named_listeners(
+    table: str, named: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings], report: Report
+) -> None:
+    """Refuse addresses in the `listener` option of a table's entries that no [[listener]] has."""
+    known = dict.fromkeys(listener.address for listener in listeners)
+    if all_sound("listener", "address", len(listeners), report):
+        for at, addresses in enumerate(named):
+            path = (table, at, "listener")
+            check_references(addresses, known, "no [[listener]] has the address", path, report)
+
+
+def users_advice(user: tuple[str, ...], listeners: Sequence[ListenerSettings]) -> Findings:
+    """Yield advice for an entry that is about users where clients cannot have one, because none logs in and
+    no server in front names one.
+    """
+    if user and all(each.auth is ListenerAuth.OFF and not each.xclient_networks for each in listeners):
+        only = "matches only mail submitted over HTTP"
+        yield "user", f'{only}: no listener has auth = "optional" or "required"'
+
+
+def _port(listener: ListenerSettings) -> Findings:
     port = parse_listen(listener.address).port
     if listener.tls is ListenerTls.IMPLICIT and port in STARTS_IN_CLEAR:
         yield (
@@ -569,7 +478,7 @@ def _port(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
         )
 
 
-def _files(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def _files(listener: ListenerSettings) -> Findings:
     policy_files = [listener.policy_file] if listener.policy_file is not None else []
     for key, files in (
         ("certificate", listener.certificate),
@@ -587,7 +496,7 @@ def in_full(file: Path) -> str:
     return f"{file} is relative to the directory in which the relay is started; use an absolute path"
 
 
-def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def _log_in(listener: ListenerSettings) -> Findings:
     if listener.auth is ListenerAuth.OFF or listener.tls is ListenerTls.IMPLICIT or listener.require_tls:
         return
     if UnsafeListener.CLEARTEXT_AUTH in listener.unsafe:
@@ -600,7 +509,7 @@ def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
         )
 
 
-def _relaying(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def _relaying(listener: ListenerSettings) -> Findings:
     if UnsafeListener.OPEN_RELAY in listener.unsafe:
         yield "unsafe", f"every client that reaches {listener.address} may relay"
     usual = ListenerSettings().allow_networks
@@ -611,7 +520,7 @@ def _relaying(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
         )
 
 
-def _servers_in_front(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def _servers_in_front(listener: ListenerSettings) -> Findings:
     here = [network for network in listener.proxy_networks if network.is_loopback]
     if here:
         yield (
@@ -627,7 +536,7 @@ def _servers_in_front(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
         )
 
 
-def _zone_header(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+def _zone_header(listener: ListenerSettings) -> Findings:
     if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
         yield (
             "zone_header",

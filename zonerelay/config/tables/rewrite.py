@@ -6,7 +6,7 @@ Rules cannot run in circles: an address is looked up once, and what it becomes i
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,10 @@ from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
 from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import DAY, YEAR, choice, date, duration, path, switch, text, texts
-from zonerelay.config.problems import KeyPath, Report, quoted, unreachable
+from zonerelay.config.problems import Findings, Report, quoted, unreachable
 from zonerelay.config.tables.listener import (
     ListenerAuth,
     ListenerSettings,
-    check_named_listeners,
-    users_advice,
 )
 from zonerelay.config.tables.zone import DkimMode, ZoneSettings
 
@@ -57,34 +55,47 @@ class SrsSettings:
     """
 
 
-def check_srs(srs: SrsSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
-    if not report.sound("srs"):
-        return
-    if srs.domain:
-        if not is_domain(srs.domain):
-            text = f'{quoted(srs.domain)} is not a domain name; expected a name such as "srs.example.com"'
-            report.refuse(("srs", "domain"), text)
-        if not srs.secret:
-            report.refuse(("srs", "secret"), 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"')
-    elif srs.secret:
-        text = "is required: rewritten senders need a domain whose mail is routed to this relay"
-        report.refuse(("srs", "domain"), text)
-    for at, domain in enumerate(srs.local_domains):
-        if domain == "*":
-            text = '"*" matches every sender; remove srs = true from the zones instead'
-            report.refuse(("srs", "local_domains", at), text)
-    if not srs.domain:
-        for at, zone in enumerate(zones):
-            if zone.srs:
-                report.refuse(("zone", at, "srs"), "needs [srs] with a domain and a secret")
+def srs_problems(srs: SrsSettings) -> Findings:
+    if srs.domain and not is_domain(srs.domain):
+        example = 'expected a name such as "srs.example.com"'
+        yield "domain", f"{quoted(srs.domain)} is not a domain name; {example}"
+    if srs.domain and not srs.secret:
+        yield "secret", 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"'
+    if srs.secret and not srs.domain:
+        yield "domain", "is required: rewritten senders need a domain whose mail is routed to this relay"
+    if "*" in srs.local_domains:
+        every = '"*" matches every sender; remove srs = true from the zones instead'
+        yield ("local_domains", srs.local_domains.index("*")), every
 
 
-def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Findings:
     if srs.domain and all(each.auth is ListenerAuth.REQUIRED for each in listeners):
         yield (
-            "srs.domain: reports to rewritten senders cannot come in: they are from strangers, and every "
-            'listener has auth = "required"'
+            "domain",
+            "reports to rewritten senders cannot come in: they are from strangers, and every listener has "
+            'auth = "required"',
         )
+
+
+def dkim_problems(key: DkimSettings) -> Findings:
+    if not key.domain:
+        yield (
+            "domain",
+            'is required: the domain whose mail is signed, such as "example.com" or "*.example.com"',
+        )
+    elif not _is_name(key.domain.removeprefix("*.")):
+        yield "domain", f'{quoted(key.domain)} is not a domain; expected "example.com" or "*.example.com"'
+    if not key.selector:
+        part = 'the part before "._domainkey" in the name of the DNS record'
+        yield "selector", f'is required: {part}, such as "s2026"'
+    if key.signing_domain and not _is_name(key.signing_domain):
+        example = 'expected a single name such as "example.com"'
+        yield "signing_domain", f"{quoted(key.signing_domain)} is not a signing domain; {example}"
+    if key.key_file == NO_FILE:
+        yield "key_file", "is required: the file of the private key; create one with zonerelay dkim new"
+    if key.not_after and key.not_after <= key.not_before:
+        start = f"not_before = {date_text(key.not_before)}"
+        yield "not_after", f"is not after {start}, so this key would never be used"
 
 
 def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -156,32 +167,44 @@ class DkimSettings:
 NO_FILE = DkimSettings().key_file
 
 
-def check_dkim(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    for at, key in enumerate(keys):
-        if report.sound("dkim", at):
-            _check_names(key, at, report)
-            _check_file(key, at, report)
-            _check_dates(key, at, report)
-    _check_records(keys, report)
-    if not keys and report.sound("dkim"):
-        for at, zone in enumerate(zones):
-            if zone.dkim is DkimMode.REQUIRED:
-                text = "requires a [[dkim]] key: without one, all mail of this zone would be deferred"
-                report.refuse(("zone", at, "dkim"), text)
-
-
-def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> list[str]:
-    """Return the advice for the DKIM keys. The From field of the relay's own DSNs has its host name
+def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> Findings:
+    """Yield the advice for the DKIM keys. The From field of the relay's own DSNs has its host name
     (message/dsn.py).
     """
-    if not keys or any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
-        return []
-    return [
-        f"zone[{at}].dkim: required: bounces are sent from MAILER-DAEMON@{hostname}, for which there is no "
-        "[[dkim]] key, so they would be deferred in this zone"
-        for at, zone in enumerate(zones)
-        if zone.dkim is DkimMode.REQUIRED
-    ]
+    if keys and not any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
+        for at, zone in enumerate(zones):
+            if zone.dkim is DkimMode.REQUIRED:
+                yield (
+                    (at, "dkim"),
+                    f"required: bounces are sent from MAILER-DAEMON@{hostname}, for which there is no "
+                    "[[dkim]] key, so they would be deferred in this zone",
+                )
+
+
+def record_problems(keys: Sequence[DkimSettings]) -> Findings:
+    """Yield keys with the same selector and domain, which would need the same DNS record."""
+    taken: dict[tuple[str, str], int] = {}
+    for at, key in enumerate(keys):
+        domain = key.signing_domain or key.domain
+        there = taken.setdefault((domain, key.selector.lower()), at)
+        other = keys[there]
+        differs = key.domain == other.domain or key.key_file != other.key_file
+        if domain and key.selector and there != at and differs:
+            yield (
+                (at, "selector"),
+                f"{quoted(key.selector)} of {domain} is already used by dkim[{there}]; each key needs its "
+                "own selector, because a DNS record contains one key",
+            )
+
+
+def rewrite_problems(rule: RewriteSettings) -> Findings:
+    if not rule.address:
+        yield "address", 'is required: the addresses to change, such as ["old.example"], or ["*"] for all'
+    if not rule.to:
+        yield "to", 'is required: the new address, "user@example.com" or "@example.com"'
+    if _NULL_SENDER in rule.address:
+        never = '"<>" never matches: the null sender of bounces is not rewritten'
+        yield ("address", rule.address.index(_NULL_SENDER)), never
 
 
 def _covers_dkim(domain: str, name: str) -> bool:
@@ -194,58 +217,11 @@ def read_key_file(path: Path) -> bytes:
         return file.read(MAX_KEY_FILE)
 
 
-def _check_names(key: DkimSettings, at: int, report: Report) -> None:
-    if not key.domain:
-        text = 'is required: the domain whose mail is signed, such as "example.com" or "*.example.com"'
-        report.refuse(("dkim", at, "domain"), text)
-    elif not _is_name(key.domain.removeprefix("*.")):
-        text = f'{quoted(key.domain)} is not a domain; expected "example.com" or "*.example.com"'
-        report.refuse(("dkim", at, "domain"), text)
-    if not key.selector:
-        text = 'is required: the part before "._domainkey" in the name of the DNS record, such as "s2026"'
-        report.refuse(("dkim", at, "selector"), text)
-    if key.signing_domain and not _is_name(key.signing_domain):
-        text = (
-            f"{quoted(key.signing_domain)} is not a signing domain; expected a single name such as "
-            '"example.com"'
-        )
-        report.refuse(("dkim", at, "signing_domain"), text)
-
-
 def _is_name(domain: str) -> bool:
     """Return whether this is a domain without wildcards. Non-ASCII names are converted and checked with the
     keys.
     """
     return is_domain(domain) if domain.isascii() else "*" not in domain
-
-
-def _check_file(key: DkimSettings, at: int, report: Report) -> None:
-    if key.key_file == NO_FILE:
-        text = "is required: the file of the private key; create one with zonerelay dkim new"
-        report.refuse(("dkim", at, "key_file"), text)
-
-
-def _check_dates(key: DkimSettings, at: int, report: Report) -> None:
-    if key.not_after and key.not_after <= key.not_before:
-        text = f"is not after not_before = {date_text(key.not_before)}, so this key would never be used"
-        report.refuse(("dkim", at, "not_after"), text)
-
-
-def _check_records(keys: Sequence[DkimSettings], report: Report) -> None:
-    """Report keys with the same selector and domain, which would need the same DNS record."""
-    taken: dict[tuple[str, str], int] = {}
-    for at, key in enumerate(keys):
-        domain = key.signing_domain or key.domain
-        if not (domain and key.selector and report.sound("dkim", at)):
-            continue
-        there = taken.setdefault((domain, key.selector.lower()), at)
-        other = keys[there]
-        if there != at and (key.domain == other.domain or key.key_file != other.key_file):
-            text = (
-                f"{quoted(key.selector)} of {domain} is already used by dkim[{there}]; each key needs its "
-                "own selector, because a DNS record contains one key"
-            )
-            report.refuse(("dkim", at, "selector"), text)
 
 
 _ANY = "*"
@@ -290,32 +266,9 @@ _PLACES = {
 }
 
 
-def check_rewrites(
-    rules: Sequence[RewriteSettings], listeners: Sequence[ListenerSettings], report: Report
-) -> None:
-    for at, rule in enumerate(rules):
-        if report.sound("rewrite", at):
-            _check_rule(rule, ("rewrite", at), report)
-    check_named_listeners("rewrite", [rule.listener for rule in rules], listeners, report)
-
-
-def rewrite_advice(rules: Sequence[RewriteSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+def rewrite_advice(rules: Sequence[RewriteSettings]) -> Findings:
     for at, other in unreachable(rules, _covers, lambda rule: _ANY in rule.address):
-        yield f"rewrite[{at}]: never matches: rewrite[{other}] takes all its addresses before it is asked"
-    yield from users_advice("rewrite", [rule.user for rule in rules], listeners)
-
-
-def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:
-    if not rule.address:
-        text = 'is required: the addresses to change, such as ["old.example"], or ["*"] for all'
-        report.refuse((*path, "address"), text)
-    if not rule.to:
-        text = 'is required: the new address, "user@example.com" or "@example.com"'
-        report.refuse((*path, "to"), text)
-    for index, pattern in enumerate(rule.address):
-        if pattern == _NULL_SENDER:
-            text = '"<>" never matches: the null sender of bounces is not rewritten'
-            report.refuse((*path, "address", index), text)
+        yield (at,), f"never matches: rewrite[{other}] takes all its addresses before it is asked"
 
 
 def _covers(one: RewriteSettings, other: RewriteSettings) -> bool:

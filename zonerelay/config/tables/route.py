@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +21,12 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import KeyPath, Report, check_known, unreachable
+from zonerelay.config.problems import Findings, Report, check_known, unreachable
 from zonerelay.config.tables.listener import (
     ListenerAuth,
     ListenerSettings,
     Network,
-    check_named_listeners,
     in_full,
-    users_advice,
 )
 from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
 from zonerelay.config.units import format_size
@@ -90,47 +88,48 @@ class AccessSettings:
     """
 
 
-def check_access(rules: tuple[AccessSettings, ...], report: Report) -> None:
-    for at, rule in enumerate(rules):
-        if not any((rule.client, rule.sender, rule.recipient, rule.user)) and report.sound("access", at):
-            report.refuse(
-                ("access", at),
-                "has no condition, so it would match all mail: give it one (client, sender, recipient, user)",
-            )
-        if rule.reply and report.sound("access", at):
-            _check_reply(rule, ("access", at, "reply"), report)
-
-
-def _check_reply(rule: AccessSettings, path: KeyPath, report: Report) -> None:
+def access_problems(rule: AccessSettings) -> Findings:
+    if not any((rule.client, rule.sender, rule.recipient, rule.user)):
+        no = "has no condition, so it would match all mail: give it one (client, sender, recipient, user)"
+        yield (), no
     suits = {AccessAction.REFUSE: "5", AccessAction.DEFER: "4"}.get(rule.action)
-    if suits is None:
-        report.refuse(path, 'is not used with action = "accept": leave one of the two out')
-    elif not rule.reply.startswith(suits):
+    if rule.reply and suits is None:
+        yield "reply", 'is not used with action = "accept": leave one of the two out'
+    elif rule.reply and not rule.reply.startswith(suits or ""):
         other = "defer" if suits == "5" else "refuse"
-        report.refuse(
-            path,
-            f'action = "{rule.action}" is answered with a code from {suits}00 to {suits}99: write one, or '
-            f'action = "{other}"',
-        )
+        codes = f"a code from {suits}00 to {suits}99"
+        yield "reply", f'action = "{rule.action}" is answered with {codes}: write one, or action = "{other}"'
     elif rule.reply.startswith("421"):
-        report.refuse(path, "421 says that the connection is closed, which no rule does: write 450 or 451")
+        yield "reply", "421 says that the connection is closed, which no rule does: write 450 or 451"
 
 
-def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> Findings:
     needed = any(listener.auth is not ListenerAuth.OFF for listener in listeners)
     if needed and not auth.credentials.is_absolute():
-        yield f"auth.credentials: {in_full(auth.credentials)}"
+        yield "credentials", in_full(auth.credentials)
     if not needed and auth != AuthSettings():
-        yield 'auth: only for mail over HTTP: no listener has auth = "optional" or "required"'
+        yield (), 'only for mail over HTTP: no listener has auth = "optional" or "required"'
 
 
-def access_advice(rules: Sequence[AccessSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+def access_advice(rules: Sequence[AccessSettings]) -> Findings:
     if rules and rules[-1].action is AccessAction.ACCEPT:
         yield (
-            f"access[{len(rules) - 1}].action: accept as the last rule changes nothing: what no rule matches "
-            "is let through; a rule that refuses the rest has to follow"
+            (len(rules) - 1, "action"),
+            "accept as the last rule changes nothing: what no rule matches is let through; a rule that "
+            "refuses the rest has to follow",
         )
-    yield from users_advice("access", [rule.user for rule in rules], listeners)
+
+
+def route_problems(route: RouteSettings) -> Findings:
+    if not route.conditions:
+        yield (
+            (),
+            "has no condition, so no later route would ever be asked: give it one (recipient_domain, "
+            f'sender_domain, …); the zone "{DEFAULT_ZONE}" takes what no route matches',
+        )
+    if route.max_size and route.min_size > route.max_size:
+        more = f"{format_size(route.min_size)} is more than max_size = {format_size(route.max_size)}"
+        yield "min_size", f"{more}, so this route would never match"
 
 
 _ANYTHING = frozenset({"*"})
@@ -195,34 +194,14 @@ def check_route_zones(routes: Sequence[RouteSettings], zones: Sequence[ZoneSetti
             check_known(route.zone, names, "no zone is named", ("route", at, "zone"), report)
 
 
-def check_routes(
-    routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings], report: Report
-) -> None:
-    for at, route in enumerate(routes):
-        if not route.conditions and report.sound("route", at):
-            report.refuse(
-                ("route", at),
-                "has no condition, so no later route would ever be asked: give it one (recipient_domain, "
-                f'sender_domain, …); the zone "{DEFAULT_ZONE}" takes what no route matches',
-            )
-        if route.max_size and route.min_size > route.max_size and report.sound("route", at):
-            report.refuse(
-                ("route", at, "min_size"),
-                f"{format_size(route.min_size)} is more than max_size = {format_size(route.max_size)}, so "
-                "this route would never match",
-            )
-    check_named_listeners("route", [route.listener for route in routes], listeners, report)
-
-
-def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings]) -> Findings:
     conditions = [{name: frozenset(values) for name, values in route.conditions.items()} for route in routes]
     for at, other in unreachable(conditions, _covers, lambda given: _covers(given, {})):
-        yield f"route[{at}]: never matches: route[{other}] takes all its mail before it is asked"
-    yield from users_advice("route", [route.user for route in routes], listeners)
+        yield (at,), f"never matches: route[{other}] takes all its mail before it is asked"
     certificates = any(each.allow_certificates for each in listeners)
     for at, route in enumerate(routes):
         if route.certificate and not certificates:
-            yield f"route[{at}].certificate: never matches: no listener asks for one (allow_certificates)"
+            yield (at, "certificate"), "never matches: no listener asks for one (allow_certificates)"
 
 
 def _covers(one: Conditions, other: Conditions) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, urlsplit
@@ -39,7 +39,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import Report, all_sound, check_known
+from zonerelay.config.problems import Findings, Report, all_sound, check_known
 from zonerelay.config.tables.delivery import DeliverySettings
 from zonerelay.config.tables.listener import Network
 from zonerelay.config.tables.zone import ZoneSettings
@@ -134,40 +134,50 @@ class AdminSettings:
     """
 
 
-def check_admin(admin: AdminSettings, report: Report) -> None:
+def admin_problems(admin: AdminSettings) -> Findings:
     if admin.key is not None and admin.certificate is None:
-        report.refuse(("admin", "key"), "is of no use without admin.certificate")
+        yield "key", "is of no use without admin.certificate"
     if admin.address and parse_listen(admin.address).is_unix:
-        report.refuse(("admin", "address"), "HTTP needs an address and a port; commands use admin.socket")
+        yield "address", "HTTP needs an address and a port; commands use admin.socket"
     for network in admin.proxy_networks:
         if network.prefixlen == 0:
-            report.refuse(
-                ("admin", "proxy_networks"),
-                f"{network} would let every client claim any address: name the proxies in front",
-            )
+            claim = "would let every client claim any address: name the proxies in front"
+            yield "proxy_networks", f"{network} {claim}"
     if admin.page and admin.address and not _keeps_secrets(admin):
-        report.refuse(
-            ("admin", "page"),
+        yield (
+            "page",
             f"{admin.address} can be reached from other machines, and who logs in there would send a token "
             "in clear text: give admin.certificate and admin.key (zonerelay cert self-signed makes them), "
             "name a proxy with TLS in admin.proxy_networks, or listen on 127.0.0.1",
         )
 
 
-def admin_advice(admin: AdminSettings) -> Iterator[str]:
+def admin_advice(admin: AdminSettings) -> Findings:
     if admin.token_file is not None:
         yield (
-            "admin.token_file: one token that may do everything and does not expire; zonerelay token add "
-            "makes others, with a name, a scope and an end"
+            "token_file",
+            "one token that may do everything and does not expire; zonerelay token add makes others, with a "
+            "name, a scope and an end",
         )
-    if not admin.address or parse_listen(admin.address).is_loopback:
-        return
-    api = (
-        "the API requires a token"
-        if _keeps_secrets(admin)
-        else ("such clients cannot use the API without TLS")
-    )
-    yield f"admin.address: metrics and health at {admin.address} can be read from other machines ({api})"
+    if admin.address and not parse_listen(admin.address).is_loopback:
+        api = "the API requires a token"
+        if not _keeps_secrets(admin):
+            api = "such clients cannot use the API without TLS"
+        yield "address", f"metrics and health at {admin.address} can be read from other machines ({api})"
+
+
+def capture_problems(capture: CaptureSettings) -> Findings:
+    if capture.release_to and parse_listen(capture.release_to).is_unix:
+        yield "release_to", 'is reached over TCP: write an address such as "127.0.0.1:25"'
+
+
+def spool_problems(spool: SpoolSettings) -> Findings:
+    for key, backend in ONLY_WITH.items():
+        if getattr(spool, key) is not None and spool.backend is not backend:
+            yield key, f'goes with backend = "{backend}" alone: write that, or leave this out'
+    kept = (spool.env_directory or spool.path / "messages", spool.meta_directory or spool.path)
+    if spool.scratch_directory in kept:
+        yield "scratch_directory", "needs a directory of its own: it may be emptied"
 
 
 def _keeps_secrets(admin: AdminSettings) -> bool:
@@ -196,12 +206,6 @@ class CaptureSettings:
     """The SMTP server that receives captured mail when an operator releases it: an address of this relay or
     of another ("127.0.0.1:25"). Empty: captured mail cannot be released.
     """
-
-
-def check_capture(capture: CaptureSettings, report: Report) -> None:
-    path = ("capture", "release_to")
-    if capture.release_to and report.sound(*path) and parse_listen(capture.release_to).is_unix:
-        report.refuse(path, 'is reached over TCP: write an address such as "127.0.0.1:25"')
 
 
 class UnsafeStore(enum.StrEnum):
@@ -304,44 +308,36 @@ def raised_guard(spool: SpoolSettings) -> str:
     )
 
 
-def check_spool(spool: SpoolSettings, report: Report) -> None:
-    if not report.sound("spool"):
-        return
-    for key, backend in ONLY_WITH.items():
-        if getattr(spool, key) is not None and spool.backend is not backend:
-            report.refuse(
-                ("spool", key), f'goes with backend = "{backend}" alone: write that, or leave this out'
-            )
-    if spool.scratch_directory in _kept(spool):
-        report.refuse(("spool", "scratch_directory"), "needs a directory of its own: it may be emptied")
-
-
-def _kept(spool: SpoolSettings) -> tuple[object, object]:
-    return (spool.env_directory or spool.path / "messages", spool.meta_directory or spool.path)
-
-
-def spool_advice(spool: SpoolSettings) -> list[str]:
-    found = []
-    path = spool.path
+def spool_advice(spool: SpoolSettings) -> Findings:
     with contextlib.suppress(OSError):  # it is not there yet, and is made private
-        if is_public(path):
-            found.append(
-                f"spool.path: every user of this machine can look into {path}: no file in it is readable for "
-                "them, but chmod o-rwx it"
+        if is_public(spool.path):
+            yield (
+                "path",
+                f"every user of this machine can look into {spool.path}: no file in it is readable for them, "
+                "but chmod o-rwx it",
             )
-    if spool.backend is Backend.MEMORY:
-        if spool.shelve is None:
-            found.append("spool.backend: memory: every queued message is lost when the relay stops")
-        else:
-            found.append(
-                "spool.shelve: a shelf is not durable: a crash loses the messages that were accepted since "
-                "the start"
-            )
+    if spool.backend is Backend.MEMORY and spool.shelve is None:
+        yield "backend", "memory: every queued message is lost when the relay stops"
+    elif spool.backend is Backend.MEMORY:
+        lost = "a crash loses the messages that were accepted since the start"
+        yield "shelve", f"a shelf is not durable: {lost}"
     if spool.min_free_space == 0:
-        found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
+        yield "min_free_space", "0: nothing is refused before the disk is full"
     if raised := raised_guard(spool):
-        found.append(f"spool.min_free_space: {raised}")
-    return found
+        yield "min_free_space", raised
+
+
+def redis_problems(redis: RedisSettings) -> Findings:
+    url = urlsplit(redis.url)
+    words = ("password", "username")
+    if url.scheme not in _SCHEMES:
+        yield "url", "must begin with redis://, rediss:// (TLS) or unix://"
+    elif "@" in url.netloc + url.path or any(
+        word in key.lower() for key in parse_qs(url.query) for word in words
+    ):
+        yield "url", "holds a name or password: say user, and in password where it is"
+    if redis.ca_file is not None and url.scheme != "rediss":
+        yield "ca_file", "is of no use without TLS: the url must begin with rediss://"
 
 
 # [redis]: the queue on a Redis server. No secret is in a text of this module.
@@ -381,51 +377,38 @@ class RedisSettings:
     """
 
 
-def check_redis(redis: RedisSettings, report: Report) -> None:
-    if not report.sound("redis"):
-        return
-    url = urlsplit(redis.url)
-    if url.scheme not in _SCHEMES:
-        text = "must begin with redis://, rediss:// (TLS) or unix://"
-        report.refuse(("redis", "url"), text)
-    elif "@" in url.netloc + url.path or any(
-        word in key.lower() for key in parse_qs(url.query) for word in ("password", "username")
-    ):
-        report.refuse(("redis", "url"), "holds a name or password: say user, and in password where it is")
-    if redis.ca_file is not None and url.scheme != "rediss":
-        report.refuse(("redis", "ca_file"), "is of no use without TLS: the url must begin with rediss://")
-
-
-def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Iterator[str]:
+def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Findings:
     if spool.backend is not Backend.REDIS:
         return
     if redis.unsafe:
-        yield "redis.unsafe: acknowledged mail may be lost when the server or its machine stops"
+        yield "unsafe", "acknowledged mail may be lost when the server or its machine stops"
     yield from _slow_answers("redis", redis)
     if redis.url.startswith("redis://") and not _is_local(redis.url):
-        yield "redis.url: mail travels to the server in clear text: rediss:// uses TLS"
+        yield "url", "mail travels to the server in clear text: rediss:// uses TLS"
 
 
 def _is_local(url: str) -> bool:
     return _LOCAL.fullmatch(urlsplit(url).hostname or "localhost") is not None
 
 
-def _slow_answers(table: str, settings: RedisSettings | S3Settings) -> Iterator[str]:
+def _slow_answers(table: str, settings: RedisSettings | S3Settings) -> Findings:
     if settings.lease <= settings.timeout:
-        yield (
-            f"{table}.lease: not longer than {table}.timeout: one slow answer can cost the lease, and mail "
-            "is then sent twice"
-        )
+        twice = "one slow answer can cost the lease, and mail is then sent twice"
+        yield "lease", f"not longer than {table}.timeout: {twice}"
 
 
-def _cut_off(
-    table: str, settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings
-) -> Iterator[str]:
+def _cut_off(settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings) -> Findings:
     if settings.lease <= delivery.final_dot_timeout:
         yield (
-            f"{table}.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
-            "while a relay that is cut off from the database still sends it"
+            "lease",
+            "not longer than delivery.final_dot_timeout: a message may be sent a second time while a relay "
+            "that is cut off from the database still sends it",
         )
+
+
+def postgres_problems(postgres: PostgresSettings) -> Findings:
+    if problem := url_problem(postgres.url):
+        yield "url", problem
 
 
 # [postgres]: the queue in a PostgreSQL database.
@@ -466,26 +449,26 @@ class PostgresSettings:
     """
 
 
-def check_postgres(postgres: PostgresSettings, report: Report) -> None:
-    if not report.sound("postgres"):
-        return
-    if problem := url_problem(postgres.url):
-        report.refuse(("postgres", "url"), problem)
-
-
-def postgres_advice(
-    postgres: PostgresSettings, spool: SpoolSettings, delivery: DeliverySettings
-) -> Iterator[str]:
+def postgres_advice(postgres: PostgresSettings, spool: SpoolSettings, delivery: DeliverySettings) -> Findings:
     if spool.backend is not Backend.POSTGRES:
         return
-    yield from _cut_off("postgres", postgres, delivery)
+    yield from _cut_off(postgres, delivery)
     if postgres.unsafe:
-        yield "postgres.unsafe: a crash of the database may lose mail that was acknowledged"
+        yield "unsafe", "a crash of the database may lose mail that was acknowledged"
     if is_in_the_open(postgres.url):
-        yield (
-            "postgres.url: mail goes over the network to any server that answers there: add "
-            "?sslmode=verify-full"
-        )
+        open_to = "mail goes over the network to any server that answers there"
+        yield "url", f"{open_to}: add ?sslmode=verify-full"
+
+
+def s3_problems(s3: S3Settings, spool: SpoolSettings, workers: int) -> Findings:
+    if spool.backend is Backend.S3 and not s3.bucket:
+        yield "bucket", 'is needed with backend = "s3": the name of a bucket that exists'
+    if bool(s3.access_key) != bool(s3.secret_key):
+        yield "secret_key" if s3.access_key else "access_key", "goes with the other of the two"
+    if spool.backend is Backend.S3 and not s3.shared and workers != 1:
+        yield "shared", "false is for one relay alone, and workers are relays: workers = 1"
+    if s3.queue_url and not s3.shared:
+        yield "queue_url", "is of no use with shared = false: leave one of the two out"
 
 
 def url_problem(url: str, option: str = "postgres.password") -> str:
@@ -574,29 +557,29 @@ class S3Settings:
     """The URL of the queue service, if it is not Amazon's."""
 
 
-def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report) -> None:
-    if not report.sound("s3"):
-        return
-    if spool.backend is Backend.S3 and not s3.bucket:
-        report.refuse(("s3", "bucket"), 'is needed with backend = "s3": the name of a bucket that exists')
-    if bool(s3.access_key) != bool(s3.secret_key):
-        report.refuse(
-            ("s3", "secret_key" if s3.access_key else "access_key"), "goes with the other of the two"
-        )
-    if spool.backend is Backend.S3 and not s3.shared and workers != 1:
-        report.refuse(("s3", "shared"), "false is for one relay alone, and workers are relays: workers = 1")
-    if s3.queue_url and not s3.shared:
-        report.refuse(("s3", "queue_url"), "is of no use with shared = false: leave one of the two out")
-
-
-def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Iterator[str]:
+def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Findings:
     if spool.backend is not Backend.S3:
         return
     yield from _slow_answers("s3", s3)
     for name in _URLS:
         url = getattr(s3, name)
         if urlsplit(url).scheme == "http" and not _is_local(url):
-            yield f"s3.{name}: mail travels to the service in clear text: https:// uses TLS"
+            yield name, "mail travels to the service in clear text: https:// uses TLS"
+
+
+def outbox_problems(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> Findings:
+    if not outbox.url:
+        others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
+        if not report.given("outbox", "url") and any(others):
+            yield "url", 'is missing: write "postgresql://USER@HOST:5432/DATABASE"'
+        return
+    if problem := url_problem(outbox.url, "outbox.password"):
+        yield "url", problem
+    if outbox.table == outbox.mailbox_table:
+        yield "mailbox_table", "is the table of messages already"
+    if all_sound("zone", "name", len(zones), report):
+        names = [zone.name for zone in zones]
+        check_known(outbox.zone, names, "no zone is named", ("outbox", "zone"), report)
 
 
 # [outbox]: the database whose rows are sent as mail.
@@ -640,29 +623,10 @@ class OutboxSettings:
     """The maximum size of a row's message. Larger rows fail."""
 
 
-def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
-    if not report.sound("outbox"):
-        return
-    if not outbox.url:
-        others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
-        if not report.given("outbox", "url") and any(others):
-            report.refuse(("outbox", "url"), 'is missing: write "postgresql://USER@HOST:5432/DATABASE"')
-        return
-    if problem := url_problem(outbox.url, "outbox.password"):
-        report.refuse(("outbox", "url"), problem)
-    if outbox.table == outbox.mailbox_table:
-        report.refuse(("outbox", "mailbox_table"), "is the table of messages already")
-    if all_sound("zone", "name", len(zones), report):
-        names = [zone.name for zone in zones]
-        check_known(outbox.zone, names, "no zone is named", ("outbox", "zone"), report)
-
-
-def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Iterator[str]:
+def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Findings:
     if not outbox.url:
         return
-    yield from _cut_off("outbox", outbox, delivery)
+    yield from _cut_off(outbox, delivery)
     if is_in_the_open(outbox.url):
-        yield (
-            "outbox.url: mail goes over the network from any server that answers there: add "
-            "?sslmode=verify-full"
-        )
+        open_to = "mail goes over the network from any server that answers there"
+        yield "url", f"{open_to}: add ?sslmode=verify-full"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import DAY, choice, count, duration, switch, text, texts
-from zonerelay.config.problems import KeyPath, Report, check_names, check_references
+from zonerelay.config.problems import Findings, Report, check_names, check_references
 
 EVENTS = (
     "message.accepted", "delivery.delivered", "delivery.deferred", "delivery.bounced", "delivery.expired",
@@ -73,34 +73,27 @@ class ReportSettings:
     """The sender, in the envelope and in From. Empty: postmaster at the relay's hostname."""
 
 
+def webhook_problems(webhook: WebhookSettings) -> Findings:
+    parts = urlsplit(webhook.url)
+    if not webhook.url:
+        yield "url", 'is missing: write where events go, as in "https://app.example.com/mail-events"', "url"
+    elif not parts.hostname or parts.scheme not in ("https", "http"):
+        yield "url", 'is not an address that events can be posted to: write "https://…"'
+    elif parts.scheme == "http" and not webhook.private:
+        yield "url", "http:// is for everyone to read on the way: use https, or private = true"
+    if not webhook.secret:
+        yield "secret", 'is missing: say where it is, as in "/etc/zonerelay/hook.secret"'
+
+
 def check_webhooks(webhooks: Sequence[WebhookSettings], report: Report) -> None:
     check_names("webhook", [each.name for each in webhooks], "is missing: logs and commands use it", report)
     for at, webhook in enumerate(webhooks):
-        path: KeyPath = ("webhook", at)
-        if report.sound(*path, "url"):
-            _check_url(webhook, (*path, "url"), report)
-        if not webhook.secret and report.sound(*path, "secret"):
-            report.refuse(
-                (*path, "secret"), 'is missing: say where it is, as in "/etc/zonerelay/hook.secret"'
-            )
-        if report.sound(*path, "events"):
-            check_references(webhook.events, EVENTS, "there is no event", (*path, "events"), report)
+        check_references(webhook.events, EVENTS, "there is no event", ("webhook", at, "events"), report)
 
 
-def _check_url(webhook: WebhookSettings, path: KeyPath, report: Report) -> None:
-    parts = urlsplit(webhook.url)
-    if not webhook.url:
-        report.refuse(path, 'is missing: write where events go, as in "https://app.example.com/mail-events"')
-    elif not parts.hostname or parts.scheme not in ("https", "http"):
-        report.refuse(path, 'is not an address that events can be posted to: write "https://…"')
-    elif parts.scheme == "http" and not webhook.private:
-        report.refuse(path, "http:// is for everyone to read on the way: use https, or private = true")
-
-
-def webhook_advice(webhooks: Sequence[WebhookSettings]) -> Iterator[str]:
-    for at, webhook in enumerate(webhooks):
-        if webhook.addresses is WebhookAddresses.CLEAR:
-            yield f"webhook[{at}].addresses: clear: {webhook.name} is told the addresses of people"
+def webhook_advice(webhook: WebhookSettings) -> Findings:
+    if webhook.addresses is WebhookAddresses.CLEAR:
+        yield "addresses", f"clear: {webhook.name} is told the addresses of people"
 
 
 def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import CAPTURE, NextHopKind, parse_next_hop, split_next_hops
@@ -30,6 +30,7 @@ from zonerelay.config.options.options import (
     texts,
 )
 from zonerelay.config.problems import (
+    Findings,
     KeyPath,
     Report,
     all_sound,
@@ -247,60 +248,67 @@ def check_zone_names(zones: Sequence[ZoneSettings], report: Report) -> None:
         report.refuse(("zone",), text)
 
 
-def check_zones(
-    zones: Sequence[ZoneSettings], retry: RetrySettings, report: Report, *, trusts_dns: bool
-) -> tuple[ZoneSettings, ...]:
-    """Return the zones with default shares that fit. `trusts_dns`: [dns] declares that answers are
-    validated.
+def zone_problems(
+    zone: ZoneSettings, retry: RetrySettings, report: Report, *, trusts_dns: bool, signs: bool, has_srs: bool
+) -> Findings:
+    """Yield the problems of a zone. `trusts_dns`: [dns] declares that answers are validated. `signs`: there
+    is a DKIM key. `has_srs`: [srs] has a domain.
     """
-    for at, zone in enumerate(zones):
-        path: KeyPath = ("zone", at)
-        _check_next_hops(zone, path, report)
-        _check_times(zone, path, retry, report)
-        if zone.tls is TlsMode.DANE and report.sound(*path, "tls"):
-            _check_dane(zone, path, trusts_dns, report)
-        if zone.tls_on_connect and zone.tls is TlsMode.NONE and report.sound(*path, "tls"):
-            text = "uses implicit TLS, which contradicts tls = none; remove one of them"
-            report.refuse((*path, "tls_on_connect"), text)
-    return tuple(_with_share(zone, ("zone", at), report) for at, zone in enumerate(zones))
-
-
-def _check_dane(zone: ZoneSettings, path: KeyPath, trusts_dns: bool, report: Report) -> None:
-    if not trusts_dns:
-        report.refuse((*path, "tls"), DANE_NEEDS_TRUST)
-    if not zone.dane and report.sound(*path, "dane"):
-        report.refuse((*path, "dane"), "tls = dane asks for it: leave one of the two out")
-    if not report.sound(*path, "next_hop"):
-        return
-    for hop in split_next_hops(zone.next_hop):
-        if parse_next_hop(hop).kind is NextHopKind.ADDRESS:
-            report.refuse((*path, "next_hop"), f"{hop} is an address, and TLSA records belong to names")
-
-
-def _check_next_hops(zone: ZoneSettings, path: KeyPath, report: Report) -> None:
     hops = split_next_hops(zone.next_hop)
-    if len(hops) > 1 and report.sound(*path, "next_hop"):
-        twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
-        if twice is not None:
-            report.refuse((*path, "next_hop"), f"{twice} is in the list twice")
-        elif CAPTURE in hops:
-            report.refuse((*path, "next_hop"), f'"{CAPTURE}" stands alone: what is captured is not sent')
+    twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
+    if twice is not None:
+        yield "next_hop", f"{twice} is in the list twice"
+    elif CAPTURE in hops[1:] or CAPTURE in hops[:-1]:
+        yield "next_hop", f'"{CAPTURE}" stands alone: what is captured is not sent'
+    max_age, whose = zone.max_age or retry.max_age, "max_age" if zone.max_age else "max_age in [retry]"
+    if zone.schedule and zone.schedule[0] > max_age and report.sound("retry"):
+        yield (
+            "schedule",
+            f"the first delay of {format_duration(zone.schedule[0])} is longer than "
+            f"{whose} = {format_duration(max_age)}, when mail is given up",
+            *("schedule", "max_age"),
+        )
+    if zone.tls is TlsMode.DANE:
+        if not trusts_dns:
+            yield "tls", DANE_NEEDS_TRUST
+        if not zone.dane:
+            yield "dane", "tls = dane asks for it: leave one of the two out"
+        for hop in hops:
+            if parse_next_hop(hop).kind is NextHopKind.ADDRESS:
+                yield "next_hop", f"{hop} is an address, and TLSA records belong to names"
+    if zone.tls_on_connect and zone.tls is TlsMode.NONE:
+        yield "tls_on_connect", "uses implicit TLS, which contradicts tls = none; remove one of them", "tls"
+    if zone.dkim is DkimMode.REQUIRED and not signs:
+        yield "dkim", "requires a [[dkim]] key: without one, all mail of this zone would be deferred"
+    if zone.srs and not has_srs:
+        yield "srs", "needs [srs] with a domain and a secret"
 
 
-def zone_advice(zones: Sequence[ZoneSettings]) -> Iterator[str]:
+def check_shares(zones: Sequence[ZoneSettings], report: Report) -> tuple[ZoneSettings, ...]:
+    """Return the zones with a limit per destination that does not exceed their own. Only an explicit limit is
+    refused.
+    """
+    key = "max_connections_per_destination"
     for at, zone in enumerate(zones):
-        for key, found in _advice(zone):
-            yield f"zone[{at}].{key}: {found}"
+        most, whole = zone.max_connections_per_destination, zone.max_connections
+        if most > whole and report.given("zone", at, key) and report.sound("zone", at, "max_connections"):
+            text = f"{most} is more than max_connections = {whole}, the limit of the whole zone"
+            report.refuse(("zone", at, key), text)
+    return tuple(
+        replace(
+            zone,
+            max_connections_per_destination=min(zone.max_connections_per_destination, zone.max_connections),
+        )
+        for zone in zones
+    )
 
 
-def _advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
+def zone_advice(zone: ZoneSettings) -> Findings:
     yield from _tls_advice(zone)
     yield from shorter_delays(zone.schedule)
     if is_faster(zone.max_rate_per_destination, zone.max_rate):
-        yield (
-            "max_rate_per_destination",
-            f"never reached: max_rate = {zone.max_rate} of the whole zone is slower",
-        )
+        slower = f"max_rate = {zone.max_rate} of the whole zone is slower"
+        yield "max_rate_per_destination", f"never reached: {slower}"
     if zone.mix_domains and not zone.next_hop:
         yield (
             "mix_domains",
@@ -326,36 +334,6 @@ def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
         )
     if zone.tls_on_connect:
         yield "tls_on_connect", "MX hosts do not speak TLS from the first byte: it is for a next_hop"
-
-
-def _check_times(zone: ZoneSettings, path: KeyPath, retry: RetrySettings, report: Report) -> None:
-    """Report a schedule whose first delay exceeds the maximum age of mail, because it would never be used."""
-    max_age = zone.max_age or retry.max_age
-    if not zone.schedule or zone.schedule[0] <= max_age:
-        return
-    if report.sound(*path, "schedule") and report.sound(*path, "max_age") and report.sound("retry"):
-        whose = "max_age" if zone.max_age else "max_age in [retry]"
-        report.refuse(
-            (*path, "schedule"),
-            f"the first delay of {format_duration(zone.schedule[0])} is longer than "
-            f"{whose} = {format_duration(max_age)}, when mail is given up",
-        )
-
-
-def _with_share(zone: ZoneSettings, path: KeyPath, report: Report) -> ZoneSettings:
-    """Return the zone with a limit per destination that does not exceed its own. Only an explicit limit is
-    refused.
-    """
-    if zone.max_connections_per_destination <= zone.max_connections:
-        return zone
-    key = (*path, "max_connections_per_destination")
-    if report.given(*key) and report.sound(*key) and report.sound(*path, "max_connections"):
-        report.refuse(
-            key,
-            f"{zone.max_connections_per_destination} is more than max_connections = {zone.max_connections}, "
-            "the limit of the whole zone",
-        )
-    return replace(zone, max_connections_per_destination=zone.max_connections)
 
 
 def is_faster(rate: Rate | None, whole: Rate | None) -> bool:
@@ -391,37 +369,37 @@ class SourceSettings:
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    missing = "is required: zones refer to sources by their name"
-    check_names("source", [source.name for source in sources], missing, report)
-    _check_addresses(sources, report)
+    names = [source.name for source in sources]
+    check_names("source", names, "is required: zones refer to sources by their name", report)
+    report.refuse_all(("source",), _address_problems(sources))
     if all_sound("source", "name", len(sources), report) and ("source",) not in report.wrong:
         for at, zone in enumerate(zones):
-            if report.sound("zone", at, "sources"):
-                _check_zone(zone, at, sources, report)
+            _check_zone(zone, at, sources, report)
 
 
-def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings]) -> Iterator[str]:
+def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings]) -> Findings:
     used = {name for zone in zones for name in zone.sources}
     for at, source in enumerate(sources):
         if source.name not in used:
-            yield f"source[{at}]: no zone sends from {source.name}"
+            yield (at,), f"no zone sends from {source.name}"
 
 
-def _check_addresses(sources: Sequence[SourceSettings], report: Report) -> None:
+def _address_problems(sources: Sequence[SourceSettings]) -> Findings:
     taken: dict[str, int] = {}
     for at, source in enumerate(sources):
-        path: KeyPath = ("source", at, "address")
-        if not report.sound(*path):
-            continue
         if not source.address:
-            report.refuse(path, 'is missing: give the address to send from, as in ["192.0.2.7"]')
+            yield (
+                (at, "address"),
+                'is missing: give the address to send from, as in ["192.0.2.7"]',
+                (at, "address"),
+            )
         for index, address in enumerate(source.address):
             problem = _problem_of(address) or _problem_beside(address, source.address[:index])
             there = taken.setdefault(address, at)
             if not problem and there != at:
                 problem = f"{address} is already an address of source[{there}]; its mail would use two names"
             if problem:
-                report.refuse((*path, index), problem)
+                yield (at, "address", index), problem
 
 
 def _problem_of(text: str) -> str:
@@ -446,18 +424,39 @@ def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], 
     path: KeyPath = ("zone", at, "sources")
     what, twice = "no [[source]] has this name", "is there twice: its share is its weight"
     named = [known[name] for name in check_references(zone.sources, known, what, path, report, twice=twice)]
-    if not report.sound(*path):
+    if not named or not report.sound(*path):
         return
-    if named and not any(source.weight for source in named):
+    if not any(source.weight for source in named):
         report.refuse(path, "each of them has weight = 0, so no mail of this zone could be sent")
     if not zone.ipv6 and report.sound("zone", at, "ipv6"):
-        only = next(
-            (each.name for each in named if each.address and all(":" in ip for ip in each.address)), ""
-        )
-        if only:
-            report.refuse(
-                path, f"{quoted(only)} has IPv6 only, which ipv6 = false keeps this zone from using"
-            )
+        for each in named:
+            if each.address and all(":" in ip for ip in each.address):
+                only = f"{quoted(each.name)} has IPv6 only, which ipv6 = false keeps this zone from using"
+                report.refuse(path, only)
+
+
+def destination_problems(
+    entry: DestinationSettings, zones: Sequence[ZoneSettings], *, trusts_dns: bool
+) -> Findings:
+    """Yield the problems of a destination. `trusts_dns`: [dns] declares that answers are validated, as DANE
+    needs.
+    """
+    for key in ("tls_names", "tls_certificates"):
+        if getattr(entry, key) and entry.tls is not DestinationTls.VERIFY:
+            yield key, 'goes with tls = "verify" alone: write that, or leave this out'
+    if entry.tls_names and entry.tls_certificates:
+        whatever = "these certificates are accepted whatever their names are; remove tls_names"
+        yield "tls_certificates", whatever
+    own = _zones_of(entry, zones)
+    most = max((zone.max_connections for zone in own), default=entry.max_connections)
+    if most < entry.max_connections:
+        more = f"{entry.max_connections} is more than max_connections = {most}, the limit of the whole zone"
+        yield "max_connections", more
+    named = [zone.name for zone in own if entry.zone and zone.credentials]
+    if entry.tls in _WEAK and named:
+        yield "tls", f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS"
+    if entry.tls is DestinationTls.DANE and not trusts_dns:
+        yield "tls", DANE_NEEDS_TRUST
 
 
 # [[destination]]: limits and TLS of a zone for some of its destinations.
@@ -513,27 +512,6 @@ class DestinationSettings:
 _WEAK = {DestinationTls.NONE, DestinationTls.OPPORTUNISTIC}
 
 
-def check_destinations(
-    destinations: Sequence[DestinationSettings],
-    zones: Sequence[ZoneSettings],
-    report: Report,
-    *,
-    trusts_dns: bool,
-) -> None:
-    """Report problems of the destination tables. `trusts_dns`: [dns] declares that answers are validated, as
-    DANE needs.
-    """
-    with_credentials = {zone.name for zone in zones if zone.credentials}
-    by_name = {zone.name: zone for zone in zones}
-    for at, entry in enumerate(destinations):
-        path: KeyPath = ("destination", at)
-        if report.sound(*path):
-            _check_names(entry, path, report)
-            _check_connections(entry, by_name, path, report)
-        if report.sound(*path, "tls"):
-            _check_tls(entry, with_credentials, (*path, "tls"), report, trusts_dns=trusts_dns)
-
-
 def check_destination_zones(
     destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings], report: Report
 ) -> None:
@@ -543,72 +521,30 @@ def check_destination_zones(
         check_references(entry.zone, names, "no zone is named", ("destination", at, "zone"), report)
 
 
-def _check_names(entry: DestinationSettings, path: KeyPath, report: Report) -> None:
-    for key, given in (("tls_names", entry.tls_names), ("tls_certificates", entry.tls_certificates)):
-        if given and entry.tls is not DestinationTls.VERIFY:
-            report.refuse((*path, key), 'goes with tls = "verify" alone: write that, or leave this out')
-    if entry.tls_names and entry.tls_certificates:
-        text = "these certificates are accepted whatever their names are; remove tls_names"
-        report.refuse((*path, "tls_certificates"), text)
-
-
-def _check_tls(
-    entry: DestinationSettings,
-    with_credentials: Collection[str],
-    path: KeyPath,
-    report: Report,
-    *,
-    trusts_dns: bool,
-) -> None:
-    """Report a TLS mode that is too weak for a zone with credentials, and dane without trusted answers."""
-    named = [name for name in entry.zone if name in with_credentials]
-    if entry.tls in _WEAK and named:
-        report.refuse(path, f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS")
-    if entry.tls is DestinationTls.DANE and not trusts_dns:
-        report.refuse(path, DANE_NEEDS_TRUST)
-
-
-def _check_connections(
-    entry: DestinationSettings, by_name: Mapping[str, ZoneSettings], path: KeyPath, report: Report
-) -> None:
-    own = _zones_of(entry, by_name)
-    if own and all(zone.max_connections < entry.max_connections for zone in own):
-        report.refuse(
-            (*path, "max_connections"),
-            f"{entry.max_connections} is more than max_connections = "
-            f"{max(zone.max_connections for zone in own)}, the limit of the whole zone",
-        )
-
-
 def destination_advice(
     destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings]
-) -> Iterator[str]:
+) -> Findings:
     everything = DestinationSettings()
     for at, other in unreachable(destinations, _covers, lambda entry: _covers(entry, everything)):
-        yield f"destination[{at}]: never matches: destination[{other}] takes all its mail"
-    by_name = {zone.name: zone for zone in zones}
+        yield (at,), f"never matches: destination[{other}] takes all its mail"
     for at, entry in enumerate(destinations):
-        own = _zones_of(entry, by_name)
+        own = _zones_of(entry, zones)
         if entry.domain and own and all(zone.next_hop for zone in own):
-            yield (
-                f"destination[{at}].domain: never matches: {_of(own)} to a next hop, whatever its domain; "
-                "mx is compared with that"
-            )
+            compared = "to a next hop, whatever its domain; mx is compared with that"
+            yield (at, "domain"), f"never matches: {_of(own)} {compared}"
         if own and all(is_faster(entry.max_rate, zone.max_rate) for zone in own):
-            whose = f"zone {next(iter(own)).name}" if len(own) == 1 else "all its zones"
-            yield f"destination[{at}].max_rate: never reached: max_rate of {whose} is slower"
+            whose = f"zone {own[0].name}" if len(own) == 1 else "all its zones"
+            yield (at, "max_rate"), f"never reached: max_rate of {whose} is slower"
 
 
-def _zones_of(entry: DestinationSettings, by_name: Mapping[str, ZoneSettings]) -> Collection[ZoneSettings]:
+def _zones_of(entry: DestinationSettings, zones: Sequence[ZoneSettings]) -> list[ZoneSettings]:
     """Return the zones whose mail can match the entry."""
-    if not entry.zone:
-        return by_name.values()
-    return [by_name[name] for name in entry.zone if name in by_name]
+    return [zone for zone in zones if not entry.zone or zone.name in entry.zone]
 
 
-def _of(zones: Collection[ZoneSettings]) -> str:
+def _of(zones: Sequence[ZoneSettings]) -> str:
     if len(zones) == 1:
-        return f"mail of zone {next(iter(zones)).name} is sent"
+        return f"mail of zone {zones[0].name} is sent"
     return f"mail of zones {in_words(zone.name for zone in zones)} is sent"
 
 
