@@ -24,8 +24,8 @@ from zonerelay.routing.addresses import Networks, networks_of
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
-from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.rule_index import AddressIndex, NetworkIndex, RuleIndex, TextIndex
+from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
+from zonerelay.routing.zones.rule_index import NetworkIndex, RuleIndex, TextIndex
 from zonerelay.smtp.server.proxy_protocol import canonical
 
 # Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
@@ -116,18 +116,10 @@ class AccessRules:
             {
                 "client": NetworkIndex(),
                 "user": TextIndex(),
-                "sender": AddressIndex(),
-                "recipient": AddressIndex(),
+                "sender": AddressTable(),
+                "recipient": AddressTable(),
             },
-            [
-                {
-                    "client": rule.client,
-                    "user": rule.user,
-                    "sender": rule.sender,
-                    "recipient": rule.recipient,
-                }
-                for rule in rules
-            ],
+            rules,
         )
 
     def __bool__(self) -> bool:

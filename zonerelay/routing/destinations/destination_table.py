@@ -20,8 +20,8 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode, StsPolicies
-from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.rule_index import AddressIndex, RuleIndex, TextIndex
+from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
+from zonerelay.routing.zones.rule_index import RuleIndex, TextIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ class DestinationTable:
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
         self._rules = tuple(_TableRule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
         self._index = RuleIndex(
-            {"zone": TextIndex(), "domain": AddressIndex(), "mx": AddressIndex()},
-            [{"zone": each.zone, "domain": each.domain, "mx": each.mx} for each in destinations],
+            {"zone": TextIndex(), "domain": AddressTable(), "mx": AddressTable()}, destinations
         )
 
     def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:

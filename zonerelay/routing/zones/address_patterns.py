@@ -26,7 +26,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class AddressTable:
-    """Maps address patterns to numbers, such as those of rules. No pattern matches the null sender.
+    """Maps address patterns to numbers, such as those of rules. Only "<>" matches the null sender.
 
     Raises ValueError with a message if the domain of a pattern is invalid.
     """
@@ -38,6 +38,7 @@ class AddressTable:
 
     def add(self, pattern: str, number: int) -> None:
         if pattern == _NULL_SENDER:
+            self._numbers.setdefault(pattern, []).append(number)
             return
         local, _, domain = pattern.rpartition("@")
         local, name = "" if local in ("", _ANY) else _local_part(local) or _EMPTY, _domain_pattern(domain)
@@ -50,7 +51,7 @@ class AddressTable:
     def find(self, mailbox: str) -> list[int]:
         """Return the numbers of all patterns that match, in order."""
         if not mailbox:
-            return []
+            return self._numbers.get(_NULL_SENDER, [])
         local, domain = _parts(mailbox)
         names = [domain, _ANY]
         if self._has_below:
@@ -78,8 +79,6 @@ class AddressPatterns:
 
     def find(self, mailbox: str) -> str:
         """Return the first pattern that matches, as it was written, or `""`."""
-        if not mailbox:
-            return _NULL_SENDER if _NULL_SENDER in self._patterns else ""
         found = self._table.find(mailbox)
         return self._patterns[found[0]] if found else ""
 

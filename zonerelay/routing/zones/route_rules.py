@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
 
 from zonerelay.config.settings import RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.addresses import Networks
-from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 Headers = Sequence[tuple[str, str]]
@@ -127,8 +125,8 @@ def _about_mail(route: RouteSettings) -> Iterator[tuple[str, AboutMail]]:
         networks = Networks(route.client)
         yield "client", lambda mail: mail.client if networks.match(mail.client) else ""
     if route.sender_domain:
-        domains = _DomainSet(route.sender_domain)
-        yield "sender_domain", lambda mail: domains.find(mail.sender)
+        find = _domain_finder(route.sender_domain)
+        yield "sender_domain", lambda mail: find(mail.sender)
     if route.sender:
         senders = AddressPatterns(route.sender)
         yield "sender", lambda mail: senders.find(mail.sender)
@@ -139,35 +137,13 @@ def _about_mail(route: RouteSettings) -> Iterator[tuple[str, AboutMail]]:
 
 def _about_recipient(route: RouteSettings) -> Iterator[tuple[str, AboutRecipient]]:
     if route.recipient_domain:
-        yield "recipient_domain", _DomainSet(route.recipient_domain).find
+        yield "recipient_domain", _domain_finder(route.recipient_domain)
     if route.recipient:
         yield "recipient", AddressPatterns(route.recipient).find
 
 
 def _size(mail: RoutedMail) -> str:
     return "" if mail.size is None else f"{mail.size} bytes"
-
-
-class _DomainSet:
-    """A set of domain names and wildcards. The cost of a look-up is the number of labels, not of names."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._any = _ANY in patterns
-        self._below = frozenset(_ascii(pattern[2:]) for pattern in patterns if pattern.startswith("*."))
-        self._exact = frozenset(_ascii(pattern) for pattern in patterns if not pattern.startswith("*"))
-
-    def find(self, mailbox: str) -> str:
-        """Return the pattern that matches, or `""`."""
-        domain = _domain(mailbox)
-        if domain in self._exact:
-            return domain
-        if self._below:
-            parent = domain.partition(".")[2]
-            while parent:
-                if parent in self._below:
-                    return f"*.{parent}"
-                parent = parent.partition(".")[2]
-        return _ANY if self._any and domain else ""
 
 
 class _HeaderCondition:
@@ -183,16 +159,7 @@ class _HeaderCondition:
         return any(self._value in value for value in mail.values(self._name))
 
 
-@lru_cache(4096)
-def _domain(mailbox: str) -> str:
-    return _ascii(domain_of(Mailbox(mailbox)))
-
-
-def _ascii(domain: str) -> str:
-    """Return the ASCII form. A domain without one (such as an address literal) is compared as
-    it is written.
-    """
-    try:
-        return ascii_domain(domain)
-    except ValueError:
-        return domain.lower()
+def _domain_finder(patterns: Sequence[str]) -> AboutRecipient:
+    """Return the look-up of the pattern that matches a mailbox's domain. A bare postmaster has none."""
+    find = AddressPatterns(patterns).find
+    return lambda mailbox: find(f"@{domain}") if (domain := domain_of(Mailbox(mailbox))) else ""

@@ -10,29 +10,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from zonerelay.config.settings import Network
 from zonerelay.routing.addresses import address_number
-from zonerelay.routing.zones.address_patterns import AddressTable
 
 FEW = 8
 """With this number of rules or fewer, evaluating them in turn is faster."""
 
 _ANY = "*"
-_NULL_SENDER = "<>"
-
-Conditions = Mapping[str, Sequence[str] | Sequence[Network]]
-"""The values of a rule by the name of the condition. A condition without values always holds."""
 
 
 class ConditionIndex(Protocol):
-    """An index of rules by the values of one condition."""
+    """An index of rules by the values of one condition, such as `address_patterns.AddressTable`."""
 
-    def add(self, value: str | Network, number: int) -> None:
+    # Any: each index has values of its own type.
+    def add(self, value: Any, number: int, /) -> None:
         """Add a rule under a value. Raise ValueError if the value cannot be indexed."""
 
-    def find(self, asked: str) -> Iterable[int]:
+    def find(self, asked: str, /) -> Iterable[int]:
         """Return the numbers of the rules whose value matches."""
 
 
@@ -42,30 +38,13 @@ class TextIndex:
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = {}
 
-    def add(self, value: str | Network, number: int) -> None:
-        self._numbers.setdefault(str(value), []).append(number)
+    def add(self, value: str, number: int) -> None:
+        self._numbers.setdefault(value, []).append(number)
 
     def find(self, asked: str) -> Iterable[int]:
         if not asked:
             return ()
         return (*self._numbers.get(asked, ()), *self._numbers.get(_ANY, ()))
-
-
-class AddressIndex:
-    """An index of rules by address pattern (`address_patterns`). The argument of a look-up is a mailbox."""
-
-    def __init__(self) -> None:
-        self._table = AddressTable()
-        self._null: list[int] = []
-
-    def add(self, value: str | Network, number: int) -> None:
-        if value == _NULL_SENDER:
-            self._null.append(number)
-        else:
-            self._table.add(str(value), number)
-
-    def find(self, asked: str) -> Iterable[int]:
-        return self._table.find(asked) if asked else self._null
 
 
 class NetworkIndex:
@@ -74,8 +53,7 @@ class NetworkIndex:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
 
-    def add(self, value: str | Network, number: int) -> None:
-        assert not isinstance(value, str)
+    def add(self, value: Network, number: int) -> None:
         shift = value.max_prefixlen - value.prefixlen
         found = self._numbers.setdefault((value.version, shift), {})
         found.setdefault(int(value.network_address) >> shift, []).append(number)
@@ -92,20 +70,22 @@ class NetworkIndex:
 
 class RuleIndex:
     """An index that finds the first matching rule. `shelves` are empty indexes, one for each condition that
-    can be indexed.
+    can be indexed. Each rule has the values of a condition in the attribute of its name; a condition without
+    values always holds.
     """
 
-    def __init__(self, shelves: Mapping[str, ConditionIndex], rules: Sequence[Conditions]) -> None:
+    def __init__(self, shelves: Mapping[str, ConditionIndex], rules: Sequence[object]) -> None:
         self._others: list[int] = []
         self._shelves: dict[str, ConditionIndex] = {}
         counts = Counter[tuple[str, object]]()
         if len(rules) > FEW:
-            for rule in rules:
-                counts.update((name, value) for name, values in rule.items() for value in values)
+            counts.update(
+                (name, value) for rule in rules for name in shelves for value in getattr(rule, name)
+            )
         for number, rule in enumerate(rules):
-            name = _rarest(rule, counts)
+            name = _rarest({name: getattr(rule, name) for name in shelves}, counts)
             try:
-                for value in rule[name] if name else ():
+                for value in getattr(rule, name) if name else ():
                     shelves[name].add(value, number)
             except ValueError:
                 name = ""  # such as an address literal among domains
@@ -123,7 +103,7 @@ class RuleIndex:
         return sorted(found)
 
 
-def _rarest(rule: Conditions, counts: Counter[tuple[str, object]]) -> str:
+def _rarest(rule: Mapping[str, Sequence[object]], counts: Counter[tuple[str, object]]) -> str:
     """Return the condition under which to index the rule, or `""`."""
     found = {
         name: max(counts[name, value] for value in values)

@@ -23,8 +23,9 @@ from typing import NamedTuple, Protocol
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.queue_name import Priority
+from zonerelay.routing.zones.address_patterns import AddressTable
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule, reason
-from zonerelay.routing.zones.rule_index import AddressIndex, NetworkIndex, RuleIndex, TextIndex
+from zonerelay.routing.zones.rule_index import NetworkIndex, RuleIndex, TextIndex
 
 DEFAULT_ZONE = "default"
 BY_HEADER = "zone-header"
@@ -217,24 +218,12 @@ def _index(routes: Sequence[RouteSettings]) -> RuleIndex:
             "user": TextIndex(),
             "certificate": TextIndex(),
             "client": NetworkIndex(),
-            "sender_domain": AddressIndex(),
-            "sender": AddressIndex(),
-            "recipient_domain": AddressIndex(),
-            "recipient": AddressIndex(),
+            "sender_domain": AddressTable(),
+            "sender": AddressTable(),
+            "recipient_domain": AddressTable(),
+            "recipient": AddressTable(),
         },
-        [
-            {
-                "listener": each.listener,
-                "user": each.user,
-                "certificate": each.certificate,
-                "client": each.client,
-                "sender_domain": each.sender_domain,
-                "sender": each.sender,
-                "recipient_domain": each.recipient_domain,
-                "recipient": each.recipient,
-            }
-            for each in routes
-        ],
+        routes,
     )
 
 
