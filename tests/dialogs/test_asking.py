@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import pytest
 
-from tests.dialogs.test_disconnects import gone, reset
-from tests.support.inbound import House, RememberingStore, Talk, listening, until
+from tests.support.inbound import Hold, RememberingStore, Talk, listening, until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
@@ -85,13 +84,6 @@ async def silent(talk: Talk) -> None:
             await talk.reader.read(1)
 
 
-async def leave(talk: Talk, abruptly: bool) -> None:
-    if abruptly:
-        reset(talk)
-    else:
-        await talk.close()
-
-
 # Leaving.
 
 
@@ -103,11 +95,11 @@ async def test_leaving_while_a_password_is_checked(abruptly: bool) -> None:
         await talk.ask(b"EHLO x")
         talk.send(PLAIN + b"\r\n")
         await gate.reached()
-        await leave(talk, abruptly)
+        await talk.leave(abruptly=abruptly)
         if not abruptly:
             # It has only said that it will say no more, as far as anybody can see.
             gate.open()
-        await gone(house)
+        await house.gone()
         await until(lambda: not house.listener._admission.sessions)
         assert gate.cancelled == abruptly
         assert house.log.named("trouble") == []
@@ -123,10 +115,10 @@ async def test_leaving_while_the_policy_thinks_about_a_command(event: type[Event
         await asyncio.sleep(0.01)
         talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
         await gate.reached()
-        await leave(talk, abruptly)
+        await talk.leave(abruptly=abruptly)
         if not abruptly:
             gate.open()
-        await gone(house)
+        await house.gone()
         await until(lambda: not house.listener._admission.sessions)
         assert house.store.begun == 0
         assert house.log.named("trouble") == []
@@ -137,8 +129,8 @@ async def test_leaving_while_the_policy_thinks_about_a_newcomer() -> None:
     async with listening(policy=gate) as house:
         talk = await house.connect_raw()
         await gate.reached()
-        reset(talk)
-        await gone(house)
+        talk.reset()
+        await house.gone()
         await until(lambda: gate.cancelled == 1)
 
 
@@ -149,8 +141,8 @@ async def test_leaving_while_the_policy_thinks_about_the_header_of_half_a_messag
         await talk.begin()
         talk.send(BODY)
         await gate.reached()
-        reset(talk)
-        await gone(house)
+        talk.reset()
+        await house.gone()
         await until(lambda: house.store.aborted == 1)
         assert house.log.reasons() == ["client-left"]
         assert (house.store.begun, house.store.stored) == (1, [])
@@ -165,8 +157,8 @@ async def test_leaving_while_the_policy_thinks_about_a_whole_message(event: type
         await talk.begin()
         talk.send(BODY + b".\r\n")
         await gate.reached()
-        reset(talk)
-        await gone(house)
+        talk.reset()
+        await house.gone()
         assert house.store.stored == []
         gate.open()
         await until(lambda: len(house.store.stored) == 1)
@@ -177,10 +169,7 @@ async def test_leaving_while_the_policy_thinks_about_a_whole_message(event: type
 async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
     """Nothing can follow it: the hash of a password is not computed for nobody."""
     gate = Gate()
-    settings = ListenerSettings(
-        address="127.0.0.1:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
-    )
-    async with listening(settings, shared=SharedContext(users=gate)) as house:
+    async with listening(with_auth(), shared=SharedContext(users=gate)) as house:
         talk = await house.connect()
         await talk.ask(b"EHLO client")
         talk.send(PLAIN + b"\r\n")
@@ -263,7 +252,7 @@ async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> Non
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
         await gate.reached()
         talk.send(b"NOOP\r\n" * 50_000 + b"QUIT\r\n")
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.transport.is_paused)
         assert session.lines.waiting < MAX_PIPELINED + 256 * 1024
         gate.open()
@@ -276,7 +265,7 @@ async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bou
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.transport.is_paused)
         intake = session.intake
         assert intake is not None
@@ -292,7 +281,7 @@ async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same()
     async with listening(policy=gate) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\nNOOP\r\n")
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.transport.is_paused)
         gate.open()
         assert await talk.line() == b"550 5.7.1 No"
@@ -303,19 +292,13 @@ async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same()
 async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end() -> None:
     """What waited is dropped then, and the rest must still be read."""
     store = RememberingStore()
-    go = asyncio.Event()
-
-    async def fail() -> None:
-        await go.wait()
-        raise OSError(28, "No space left on device")
-
-    store.before_write = fail
+    hold = store.before_write = Hold(OSError(28, "No space left on device"))
     async with listening(store=store) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\n")
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.transport.is_paused)
-        go.set()
+        hold.go.set()
         assert await talk.line() == b"451 4.3.0 Local error, try again later"
         assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
 
@@ -335,34 +318,26 @@ async def test_waiting_for_whom_we_ask_is_not_held_against_the_client() -> None:
         assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
 
 
-async def test_drain_lets_who_is_asked_answer_first() -> None:
-    gate = Gate([Helo])
-    async with listening(policy=gate) as house, await house.connect() as talk:
-        talk.send(b"EHLO x\r\n")
+@pytest.mark.parametrize(
+    ("asked", "said", "reply"), [([Helo], b"EHLO x", b"250-relay.example.org"), ([], PLAIN, b"235 2.7.0 ")]
+)
+async def test_drain_lets_who_is_asked_answer_first(
+    asked: list[type[Event]], said: bytes, reply: bytes
+) -> None:
+    gate = Gate(asked)
+    shared = SharedContext(users=gate)
+    async with listening(with_auth(), policy=gate, shared=shared) as house, await house.connect() as talk:
+        if not asked:
+            await talk.ask(b"EHLO x")
+        talk.send(said + b"\r\n")
         await gate.reached()
         house.listener.stop_accepting()
         draining = asyncio.create_task(house.listener.drain(5))
         await silent(talk)
         assert not draining.done()
         gate.open()
-        assert (await talk.reply()).startswith(b"250-relay.example.org")
+        assert (await talk.reply()).startswith(reply)
         assert await talk.line() == b"421 4.3.2 Shutting down"
-        await draining
-
-
-async def test_drain_lets_a_log_in_end() -> None:
-    gate = Gate()
-    async with (
-        listening(with_auth(), shared=SharedContext(users=gate)) as house,
-        await house.connect() as talk,
-    ):
-        await talk.ask(b"EHLO x")
-        talk.send(PLAIN + b"\r\n")
-        await gate.reached()
-        draining = asyncio.create_task(house.listener.drain(5))
-        await silent(talk)
-        gate.open()
-        assert await talk.closed() == (b"235 2.7.0 Authentication succeeded\r\n421 4.3.2 Shutting down\r\n")
         await draining
 
 
@@ -391,31 +366,26 @@ async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> No
         talk.send(b"NOOP\r\n" * 10_000)
         assert await talk.closed() == b"421 4.3.2 Too busy, try again later\r\n"
         gate.open()
-        await gone(house)
+        await house.gone()
         assert memory.total == 0
         assert house.log.named("trouble") == []
 
 
-@pytest.mark.parametrize("leaving", [reset, lambda talk: talk.writer.close()])
-async def test_what_a_leaving_client_held_leaves_the_account(leaving: Callable[[Talk], None]) -> None:
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_what_a_leaving_client_held_leaves_the_account(abruptly: bool) -> None:
     memory = SessionMemory(10_000_000)
     store = RememberingStore()
-    go = asyncio.Event()
-    store.before_write = lambda: _waited(go)
+    hold = store.before_write = Hold()
     async with listening(store=store, shared=SharedContext(memory=memory)) as house:
         talk = await house.connect()
         await talk.begin(*(f"b{number}@example.com".encode() for number in range(10)))
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 200_000)
         await until(lambda: memory.used > 200_000)
         assert memory.used == sum(session.held for session in house.listener._admission.sessions)
-        leaving(talk)
-        await gone(house)
+        await talk.leave(abruptly=abruptly)
+        await house.gone()
         await until(lambda: memory.total == 0)
-        go.set()
-
-
-async def _waited(go: asyncio.Event) -> None:
-    await go.wait()
+        hold.go.set()
 
 
 async def test_a_bug_behind_a_question_is_temporary() -> None:
@@ -424,11 +394,7 @@ async def test_a_bug_behind_a_question_is_temporary() -> None:
             raise ZeroDivisionError("/secret/path")
 
     async with listening(policy=Broken([Mail])) as house, await house.connect() as talk:
-        await _hello(house, talk)
+        assert (await talk.ask(b"EHLO x")).startswith(b"250-")
         assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"451 4.3.0 Local error, try again later"
         assert len(house.log.named("trouble")) == 1
         assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
-
-
-async def _hello(house: House, talk: Talk) -> None:
-    assert (await talk.ask(b"EHLO x")).startswith(b"250-")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import socket
-import struct
 import tracemalloc
 from dataclasses import replace
 
 import pytest
 
-from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
+from tests.support.inbound import EventLog, Hold, House, RememberingStore, listening, until
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
@@ -22,13 +20,6 @@ from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
 HERE = ListenerSettings(address="127.0.0.1:0")
-
-
-def reset(talk: Talk) -> None:
-    """Leave with a TCP reset."""
-    raw = talk.writer.get_extra_info("socket")
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    talk.writer.transport.abort()
 
 
 async def nobody_left(house: House) -> None:
@@ -46,29 +37,24 @@ async def test_leaving_with_commands_that_wait_for_their_turn_gives_back_what_th
             talk = await house.connect()
             talk.send(b"NOOP\r\n" * 20_000)
             await asyncio.sleep(0)
-            reset(talk)
+            talk.reset()
             await nobody_left(house)
             assert shared.memory.used == 0
 
 
 async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_once() -> None:
     store, shared = RememberingStore(), SharedContext(memory=SessionMemory(1 << 30))
-    go = asyncio.Event()
-
-    async def slowly() -> None:
-        await go.wait()
-
-    store.before_commit = slowly
+    hold = store.before_commit = Hold()
     async with listening(shared=shared, store=store) as house:
         talk = await house.connect()
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\n" + b"NOOP\r\n" * 1000)
         talk.writer.write_eof()
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.phase is SessionPhase.ENDED)
         session.transport._transport.abort()  # type: ignore[union-attr]
-        await until(lambda: house.listener.connections == 0)
-        go.set()
+        await house.gone()
+        hold.go.set()
         await nobody_left(house)
         await talk.close()
         assert len(store.stored) == 1
@@ -79,18 +65,12 @@ async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_o
 async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_being_shed(what: str) -> None:
     """It is the heaviest and cannot go; whoever makes the memory full goes instead."""
     store, shared = RememberingStore(), SharedContext(memory=SessionMemory(200_000 + 3 * SESSION_COST))
-    go, committing = asyncio.Event(), asyncio.Event()
-
-    async def slowly() -> None:
-        committing.set()
-        await go.wait()
-
-    store.before_commit = store.before_write = slowly
+    hold = store.before_commit = store.before_write = Hold()
     async with listening(replace(HERE, max_recipients=1000), shared=shared, store=store) as house:
         heavy, light = await house.connect(), await house.connect()
         await heavy.begin()
         heavy.send(b"Subject: x\r\n\r\n" + b"y" * 150_000 + b"\r\n.\r\n")
-        await committing.wait()
+        await hold.reached.wait()
         assert shared.memory.used > 140_000
         if what == "header":
             await light.begin()
@@ -102,7 +82,7 @@ async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_bein
         await until(lambda: house.log.reasons() == ["memory"])
         assert shared.memory.used < 200_000
         await light.close()
-        go.set()
+        hold.go.set()
         assert (await heavy.line()).startswith(b"250 ")
         await heavy.close()
     assert shared.memory.used == 0
@@ -150,7 +130,7 @@ async def test_a_refused_chunk_has_no_more_time_than_any(limits: dict[str, float
 async def test_a_body_in_pieces_of_two_octets_takes_the_memory_that_is_accounted() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         # As the loop would hand them over, from a client that sends them slowly.
         session.data_received(b"Subject: x\r\n\r\n")
         tracemalloc.start()
@@ -225,7 +205,7 @@ async def test_a_password_is_in_no_log_and_in_no_reply(
 async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         turns = house.listener._context.large_bodies
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
@@ -238,7 +218,7 @@ async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
 async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
         await until(lambda: session.intake is not None and session.intake.backlog == 0)
@@ -353,7 +333,7 @@ async def test_the_delay_of_one_stranger_holds_up_no_other_and_ends_the_session_
         async with await house.connect() as leaving:
             leaving.send(b"FOO\r\n")
             await asyncio.sleep(0)
-            reset(leaving)
+            leaving.reset()
         await nobody_left(house)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import RememberingStore, Talk, listening, until
+from tests.support.inbound import Hold, RememberingStore, Talk, listening, until
 from zonerelay.config.settings import MB, ListenerSettings
 from zonerelay.inbound.cleanup.intake import BACKLOG
 
@@ -123,11 +123,7 @@ async def test_transaction_limit_ends_with_the_transaction() -> None:
 @pytest.mark.alone
 async def test_waiting_for_our_store_is_not_held_against_the_client() -> None:
     store = RememberingStore()
-
-    async def slowly() -> None:
-        await asyncio.sleep(0.3)
-
-    store.before_commit = slowly
+    store.before_commit = lambda: asyncio.sleep(0.3)
     settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1, transaction_timeout=0.2)
     async with listening(settings, store=store) as house, await house.connect() as talk:
         await talk.begin()
@@ -138,24 +134,18 @@ async def test_waiting_for_our_store_is_not_held_against_the_client() -> None:
 async def test_reading_pauses_while_the_store_is_behind() -> None:
     """The kernel's buffers fill up and the client has to wait: nothing else bounds our memory."""
     store = RememberingStore()
-    writing, go = asyncio.Event(), asyncio.Event()
-
-    async def slowly() -> None:
-        writing.set()
-        await go.wait()
-
-    store.before_write = slowly
+    hold = store.before_write = Hold()
     async with (
         listening(store=store) as house,
         await house.connect() as talk,
         contextlib.AsyncExitStack() as stack,
     ):
-        stack.callback(go.set)  # a test that fails here ends
+        stack.callback(hold.go.set)  # a test that fails here ends
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * (24 * MB) + b"\r\n.\r\n"
         talk.send(body)
-        await writing.wait()
-        session = next(iter(house.listener._admission.sessions))
+        await hold.reached.wait()
+        session = house.session
         await until(lambda: session.transport.is_paused)
         transport, intake = session.transport._transport, session.intake
         assert transport is not None
@@ -167,7 +157,7 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
             await asyncio.sleep(0.05)
             unsent, before = talk.writer.transport.get_write_buffer_size(), unsent
         assert unsent > 0
-        go.set()
+        hold.go.set()
         assert (await talk.line()).startswith(b"250 ")
         assert store.stored[0].body.endswith(body[:-3])
 
@@ -175,7 +165,7 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
 async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
     async with listening() as house, await house.connect() as talk:
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         chunk = b"VRFY x\r\n" * 5_000
         for _ in range(400):
             talk.send(chunk)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.inbound import RememberingStore, Talk, listening, until
+from tests.support.inbound import Hold, RememberingStore, Talk, listening, until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.inbound.limits.connections import MANY
@@ -231,11 +231,7 @@ def test_the_same_under_uvloop() -> None:
 
     async def talk_to_it() -> None:
         store = RememberingStore()
-
-        async def slowly() -> None:
-            await asyncio.sleep(0.001)
-
-        store.before_write = slowly
+        store.before_write = lambda: asyncio.sleep(0.001)
         async with listening(store=store) as house, await house.connect() as talk:
             await talk.begin()
             body = b"Subject: x\r\n\r\n" + b"y" * 3_000_000 + b"\r\n"
@@ -246,7 +242,7 @@ def test_the_same_under_uvloop() -> None:
             talk.send(b"NOOP\r\nQUIT\r\n")
             talk.writer.write_eof()
             assert await talk.closed() == b"250 2.0.0 OK\r\n221 2.0.0 Bye\r\n"
-            await until(lambda: house.listener.connections == 0)
+            await house.gone()
 
     uvloop.run(talk_to_it())
 
@@ -255,7 +251,7 @@ def test_the_same_under_uvloop() -> None:
 def test_small_replies_are_not_delayed_by_nagle(run: object) -> None:
     async def look() -> int:
         async with listening() as house, await house.connect():
-            transport = next(iter(house.listener._admission.sessions)).transport._transport
+            transport = house.session.transport._transport
             assert transport is not None
             wire: socket.socket = transport.get_extra_info("socket")
             option: int = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -276,19 +272,14 @@ async def test_trouble_in_a_command_is_temporary_and_resets_the_transaction() ->
 
 async def test_commands_that_pile_up_behind_a_slow_commit_stop_the_reading() -> None:
     store = RememberingStore()
-    go = asyncio.Event()
-
-    async def slowly() -> None:
-        await go.wait()
-
-    store.before_commit = slowly
+    hold = store.before_commit = Hold()
     async with listening(store=store) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b".\r\n" + b"NOOP\r\n" * 90_000)
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.transport.is_paused)
         assert session.lines.waiting < 512 * 1024
-        go.set()
+        hold.go.set()
         talk.send(b"QUIT\r\n")
         replies = await talk.closed()
         assert replies.count(b"250 2.0.0 OK\r\n") == 90_000

@@ -166,7 +166,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
     monkeypatch.setattr(transport, "LINGER", 0.1)
     async with listening(replace(ANYWHERE, max_commands=10_000_000)) as house, await house.connect() as talk:
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         for _ in range(400):
             talk.send(b"VRFY x\r\n" * 5_000)
             if session.transport.is_blocked:
@@ -175,7 +175,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
         await until(lambda: session.transport.is_blocked)
         house.listener.stop_accepting()
         session._say_goodbye(replies.IDLE)
-        await until(lambda: house.listener.connections == 0)
+        await house.gone()
 
 
 async def begin(talk: Talk, opening: bytes) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dialogs.staging import listening_with_tls
-from tests.dialogs.test_disconnects import gone, reset
-from tests.support.inbound import House, RememberingStore, Talk, until
+from tests.support.inbound import Hold, House, RememberingStore, Talk, until
 from tests.support.tls_client import trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 
@@ -34,7 +33,7 @@ async def test_the_end_of_tls_is_no_end_of_data(tmp_path: Path) -> None:
         await wire.say(b"DATA\r\n")
         wire.send(b"Subject: x\r\n")
         wire.end()
-        await gone(house)
+        await house.gone()
         assert house.store.stored == []
         assert house.log.reasons() == ["client-left"]
         await wire.close()
@@ -43,11 +42,7 @@ async def test_the_end_of_tls_is_no_end_of_data(tmp_path: Path) -> None:
 async def test_the_end_of_tls_still_gets_the_answers(tmp_path: Path) -> None:
     """close_notify says that the client has said all; it may still be listening."""
     store = RememberingStore()
-
-    async def slowly() -> None:
-        await asyncio.sleep(0.02)
-
-    store.before_commit = slowly
+    store.before_commit = lambda: asyncio.sleep(0.02)
     async with listening_with_tls(IMPLICIT, tmp_path, store) as house:
         wire = await RawTls.connect(house)
         await wire.say(b"EHLO x\r\n")
@@ -56,7 +51,7 @@ async def test_the_end_of_tls_still_gets_the_answers(tmp_path: Path) -> None:
         wire.send(b"Subject: x\r\n.\r\nNOOP\r\n")
         wire.end()
         assert b"queued as" in await wire.heard()
-        await gone(house)
+        await house.gone()
         assert len(store.stored) == 1
         await wire.close()
 
@@ -65,28 +60,23 @@ async def test_clear_text_in_the_middle_of_tls_ends_the_session(tmp_path: Path) 
     async with listening_with_tls(IMPLICIT, tmp_path) as house:
         wire = await RawTls.connect(house)
         wire.writer.write(b"NOOP\r\n")
-        await gone(house)
+        await house.gone()
         assert house.log.reasons() == ["tls"]
         await wire.close()
 
 
 async def test_reading_stops_in_tls_too_while_the_store_is_behind(tmp_path: Path) -> None:
     store = RememberingStore()
-    go = asyncio.Event()
-
-    async def slowly() -> None:
-        await go.wait()
-
-    store.before_write = slowly
+    hold = store.before_write = Hold()
     async with listening_with_tls(IMPLICIT, tmp_path, store) as house:
         talk = await greeted(house)
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * 8_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
-        session = next(iter(house.listener._admission.sessions))
+        session = house.session
         await until(lambda: session.transport.is_paused)
         assert session.held < 1_500_000
-        go.set()
+        hold.go.set()
         assert b"queued" in await talk.line()
         assert store.stored[0].body.endswith(body)
         await talk.close()
@@ -99,12 +89,12 @@ async def test_many_sessions_in_tls_are_all_forgotten(tmp_path: Path) -> None:
         assert house.listener.connections == 20
         for at, talk in enumerate(talks):
             if at % 2:
-                reset(talk)
+                talk.reset()
             else:
                 assert await talk.ask(b"QUIT") == b"221 2.0.0 Bye"
                 assert await talk.closed() == b""
                 await talk.close()
-        await gone(house)
+        await house.gone()
         await until(lambda: not house.listener._admission.sessions)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any, Self, cast
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy
 from zonerelay.inbound.tls.ports import TlsContexts
@@ -80,6 +83,20 @@ class RememberingStore:
 
 async def _at_once() -> None:
     return
+
+
+class Hold:
+    """A place where the store waits until it may go on, and then fails if there is an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self._error = error
+
+    async def __call__(self) -> None:
+        self.reached.set()
+        await self.go.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class _Writer:
@@ -177,6 +194,15 @@ class House:
     log: EventLog
     clock: ManualClock
 
+    @property
+    def session(self) -> Session:
+        """One of the sessions, where there is one only."""
+        return next(iter(self.listener._admission.sessions))
+
+    async def gone(self) -> None:
+        """Wait until no client is connected."""
+        await until(lambda: self.listener.connections == 0)
+
     async def connect(self) -> Talk:
         """A client that has read the greeting."""
         talk = await self.connect_raw()
@@ -244,6 +270,19 @@ class Talk:
         """The client's handshake, now."""
         async with asyncio.timeout(PATIENCE):
             await self.writer.start_tls(context)
+
+    def reset(self) -> None:
+        """Leave with a TCP reset."""
+        raw = self.writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def leave(self, *, abruptly: bool) -> None:
+        """Leave with a TCP reset, or by the book."""
+        if abruptly:
+            self.reset()
+        else:
+            await self.close()
 
     async def close(self) -> None:
         self.writer.close()
