@@ -114,7 +114,7 @@ async def test_mail_that_waits_in_memory_can_be_held(relay: Relay, operations: O
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     for n in range(20):
         relay.accept(f"u{n:02}@example.com")
-    await relay.until(lambda: relay.scheduler.snapshot()[0].waiting == 19)
+    await relay.until(lambda: relay.scheduler.zone("default").plan.waiting == 19)
     assert await operations.hold(ALL) == ChangeCounts(matched=20, changed=19, busy=1)
     relay.courier.gate.set()
     await relay.until(lambda: len(relay.sink.named("delivered")) == 1)

@@ -411,10 +411,10 @@ async def test_resume_lifts_a_suspension(make: Make) -> None:
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
-    (status,) = relay.scheduler.snapshot()
-    assert status.destinations[0].suspended_until is not None
-    assert "connection refused" in status.destinations[0].reply
-    relay.scheduler.resume("default", status.destinations[0].key)
+    ((_, destination),) = relay.scheduler.destinations()
+    assert destination.suspended_until is not None
+    assert "connection refused" in str(destination.suspension.reply)
+    relay.scheduler.resume("default", destination.key)
     await relay.until_empty()
 
 
@@ -497,7 +497,7 @@ async def test_a_slow_destination_never_fills_the_window(make: Make) -> None:
     relay.accept("b@quick.example", tell=False)
     await relay.scheduler.start()
     await relay.until(lambda: relay.courier.recipients() == ["b@quick.example"])
-    assert relay.scheduler.snapshot()[0].waiting <= 64
+    assert relay.scheduler.zone("default").plan.waiting <= 64
     relay.accept("c@quick.example")
     await relay.until(lambda: relay.courier.recipients()[-1] == "c@quick.example")
     slow.set()
@@ -558,7 +558,7 @@ async def test_a_courier_that_raises_costs_a_deferral_and_no_lane(make: Make) ->
     await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
     assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.courier"] * 2
     assert all(delivery.attempts == 0 for delivery in await relay.stored())
-    assert relay.scheduler.snapshot()[0].active == 0
+    assert relay.scheduler.zone("default").plan.active == 0
 
 
 async def test_an_unreadable_message_is_put_off_and_reported(make: Make) -> None:
@@ -757,9 +757,10 @@ async def test_status_shows_what_is_going_on(make: Make) -> None:
     for n in range(1, 5):
         relay.accept(f"u{n}@example.com")
     await relay.until(lambda: len(relay.courier.in_flight) == 2)
-    (zone,) = relay.scheduler.snapshot()
-    assert (zone.zone, zone.active, zone.waiting) == ("default", 2, 3)
-    (destination,) = zone.destinations
+    plan = relay.scheduler.zone("default").plan
+    assert (plan.active, plan.waiting) == (2, 3)
+    ((zone, destination),) = relay.scheduler.destinations()
+    assert zone == "default"
     assert destination.key == DestinationKey("default mx.hop:25")
     assert (destination.active, destination.waiting, destination.suspended_until) == (2, 3, None)
     assert relay.scheduler.active_count("default") == 2
@@ -778,19 +779,19 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     for delivery in await relay.stored():
         await relay.store.update([delivery.key], lambda each: structs.replace(each, next_attempt=1.0))
     await relay.scheduler.start()
-    throttle_timer = relay.scheduler._throttle_timer
-    assert throttle_timer is not None
+    throttle = relay.scheduler._throttle
+    assert throttle is not None
     sent, slowest = relay.courier.recipients, math.inf
     async with asyncio.timeout(10):
         while sum(recipient.startswith("old") for recipient in sent()) < 100:
             relay.accept("new@new.example")
             await asyncio.sleep(0.005)
-            slowest = min(slowest, throttle_timer.throttle.rate)
+            slowest = min(slowest, throttle.rate)
     assert slowest <= LEAST
     assert relay.scheduler.throttled_seconds > 0.5
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
-    await relay.until(lambda: not throttle_timer.throttle.is_looked_at)
+    await relay.until(lambda: not throttle.is_looked_at)
 
 
 async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(

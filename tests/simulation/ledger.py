@@ -278,11 +278,11 @@ class Ledger:
         worker = node.worker
         if worker is None or not node.is_up:
             return
-        for status in worker.parts.scheduler.snapshot():
-            if status.waiting >= self.window - 1:
+        for zone in worker.parts.scheduler._zones.values():
+            if zone.plan.waiting >= self.window - 1:
                 self.sometimes["the window was full"] += 1
-            if status.waiting > self.window:
-                self._fail(f"{status.waiting} deliveries wait in the memory of {node.name}")
+            if zone.plan.waiting > self.window:
+                self._fail(f"{zone.plan.waiting} deliveries wait in the memory of {node.name}")
         bodies = getattr(worker.store, "_bodies", None)
         if bodies is not None and bodies._size > bodies._capacity:
             self._fail(f"{bodies._size} octets of bodies are in the memory of {node.name}")

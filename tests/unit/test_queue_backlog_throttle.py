@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.order import FRESH_WEIGHT
+from zonerelay.queue.destination.backlog import FRESH_WEIGHT
 from zonerelay.queue.selection import (
     BUSY,
     FRESH_STARTS,
@@ -90,7 +90,12 @@ def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail(
 
 def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> None:
     begun = []
-    throttle = BacklogThrottle(lambda: begun.append(True))
+
+    class _Throttle(BacklogThrottle):
+        def _begin(self) -> None:
+            begun.append(True)
+
+    throttle = _Throttle()
     throttle.started(is_fresh=True)
     assert not begun
     for _ in range(3):

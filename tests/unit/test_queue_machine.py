@@ -207,7 +207,7 @@ class Plans(RuleBasedStateMachine):
         assert all(count == 1 for count in places.values())
         active = [each.key for _, work in self._works() for each in work.deliveries]
         assert len(active) == len(set(active))
-        waiting = sum(destination.waiting for destination in self.runner.queue.status(self.now))
+        waiting = sum(destination.waiting for destination in self.runner.queue.shown_destinations(self.now))
         assert waiting <= self.runner.queue.waiting <= WINDOW * len(Priority)
 
     @invariant()

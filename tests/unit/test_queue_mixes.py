@@ -188,7 +188,7 @@ class Mix:
 
 def _left_in(queue: ZonePlan) -> dict[str, object]:
     """What a queue that has nothing to do holds all the same."""
-    ring, probation = queue._round_robin, queue._round_robin._probation
+    ring, slow_start = queue._round_robin, queue._round_robin._slow_start
     held: dict[str, object] = {
         "waiting": queue.waiting,
         "active": queue.active,
@@ -198,7 +198,7 @@ def _left_in(queue: ZonePlan) -> dict[str, object]:
         "given back": queue._given_back,
         "aside": ring._aside,
         "blocked": [site.key for site in ring._sites.values() if site.blocked],
-        "on probation": probation is not None and (bool(probation) or any(probation._active.values())),
+        "slow start": bool(slow_start) or any(slow_start._active.values()),
     }
     for priority, shares in queue._window._windows.items():
         held[f"new {priority}"] = shares.new_waiting

@@ -279,8 +279,9 @@ def test_a_status_keeps_the_reason() -> None:
     resolve(queue)
     (work,) = start_all(queue)
     queue.finished(work, [NO_HOST], NOW)
-    (status,) = queue.status(NOW)
-    assert (status.suspended_until, status.reply) == (NOW + 30, str(Reply(451, "4.1", "connection refused")))
+    (destination,) = queue.shown_destinations(NOW)
+    assert destination.suspended_until == NOW + 30
+    assert destination.suspension.reply == Reply(451, "4.1", "connection refused")
 
 
 # Any order of events

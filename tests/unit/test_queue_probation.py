@@ -280,7 +280,7 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
 
 
 def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.destination.probation.KNOWN", 2)
+    monkeypatch.setattr("zonerelay.queue.selection.KNOWN", 2)
     plan = Plan()
     for name in ("a", "b", "c"):
         plan.add(name, 1)

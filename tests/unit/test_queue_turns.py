@@ -357,16 +357,17 @@ def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
 def test_a_status_says_how_long_mail_waits_for_its_turn() -> None:
     plan = Plan(max_rate=parse_rate("1/1m"))
     plan.add("a.example", 2)
-    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    assert [each.turn_in(plan.tick) for each in plan.queue.shown_destinations(NOW)] == [None]
     assert plan.start() == ["a.example"]
     plan.finish("a.example")
-    (status,) = plan.queue.status(NOW, plan.tick + 10)
-    assert status.turn_in is not None
-    assert 50 <= status.turn_in <= 52
+    (destination,) = plan.queue.shown_destinations(NOW)
+    turn_in = destination.turn_in(plan.tick + 10)
+    assert turn_in is not None
+    assert 50 <= turn_in <= 52
     plan.until_turn()
-    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    assert [each.turn_in(plan.tick) for each in plan.queue.shown_destinations(NOW)] == [None]
     plan.start()
-    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None], "nothing waits"
+    assert [each.turn_in(plan.tick) for each in plan.queue.shown_destinations(NOW)] == [None], "nothing waits"
 
 
 def test_the_zones_rate_is_shared_in_turns() -> None:

@@ -12,7 +12,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource, first_at
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.order import FRESH_WEIGHT
+from zonerelay.queue.destination.backlog import FRESH_WEIGHT
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import AGAIN, LOW_MARK
 

@@ -20,7 +20,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
 from zonerelay.operations.answers import DestinationStatus, order_of
 from zonerelay.queue.aio import closing
-from zonerelay.queue.destination.destinations import DestinationFigures as Known
+from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
@@ -132,8 +132,9 @@ class DestinationRows:
             count += len(some)
             await asyncio.sleep(0)
         rows: list[DestinationStatus] = []
+        tick = self._clock.monotonic()
         for _, _, each in [*best, *large]:
-            rows.append(each.row(now))
+            rows.append(each.row(now, tick))
             if len(rows) % ROWS == 0:
                 await asyncio.sleep(0)
         return rows, count
@@ -146,10 +147,10 @@ class DestinationRows:
             return None
         if self._clock.monotonic() >= self._turns_until:
             await self._counted()
-            now = self._clock.now()
+            now, tick = self._clock.now(), self._clock.monotonic()
             found = ((each, each.known) for each in self._found())
-            waiting = [each for each, known in found if known is not None and known.turn_in is not None]
-            self._turns = {(each.zone, each.key): each.row(now) for each in waiting}
+            waiting = [each for each, known in found if known is not None and known.turn_in(tick) is not None]
+            self._turns = {(each.zone, each.key): each.row(now, tick) for each in waiting}
             self._turns_until = self._clock.monotonic() + FRESH
         return self._turns.get((zone, self._scheduler.destination_of(zone, domain) or ""))
 
@@ -210,7 +211,7 @@ class DestinationRows:
             if each.suspended_until is not None:
                 self.unreachable[zone] += mail.counts.ready - mail.due
             yield _DestinationData(
-                zone, each.key, each.name, mail, each, 0.0 if rate is None else rate.interval
+                zone, each.key, each.route.name, mail, each, 0.0 if rate is None else rate.interval
             )
         for (zone, place), mail in waiting.items():
             yield _DestinationData(zone, place, names[zone, place], mail)
@@ -226,7 +227,7 @@ class _DestinationData:
     key: str
     name: str
     mail: WaitingDomain
-    known: Known | None = None
+    known: Destination | None = None
     interval: float = 0.0
 
     def order(self, now: float) -> tuple[object, ...]:
@@ -235,7 +236,7 @@ class _DestinationData:
         until, active = (None, 0) if known is None else (known.suspended_until, known.active)
         return order_of(until, active, **_counts(self.mail, now, known))
 
-    def row(self, now: float) -> DestinationStatus:
+    def row(self, now: float, tick: float) -> DestinationStatus:
         known, mail, hosts = self.known, self.mail, self.key.partition(" ")[2]
         if known is None:
             return DestinationStatus(
@@ -249,6 +250,7 @@ class _DestinationData:
                 **_counts(mail, now, None),
             )
         counts = _counts(mail, now, known)
+        reply, turn_in = known.suspension.reply, known.turn_in(tick)
         own = known.limits.max_rate
         interval = max(self.interval, 0.0 if own is None else own.interval)
         return DestinationStatus(
@@ -258,13 +260,13 @@ class _DestinationData:
             active=known.active,
             waiting=known.waiting,
             suspended_until=known.suspended_until,
-            reply=known.reply or mail.reply,
-            reply_class=known.reply_class or mail.reply_class,
-            per_minute=known.per_minute,
+            reply=mail.reply if reply is None else str(reply),
+            reply_class=mail.reply_class if reply is None else class_of(reply, local=True),
+            per_minute=known.per_minute(tick),
             max_rate=str(known.limits.max_rate or ""),
             max_connections=known.limits.max_connections,
-            next_turn=None if known.turn_in is None else now + known.turn_in,
-            turns_seconds=None if known.turn_in is None else counts["ready"] * interval,
+            next_turn=None if turn_in is None else now + turn_in,
+            turns_seconds=None if turn_in is None else counts["ready"] * interval,
             **counts,
         )
 
@@ -279,7 +281,7 @@ class _StateCounts(TypedDict):
     oldest_seconds: float
 
 
-def _counts(mail: WaitingDomain, now: float, known: Known | None) -> _StateCounts:
+def _counts(mail: WaitingDomain, now: float, known: Destination | None) -> _StateCounts:
     """Return the numbers of a destination. The counts may be some seconds old, but at least the deliveries in
     the window are waiting. Mail for an unreachable host is counted as deferred, because it does not leave.
     """

@@ -189,9 +189,8 @@ class OrderAnswers:
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]
-            for zone in (self.scheduler.snapshot() if wanted else ())
-            for each in zone.destinations
-            if each.name.lower() == wanted
+            for _, each in (self.scheduler.destinations() if wanted else ())
+            if each.route.name.lower() == wanted
         )
         return tuple(dict.fromkeys(found))[:MAX_HOSTS]
 

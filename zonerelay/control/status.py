@@ -245,10 +245,9 @@ class StatusBoard:
 
     def suspended(self, destination: DestinationKey) -> ActiveSuspension | None:
         """Return the suspension of a destination, or `None` if it is not suspended."""
-        for zone in self.scheduler.snapshot():
-            for status in zone.destinations:
-                if status.key == destination and status.suspended_until is not None:
-                    return ActiveSuspension(status.suspended_until, status.reply)
+        for _, each in self.scheduler.destinations():
+            if each.key == destination and each.suspended_until is not None:
+                return ActiveSuspension(each.suspended_until, str(each.suspension.reply or ""))
         return None
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:

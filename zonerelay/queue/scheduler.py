@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueKind, QueueName, queue_of, queues_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.destinations import DestinationFigures
+from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection import ThrottleTimer
 from zonerelay.queue.zone.plan import WINDOW
@@ -34,18 +34,6 @@ DEFAULT_ZONE = "default"
 PATIENCE = 5.0
 """Seconds that an operator's change waits for outcomes to become durable."""
 LOOK = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class ZoneFigures:
-    """The status of a zone. `active` counts transactions and `waiting` deliveries in memory; the rest of the
-    queue is in the store.
-    """
-
-    zone: str
-    active: int
-    waiting: int
-    destinations: tuple[DestinationFigures, ...]
 
 
 class Scheduler:
@@ -69,10 +57,10 @@ class Scheduler:
         self._settler = parts.settler
         self._store = parts.store
         self._events = parts.events
+        self._clock = parts.clock
         self._window = window
-        self._throttle_timer = None if busy is None else ThrottleTimer(busy, self._unthrottled)
-        throttle = None if self._throttle_timer is None else self._throttle_timer.throttle
-        self._parts = replace(parts, throttle=throttle)
+        self._throttle = None if busy is None else ThrottleTimer(busy, self._unthrottled)
+        self._parts = replace(parts, throttle=self._throttle)
         self._default = _default(zones)
         # Withdrawn deliveries and rates outlive a `Zone`: an operator's change continues while settings are
         # replaced, and a reload must not reset a rate that is used up.
@@ -101,8 +89,8 @@ class Scheduler:
         """
         self._running = False
         self._parts = replace(self._parts, orders=None)  # no zone is created from now on
-        if self._throttle_timer is not None:
-            self._throttle_timer.stop()
+        if self._throttle is not None:
+            self._throttle.stop()
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
             retirement.cancel()
@@ -293,7 +281,7 @@ class Scheduler:
     @property
     def throttled_seconds(self) -> float:
         """Seconds for which the backlog was throttled in favour of new mail."""
-        return 0.0 if self._throttle_timer is None else self._throttle_timer.seconds
+        return 0.0 if self._throttle is None else self._throttle.seconds
 
     def problems(self) -> tuple[str, ...]:
         """Return problems for an operator: mail in zones that the configuration does not name."""
@@ -310,16 +298,13 @@ class Scheduler:
             if not self.zone(zone).is_served
         )
 
-    def snapshot(self) -> tuple[ZoneFigures, ...]:
-        return tuple(
-            ZoneFigures(name, zone.plan.active, zone.plan.waiting, tuple(zone.destinations()))
-            for name, zone in self._zones.items()
-        )
-
-    def destinations(self) -> Iterator[tuple[str, DestinationFigures]]:
-        """Yield the destinations of each zone. They may change during the iteration."""
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        """Yield the destinations of each zone that have mail or are suspended. They may change during the
+        iteration.
+        """
+        now = self._clock.now()
         for name, zone in list(self._zones.items()):
-            for each in zone.destinations():
+            for each in zone.plan.shown_destinations(now):
                 yield name, each
 
     def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:

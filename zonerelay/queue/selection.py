@@ -4,7 +4,7 @@ Round robin (`RoundRobin`):
 
 - Destinations with work wait in a queue and are visited in turn. There is one queue per priority; a
   destination waits in that of its most urgent mail. `Precedence` chooses between the queues. Within a queue,
-  destinations with fresh mail alternate with those without it (`order.py`).
+  destinations with fresh mail alternate with those without it (`backlog.py`).
 - In a zone routed by MX a visit has up to `MOST_IN_VISIT` batches, as long as the later ones take less than
   `VISIT_SECONDS` together, because each visit costs a new connection when there are more destinations than
   connections. It ends early if more urgent mail waits, if fresh mail waits and the destination has none, or
@@ -17,10 +17,44 @@ Round robin (`RoundRobin`):
 - If limits are shared with other workers, a destination for which this worker has no connection slot waits
   until it is granted one (`granted`).
 - In a zone routed by MX, destinations that do not answer, or answer slowly, may use only a part of the
-  connections (`destination/`).
+  connections (`SlowStart`).
 - While new mail needs the CPU, destinations without fresh mail pause at times (`BacklogThrottle`).
 
 `now` is the wall clock. `tick` is a monotonic clock, needed where a rate is set.
+
+Slow start (`SlowStart`): limits how many of a zone's connections are used for destinations that do not
+respond or respond late. A host that accepts a connection and says nothing keeps it for minutes; a host that
+takes a message and does not answer keeps it for ten. So in a zone that is routed by MX every destination has
+a standing:
+
+- QUICK: it answered the last attempt in time. Nothing here limits it.
+- NEW: the relay has not heard from it yet. It has one connection until it answers, so that as many dead hosts
+  as possible are found at a time, and mail for the good ones between them goes (haraka/Haraka#2507).
+- FAILING: it did not answer the last attempt, or it is suspended. It has one connection, too.
+- SLOW: it answered the last attempt after more than `LONG` seconds. Only the sums below limit it.
+
+Of the zone's connections
+
+- NEW destinations together take five eighths at most;
+- FAILING ones a quarter at most, and an eighth at most while a NEW one waits;
+- FAILING and SLOW ones together a half at most;
+- NEW, FAILING and SLOW ones together three quarters at most.
+
+A destination without room waits here. A connection that is given back goes to the waiting destinations in
+rotation: to NEW ones with fresh mail, to NEW ones without it, to FAILING and SLOW ones.
+
+Promise: QUICK destinations find a quarter of the zone's connections that no other destination takes, and NEW
+ones find a quarter that no FAILING or SLOW one takes. NEW ones come before FAILING ones because, when
+thousands of domains die together, the attempts at them would otherwise take every connection that a healthy
+host without a standing needs (seen in ten million simulated deliveries: the queue never became shorter
+again).
+
+Workers that share the zone's connections each apply the parts to their own share of them. A destination that
+was admitted and waits for its worker to be given a connection counts as if it had that connection; otherwise
+the worker would be given connections for destinations that may not use them.
+
+A standing outlives its destination in memory, for up to `KNOWN` destinations; otherwise a zone with more
+destinations than memory keeps would take each of them for NEW again and again.
 
 Throttle (`BacklogThrottle`): limits the backlog while new mail needs the CPU. The order of lines does not
 help when the CPU is the bottleneck: a message of a backlog for many hosts, with its own look-ups and
@@ -44,17 +78,16 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import STRIDE, Precedence
+from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, FairQueue, Precedence
 from zonerelay.queue.destination.destinations import Destination, Site, Standing
-from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
-from zonerelay.queue.destination.probation import Probation
 from zonerelay.queue.destination.rates import Rates, Ticket
-from zonerelay.routing.destinations.route import SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 LOOK = 0.1
 """Seconds between two updates of the throttle."""
@@ -83,9 +116,7 @@ class BacklogThrottle:
     start until the next update.
     """
 
-    def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
-        self.begun = begun
-        """Called when backlog starts and no timer for `look` is running."""
+    def __init__(self) -> None:
         self.rate = math.inf
         """Starts per second that the backlog may have."""
         self.is_used_up = False
@@ -105,10 +136,13 @@ class BacklogThrottle:
             self.is_looked_at = True
             self._fresh = self._other = 0
             self._fresh_rate = self._other_rate = 0.0
-            self.begun()
+            self._begin()
         self._other += 1
         self._left -= 1
         self.is_used_up = self._left <= 0
+
+    def _begin(self) -> None:
+        """Start to call `look`: backlog starts, and no timer for it is running."""
 
     def look(self, seconds: float, busy: float) -> None:
         """Update the rate, `seconds` after the last update or the beginning. `busy` is the share of this time
@@ -135,13 +169,14 @@ class BacklogThrottle:
         return math.inf if rate > (fresh + other) * SHARE else rate
 
 
-class ThrottleTimer:
-    """Updates the throttle periodically. `busy` returns the share of the time since its last call for which
-    the loop's thread needed a CPU. `refilled` is called when something may start that could not start before.
+class ThrottleTimer(BacklogThrottle):
+    """A throttle that is updated periodically. `busy` returns the share of the time since its last call for
+    which the loop's thread needed a CPU. `refilled` is called when something may start that could not start
+    before.
     """
 
     def __init__(self, busy: Callable[[], float], refilled: Callable[[], None]) -> None:
-        self.throttle = BacklogThrottle(self._begin)
+        super().__init__()
         self._busy = busy
         self._refilled = refilled
         self.seconds = 0.0
@@ -162,15 +197,15 @@ class ThrottleTimer:
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         self._looked_at = loop.time()
         if not self._stopped:
-            self._timer = loop.call_later(LOOK, self._look, loop)
+            self._timer = loop.call_later(LOOK, self._on_time, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        was_used_up = self.throttle.is_used_up
+    def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        was_used_up = self.is_used_up
         passed = max(loop.time() - self._looked_at, LOOK / 2)
-        if self.throttle.rate < math.inf:
+        if self.rate < math.inf:
             self.seconds += passed
-        self.throttle.look(passed, self._busy())
-        if self.throttle.is_looked_at:
+        self.look(passed, self._busy())
+        if self.is_looked_at:
             self._arm(loop)
         if was_used_up:
             self._refilled()
@@ -181,6 +216,153 @@ VISIT_SECONDS = 0.25
 """Seconds by which the longest kind of visit, and one more batch, delays the other destinations in each
 round.
 """
+
+
+KNOWN = 20_000
+"""Standings that are remembered."""
+
+
+class SlowStart:
+    """Limits the connections to unproven and slow destinations of one zone, which may have `most`
+    connections.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.resize(most)
+        self._active: Counter[Standing] = Counter()
+        self._wishing: dict[Destination, Standing] = {}
+        self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
+            (Standing.NEW, {}),  # with fresh mail
+            (Standing.NEW, {}),  # without fresh mail
+            (Standing.FAILING, {}),
+            (Standing.SLOW, {}),
+        )
+        self._at = 0
+        self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
+
+    def resize(self, most: int) -> None:
+        self._eighth = max(1, most // 8)
+        self._quarter = max(1, most // 4)
+        self._half = max(1, most // 2)
+        self._five_eighths = max(1, most * 5 // 8)
+        self._three_quarters = max(1, most * 3 // 4)
+
+    def __bool__(self) -> bool:
+        """Return whether a destination is waiting."""
+        return any(row for _, row in self._rows)
+
+    def admits(self, destination: Destination) -> bool:
+        """Return whether these limits allow a destination another transaction."""
+        return destination in self._wishing or self._has_room(destination.standing)
+
+    def is_full(self, destination: Destination) -> bool:
+        """Return whether a destination already has the one connection that is allowed before it answers."""
+        return not destination.suspension.is_proven and destination.active > 0
+
+    def _has_room(self, kind: Standing) -> bool:
+        active = self._active
+        new, failing, slow = active[Standing.NEW], active[Standing.FAILING], active[Standing.SLOW]
+        if kind is Standing.QUICK:
+            return True
+        if new + failing + slow >= self._three_quarters:
+            return False
+        if kind is Standing.NEW:
+            return new < self._five_eighths
+        if failing + slow >= self._half:
+            return False
+        return kind is Standing.SLOW or failing < (self._eighth if self._new_wait else self._quarter)
+
+    @property
+    def _new_wait(self) -> bool:
+        return bool(self._rows[0][1] or self._rows[1][1])
+
+    def put_aside(self, destination: Destination) -> None:
+        """Keep a destination that was not admitted."""
+        kind = destination.standing
+        if kind is Standing.NEW:
+            row = self._rows[0 if destination.has_fresh else 1][1]
+        else:
+            row = self._rows[2 if kind is Standing.FAILING else 3][1]
+        row[destination] = None
+
+    def sort(self) -> None:
+        """Sort the waiting destinations again, because fresh mail may have become backlog."""
+        fresh, other = self._rows[0][1], self._rows[1][1]
+        for destination in [each for each in fresh if not each.has_fresh]:
+            del fresh[destination]
+            other[destination] = None
+
+    def next(self, may_go: Callable[[Destination], bool]) -> Destination | None:
+        """Return a waiting destination that would be admitted now and may start, or None. It no longer waits
+        here.
+        """
+        for _ in self._rows:
+            kind, row = self._rows[self._at]
+            self._at = (self._at + 1) % len(self._rows)
+            if row and self._has_room(kind) and may_go(destination := next(iter(row))):
+                del row[destination]
+                return destination
+        return None
+
+    def wishes(self, destination: Destination) -> None:
+        """Count an admitted destination that is waiting for a connection slot. It then starts, or `gives_up`
+        is called.
+        """
+        kind = destination.standing
+        if kind is not Standing.QUICK and destination not in self._wishing:
+            self._wishing[destination] = kind
+            self._active[kind] += 1
+
+    def gives_up(self, destination: Destination) -> None:
+        """Stop counting a destination as waiting for a slot, because it no longer needs one."""
+        kind = self._wishing.pop(destination, None)
+        if kind is not None:
+            self._active[kind] -= 1
+
+    def started(self, destination: Destination) -> None:
+        self.gives_up(destination)
+        kind = destination.standing
+        if kind is not Standing.QUICK:
+            destination.counted += (kind,)
+            self._active[kind] += 1
+
+    def ended(self, destination: Destination) -> None:
+        """Note that one of the transactions of a destination has ended."""
+        while len(destination.counted) > destination.active:
+            self._uncount(destination)
+
+    def quick(self, destination: Destination) -> bool:
+        """Stop limiting a destination, because it has responded in time. Return true if it
+        was waiting here.
+        """
+        self.gives_up(destination)
+        while destination.counted:
+            self._uncount(destination)
+        return any(row.pop(destination, self) is None for _, row in self._rows)
+
+    def _uncount(self, destination: Destination) -> None:
+        self._active[destination.counted[-1]] -= 1
+        destination.counted = destination.counted[:-1]
+
+    # The memory of past standings
+
+    def remember(self, destination: Destination) -> None:
+        """Remember the standing of a destination that is about to be forgotten."""
+        kind = destination.standing
+        if kind is Standing.QUICK or kind is Standing.SLOW:
+            self._past[destination.key] = destination.is_slow
+            if len(self._past) > KNOWN:
+                self._past.popitem(last=False)
+
+    def recall(self, destination: Destination) -> None:
+        """Restore the remembered standing of a destination that is used again."""
+        is_slow = self._past.pop(destination.key, None)
+        if is_slow is not None:
+            destination.suspension.is_proven, destination.is_slow = True, is_slow
+
+    def clear(self) -> None:
+        for _, row in self._rows:
+            row.clear()
 
 
 class RoundRobin:
@@ -200,7 +382,9 @@ class RoundRobin:
         self._has_ended = False
         """Nothing starts any more; requests for slots of the same lines belong to the zone's successor."""
         self._rates = rates
-        self._probation = None if zone.next_hop else Probation(zone.max_connections)
+        self._slow_start = SlowStart(zone.max_connections)
+        self._starts_slowly = not zone.next_hop
+        """Whether slow start limits the destinations: a zone with one next hop has no other to protect."""
         self._queues: dict[Priority, FairQueue[Destination]] = {each: FairQueue() for each in Priority}
         self._normal = self._queues[Priority.NORMAL]
         self._urgencies = False
@@ -225,14 +409,12 @@ class RoundRobin:
         """Add a new destination."""
         destination.site.lines[destination] = None
         destination.site.changed()
-        if self._probation is not None:
-            self._probation.recall(destination)
+        self._slow_start.recall(destination)
 
     def leave(self, destination: Destination) -> None:
         """Remove a destination without queued or active mail."""
         self._give_up(destination)
-        if self._probation is not None:
-            self._probation.remember(destination)
+        self._slow_start.remember(destination)
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
@@ -250,16 +432,14 @@ class RoundRobin:
             queue.clear()
         self._aside.clear()
         self._ungranted.clear()
-        if self._probation is not None:
-            self._probation.clear()
+        self._slow_start.clear()
         self.next_turn = None
 
     def sort(self) -> None:
         """Sort the queues again, because fresh mail may have become backlog (`zone/window.py`)."""
         for queue in self._queues.values():
             queue.sort()
-        if self._probation is not None:
-            self._probation.sort()
+        self._slow_start.sort()
 
     def offer(self, destination: Destination, now: float, *, new: bool = False) -> None:
         """Queue a destination if it has work and may start some. `new` says that its mail is new."""
@@ -280,9 +460,9 @@ class RoundRobin:
         """
         if self._aside:
             self._bring_back(tick)
-        probation = self._probation
+        starts_slowly, slow_start = self._starts_slowly, self._slow_start
         while self.active < self._most:
-            if probation and (waiting := probation.next(self._may_go)) is not None:
+            if starts_slowly and slow_start and (waiting := slow_start.next(self._may_go)) is not None:
                 self._append(waiting, first=True)
             if not self._normal and not (self._urgencies and self._stands()):
                 break
@@ -301,7 +481,7 @@ class RoundRobin:
                 self._give_up(destination)
                 destination.site.blocked[destination] = None
                 continue
-            if probation is not None and not self._is_admitted(destination, probation):
+            if starts_slowly and not self._is_admitted(destination):
                 continue
             if self._shared is not None and not self._is_granted(destination):
                 continue
@@ -318,8 +498,8 @@ class RoundRobin:
         self.active += 1
         if self._shared is not None:
             self._shared.started(destination.site.key, destination.key, more=bool(destination.waiting))
-        if self._probation is not None:
-            self._probation.started(destination)
+        if self._starts_slowly:
+            self._slow_start.started(destination)
         if destination.pace is None:
             return None
         ticket = destination.pace.start(tick)
@@ -333,8 +513,8 @@ class RoundRobin:
         self.active -= 1
         if self._shared is not None:
             self._shared.ended(destination.site.key, destination.key)
-        if destination.counted and self._probation is not None:
-            self._probation.ended(destination)
+        if destination.counted:
+            self._slow_start.ended(destination)
         if ticket is not None:
             ticket.end()
         self._unblock(destination.site, now)
@@ -368,7 +548,7 @@ class RoundRobin:
 
     def quick(self, destination: Destination) -> None:
         """Note that the destination has answered in time, for the first time or again."""
-        if self._probation is not None and self._probation.quick(destination):
+        if self._slow_start.quick(destination):
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
@@ -383,8 +563,8 @@ class RoundRobin:
 
     def granted(self, now: float) -> None:
         """Note that shared limits may allow this worker more slots or earlier send times."""
-        if self._shared is not None and self._probation is not None:
-            self._probation.resize(-(-self._most // self._shared.owners))
+        if self._shared is not None:
+            self._slow_start.resize(-(-self._most // self._shared.owners))
         ungranted, self._ungranted = self._ungranted, {}
         for destination in ungranted:
             if not destination.waiting:
@@ -412,8 +592,8 @@ class RoundRobin:
         ):
             return True
         self._ungranted[destination] = None
-        if self._probation is not None:
-            self._probation.wishes(destination)
+        if self._starts_slowly:
+            self._slow_start.wishes(destination)
         return False
 
     def emptied(self, destination: Destination) -> None:
@@ -428,8 +608,7 @@ class RoundRobin:
         if self._shared is None or self._has_ended:
             return
         self._shared.cancel(destination.site.key, destination.key)
-        if self._probation is not None:
-            self._probation.gives_up(destination)
+        self._slow_start.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False, new: bool = False) -> None:
         """Queue a destination, even if its mail has left or is withdrawn."""
@@ -480,18 +659,18 @@ class RoundRobin:
         destination.stands_as = None
         return destination
 
-    def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
+    def _is_admitted(self, destination: Destination) -> bool:
         """Return whether the recent responses of a destination also allow a start. If not, the destination
         waits where it will be found.
         """
         if destination.standing is Standing.QUICK:
             return True
-        if probation.is_full(destination):
+        if self._slow_start.is_full(destination):
             destination.site.blocked[destination] = None
             return False
-        if not probation.admits(destination):
+        if not self._slow_start.admits(destination):
             destination.is_queued = True
-            probation.put_aside(destination)
+            self._slow_start.put_aside(destination)
             return False
         return True
 

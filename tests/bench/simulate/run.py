@@ -189,14 +189,14 @@ class Simulation:
         waiting = active = startable = 0
         oldest = 0.0
         for node in self.nodes:
-            status = next(zone for zone in node.scheduler.snapshot() if zone.zone == ZONE)
+            plan, tick = node.scheduler.zone(ZONE).plan, self.clock.monotonic()
             startable += sum(
                 1
-                for each in status.destinations
-                if each.waiting and not each.active and each.suspended_until is None and each.turn_in is None
+                for _, each in node.scheduler.destinations()
+                if each.waiting and not (each.active or each.suspended_until or each.turn_in(tick))
             )
-            waiting += status.waiting
-            active += status.active
+            waiting += plan.waiting
+            active += plan.active
             for queue in queues_of(ZONE):
                 since = node.store.oldest_ready(queue, self.clock.now())
                 oldest = max(oldest, 0.0 if since is None else self.clock.now() - since)

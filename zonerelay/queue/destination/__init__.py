@@ -3,5 +3,5 @@ lookups.
 
 Every module is pure: it reads no clock and awaits nothing.
 
-Code outside queue/ imports none of these modules.
+Code outside queue/ imports `Destination` alone, to show it.
 """

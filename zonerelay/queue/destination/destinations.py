@@ -6,7 +6,7 @@ chooses between destinations and applies their limits. `Site` counts the transac
 several lines share.
 
 `RouteLookups` chooses the domains to look up next. The number of concurrent look-ups is bounded. Domains of
-urgent mail come first. Domains of fresh mail and those of deferred mail alternate (`order.py`), so that a
+urgent mail come first. Domains of fresh mail and those of deferred mail alternate (`backlog.py`), so that a
 list for ten thousand domains does not delay the mail of others. If fresh or urgent mail arrives for a domain
 that waits already, the domain is also queued with the fresh or urgent ones.
 """
@@ -22,13 +22,10 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
-from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.backlog import DestinationQueue
-from zonerelay.queue.destination.order import FairQueue
+from zonerelay.queue.destination.backlog import DestinationQueue, FairQueue
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.queue.destination.suspension import Suspension
-from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, SiteKey
-from zonerelay.smtp.client.reputation import class_of
+from zonerelay.routing.destinations.route import DestinationLimits, Route, SiteKey
 
 ROUTE_MIN_USE = 30.0
 """The minimum time in seconds for which a route is used, so that a TTL of zero does not cause a look-up for
@@ -173,22 +170,15 @@ class Destination(DestinationQueue):
         left = (self.minute_ends - tick) / MINUTE
         return round(self.begun + self.before * left if left > 0 else self.begun * max(1 + left, 0.0))
 
-    def status(self, tick: float) -> DestinationFigures:
-        """Return the status. `tick` is a reading of a monotonic clock."""
-        suspension = self.suspension
+    def turn_in(self, tick: float) -> float | None:
+        """Return the seconds until a rate allows the next transaction, if mail waits for it."""
         pacers = self.pace.pacers if self.waiting and self.pace is not None else ()
         due = max((pacer.due for pacer in pacers), default=tick)
-        return DestinationFigures(
-            key=self.key,
-            name=self.route.name,
-            active=self.active,
-            waiting=self.waiting,
-            suspended_until=suspension.until if suspension.is_failing else None,
-            last=suspension.reply,
-            per_minute=self.per_minute(tick),
-            limits=self.limits,
-            turn_in=due - tick if due > tick else None,
-        )
+        return due - tick if due > tick else None
+
+    @property
+    def suspended_until(self) -> float | None:
+        return self.suspension.until if self.suspension.is_failing else None
 
     def is_forgettable(self, now: float) -> bool:
         if self.waiting or self.active or not self.suspension.is_forgettable(now):
@@ -224,34 +214,6 @@ class Work:
     @property
     def message_id(self) -> MessageId:
         return self.deliveries[0].message_id
-
-
-@dataclass(frozen=True, slots=True)
-class DestinationFigures:
-    """The status of a destination. `last` is the reason of the last failure to reach any host. `turn_in` is
-    the seconds until a rate allows the next transaction, if mail waits for it. `per_minute` counts recent
-    transactions.
-    """
-
-    key: DestinationKey
-    name: str
-    active: int
-    waiting: int
-    suspended_until: float | None
-    last: Reply | None
-    per_minute: int
-    limits: DestinationLimits
-    turn_in: float | None = None
-
-    @property
-    def reply(self) -> str:
-        """The reason as text, or `""` if there is none."""
-        return str(self.last or "")
-
-    @property
-    def reply_class(self) -> str:
-        """The reply class of the reason. Computing it takes longer than everything else here."""
-        return "" if self.last is None else class_of(self.last, local=True)
 
 
 AT_ONCE = 50

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
+from typing import Protocol
 
 from msgspec import structs
 
@@ -32,7 +33,6 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import OutcomeReporter, Result
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -53,6 +53,24 @@ Postponed = Callable[[QueueName, float], None]
 """`postponed(queue, when)` reports that a deferral is durable. The earliest of its deliveries is due at
 `when`.
 """
+
+Result = tuple[Delivery, Outcome, float | None, bool]
+"""A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
+
+
+class OutcomeReporter(Protocol):
+    """Interface: creates the relay's own messages, such as webhook events, that report outcomes."""
+
+    def outcomes(
+        self,
+        message: Message | None,
+        reported: Sequence[Result],
+        *,
+        destination: str,
+        seconds: float | None,
+    ) -> list[OwnMessage]:
+        """Return the messages to store in the same write as these outcomes. Never raises."""
+
 
 Paused = Callable[[Delivery, Message | None, str], float]
 

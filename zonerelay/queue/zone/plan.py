@@ -69,13 +69,11 @@ from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
-    DestinationFigures,
     RouteLookups,
     Standing,
     UnroutedMail,
     Work,
 )
-from zonerelay.queue.destination.probation import Probes
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.orders.order import OPEN, Order, OrderGate
@@ -130,7 +128,10 @@ class ZonePlan:
         self._by_domain = not zone.next_hop
         self._window = QueueWindow(window, by_domain=self._by_domain)
         self.wants_claim = self._window.wants
-        self._probes = Probes(window)
+        # Each may hold a sixty-fourth of a window that is half full.
+        self._most_probed = max(1, window // 256)
+        self._probed: set[Destination] = set()
+        """Destinations that began to wait for a probe since the window was half full. Some had it since."""
         self._retry = retry
         self._lines: dict[str, DestinationQueue] = {}
         """The lines by domain (`""` in a zone with one next hop)."""
@@ -409,7 +410,7 @@ class ZonePlan:
         return None if suspension.reply is None else (suspension.until, suspension.reply)
 
     def count_destinations(self, now: float) -> tuple[int, int]:
-        """Return how many destinations are suspended and how many are not, of those that `status` shows."""
+        """Return how many destinations are suspended and how many are not, of those that are shown."""
         suspended = usable = 0
         for each in self._destinations.values():
             is_busy = each.waiting or each.active
@@ -419,18 +420,16 @@ class ZonePlan:
                 usable += 1
         return suspended, usable
 
-    def status(self, now: float, tick: float = 0.0) -> Iterator[DestinationFigures]:
-        """Yield the status of the destinations that have mail or are suspended. They may change during the
-        iteration.
-        """
+    def shown_destinations(self, now: float) -> Iterator[Destination]:
+        """Yield the destinations that have mail or are suspended. They may change during the iteration."""
         for each in list(self._destinations.values()):
             if each.waiting or each.active or not each.suspension.is_forgettable(now):
-                yield each.status(tick)
+                yield each
 
     def waits_for_rate(self, domain: str, tick: float) -> bool:
         """Return whether the next transaction with the destination of a domain waits for a rate."""
         line = self._lines.get(domain if self._by_domain else "")
-        return isinstance(line, Destination) and line.status(tick).turn_in is not None
+        return isinstance(line, Destination) and line.turn_in(tick) is not None
 
     def drain(self) -> Iterator[list[Delivery]]:
         """Yield all queued deliveries, one destination per step, for a shutdown."""
@@ -558,7 +557,7 @@ class ZonePlan:
             self._probes_next_hop(line)
             suspension = line.suspension
             is_suspended = suspension.is_suspended(now)
-            if not is_suspended and not self._probes.may_wait(line, is_half_full=self._window.is_half_full):
+            if not is_suspended and not self._may_wait_for_probe(line):
                 suspension.wait(now)
                 is_suspended = True
             if is_suspended:
@@ -568,6 +567,23 @@ class ZonePlan:
             self._round_robin.offer(line, now, new=True)
         elif isinstance(line, UnroutedMail):
             self._look_ups.want(line)
+
+    def _may_wait_for_probe(self, destination: Destination) -> bool:
+        """Return whether a destination may wait for a connection. Its suspension, if any, is over, and mail
+        waits for it. When thousands of domains have died together, the suspensions of many end at a time when
+        they have few connections. Once the window is half full, only so many begin to wait as fill a quarter
+        of it. The others are suspended again, which costs no connection.
+        """
+        if not self._window.is_half_full or destination.is_queued or destination.active:
+            return True
+        if not destination.suspension.is_failing:
+            return True
+        if len(self._probed) >= self._most_probed:
+            self._probed = {each for each in self._probed if each.is_queued and each.suspension.is_failing}
+            if len(self._probed) >= self._most_probed:
+                return False
+        self._probed.add(destination)
+        return True
 
     def _order_about(self, line: DestinationQueue) -> Order | None:
         if isinstance(line, Destination):

@@ -34,10 +34,11 @@ during this time. The rest is tried again later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import format_size
@@ -49,8 +50,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, NextIteration, Tasks, Timers, in_slices
-from zonerelay.queue.contract import Courier, Router
-from zonerelay.queue.destination.destinations import Destination, DestinationFigures, Work
+from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.destination.rates import Rates, Ticket
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition, suspended
 from zonerelay.queue.orders.order import OPEN
@@ -60,7 +60,7 @@ from zonerelay.queue.settle.disposition import LOCAL_ERROR, UNREADABLE, local_de
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest
-from zonerelay.routing.destinations.route import Batch, DestinationKey, Route, SiteKey
+from zonerelay.routing.destinations.route import Batch, DestinationKey, Route, SiteKey, Unroutable
 from zonerelay.store.contract import (
     ClaimLostError,
     MessageNotFoundError,
@@ -92,6 +92,29 @@ SPARE = 16
 PATIENCE = 5.0
 LONGEST_FIRST = 120.0
 """Seconds. Servers disconnect clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
+
+
+class Courier(Protocol):
+    """Interface: delivers a batch to one of the hosts of its route."""
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """Deliver a batch and return one outcome per delivery, in order. If all outcomes have the scope HOST,
+        no host of the route answered.
+
+        Only CancelledError and ClaimLostError are raised, and only while no peer has replied for a recipient.
+        Any unexpected error becomes a deferral.
+        """
+
+
+class Router(Protocol):
+    """Interface: finds the hosts for a domain."""
+
+    async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
+        """Return the hosts for a domain, from a cache while the entry is fresh. Only CancelledError is
+        raised.
+
+        In a zone with a `next_hop` all domains have the same route; the scheduler then passes `""`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +290,6 @@ class Zone:
         for resumed in self.plan.resume(destination):
             self._resumed(resumed)
         self.wake()
-
-    def destinations(self) -> Iterator[DestinationFigures]:
-        """Yield the status of the destinations, which may change during the iteration."""
-        return self.plan.status(self._clock.now(), self._clock.monotonic())
 
     # Carrying out the plan
 

@@ -61,7 +61,7 @@ class ExaminedRoute:
 
 
 class MxRouter:
-    """Finds the hosts of a domain (implements `queue.contract.Router`). `hostname` is the relay's name in MX
+    """Finds the hosts of a domain (implements `queue.zone.zone.Router`). `hostname` is the relay's name in MX
     records.
 
     Without `sts` no zone looks up MTA-STS policies.
