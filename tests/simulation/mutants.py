@@ -172,7 +172,11 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.1: a failed write is no 250.
     "failed-write-answered-with-250": (73, "store.common.write.group_commit:refuse", _answer_all),
     # 2.1: a chunk that is not the last ends no message.
-    "chunk-cut-short": (1, "inbound.session.commands:parse_bdat", lambda real, text: (real(text)[0], True)),
+    "chunk-cut-short": (
+        1,
+        "inbound.session.conversation:parse_bdat",
+        lambda real, text: (real(text)[0], True),
+    ),
     # 2.1: message ids are never used again.
     "ids-forgotten": (16, "store.leveldb.reads:QueueReads.last_message_id", _return_later),
     # 2.2: a bounce and its report are one write.

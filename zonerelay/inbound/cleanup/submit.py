@@ -26,7 +26,6 @@ import msgspec
 
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
-from zonerelay.inbound.cleanup.envelope import add, begin, new_intake
 from zonerelay.inbound.cleanup.intake import BACKLOG, FirstAnswer, Intake
 from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.refusal import Reason, Refusal
@@ -251,7 +250,7 @@ class _SubmitCall:
             answer = submission.refuse(replies.AUTH_FIRST, "MAIL")
         if answer.reason is not None:
             return _whole(answer)
-        answer = await self._decided(begin(submission, envelope.mail, options.idempotency_key))
+        answer = await self._decided(submission.begin(envelope.mail, options.idempotency_key))
         if answer.reason is not None:
             return _whole(answer, of_sender=True)
         transaction = submission.transaction
@@ -259,7 +258,7 @@ class _SubmitCall:
         transaction.zone_named, transaction.notes = options.zone, options.notes
         refused: dict[Mailbox, ServerReply] = {}
         for each in envelope.recipients:
-            answer = add(submission, transaction, recipient_key(each.address), each)
+            answer = submission.add(transaction, recipient_key(each.address), each)
             if answer.then is not NextAction.GO_ON:
                 answer = await self._decided(answer)
             if answer.reason is not None:
@@ -305,7 +304,7 @@ class _SubmitCall:
         transaction = self._submission.transaction
         assert transaction is not None
         transaction.chunked = True  # the pieces are chunks: they have neither dot-stuffing nor a final dot
-        self._intake = intake = new_intake(self._submission, self._has_room)
+        self._intake = intake = self._submission.new_intake(self._has_room)
         try:
             if isinstance(pieces, AsyncIterator):
                 await self._stream(intake, pieces)

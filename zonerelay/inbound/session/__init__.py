@@ -1,7 +1,5 @@
-"""One SMTP session: `session` moves bytes, `commands` answers command lines, `transport` handles PROXY and
-TLS.
-
-`admission` counts connections, and `conversation` holds the state that the commands share.
+"""One SMTP session: `session` moves bytes, `conversation` answers command lines, `transport` handles PROXY and
+TLS, and `admission` counts connections.
 
 Code outside inbound/ imports no module of this package.
 """

@@ -1,7 +1,7 @@
 """One SMTP session, from the connection to its end.
 
 It owns the state of one connection: its handshakes (PROXY, TLS), the unread input, the message being
-received, the pending reply, and one timer. `transport` removes the PROXY header and decrypts, `commands`
+received, the pending reply, and one timer. `transport` removes the PROXY header and decrypts, `conversation`
 answers lines, and `Intake` brings a message to the store. Commands up to DATA are answered inside
 `data_received`, without a task, unless a lookup is needed. A message needs one task, which waits for the
 store. The replies to a pipelined group are sent in order, in one write.
@@ -31,11 +31,9 @@ from dataclasses import replace
 from typing import Any
 
 from zonerelay.config.settings import ListenerTls
-from zonerelay.inbound.cleanup.envelope import new_intake
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.session import commands
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.transport import Deadlines, Transport, TransportFault
@@ -402,7 +400,7 @@ class Session(asyncio.Protocol):
         if self._transcripts.on:
             self._read_along(line)
         try:
-            answer = commands.answer(conversation, line, more=self.lines.waiting > 0)
+            answer = conversation.answer(line, more=self.lines.waiting > 0)
             return conversation.slowed(answer) if conversation.delay else answer
         except Exception as error:  # noqa: BLE001 - rule 3: our own errors are never the client's
             answer = self._trouble(error)
@@ -431,7 +429,7 @@ class Session(asyncio.Protocol):
         """Start the action of a reply. Comparisons are used because an enum's hash is a Python function."""
         then = answer.then
         if then is NextAction.TAKE_BODY:
-            self.intake = new_intake(self.conversation, self._regulate)
+            self.intake = self.conversation.new_intake(self._regulate)
             self.deadlines.body_began(self.deadlines.heard)
         elif then is NextAction.CLOSE:
             self._close()
@@ -487,7 +485,7 @@ class Session(asyncio.Protocol):
 
     def _begin_chunk(self) -> None:
         """Start receiving the bytes of a BDAT chunk."""
-        intake = self.intake = self.intake or new_intake(self.conversation, self._regulate)
+        intake = self.intake = self.intake or self.conversation.new_intake(self._regulate)
         size, last = self.conversation.chunk
         intake.begin_chunk(size, last=last)
         self.deadlines.body_began(self.deadlines.heard)

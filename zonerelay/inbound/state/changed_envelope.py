@@ -97,9 +97,9 @@ def _refusal(
             context.settings.max_recipients
         ), "including those added by the handler"
     if context.access is not None:
-        user = client_state.user.name if client_state.user is not None else ""
+        origin = client_state.origin
         for address in addresses:
-            reply = context.access.decide(client_state.client.address, user, sender, address)
+            reply = context.access.decide(origin.client_address, origin.user, sender, address)
             if reply is not None:
                 return refused(reply, Reason.ACCESS), f"{address} after the handler's changes"
     return None
