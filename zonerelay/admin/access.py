@@ -11,6 +11,7 @@ import ipaddress
 from collections.abc import Callable, Mapping
 
 from zonerelay.config.credentials.identities import Identities, Token
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 
 MAX_FAILURES = 30
@@ -39,7 +40,7 @@ class Access:
         self._identities = identities
         self._clock = clock
         self._audit = audit
-        self._failures: dict[str, tuple[float, int]] = {}
+        self._failures: BoundedDict[str, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
 
     def admit(self, text: str, client: str) -> Token:
         """Return the token. Raise DeniedError if it is not valid, or IdentitiesError if tokens cannot be
@@ -49,11 +50,9 @@ class Access:
         if found is not None:
             return found
         now, who = self._clock.monotonic(), _client(client)
-        began, count = self._failures.pop(who, (now, 0))
+        began, count = self._failures.get(who, (now, 0))
         if now - began >= WINDOW:
             began, count = now, 0
-        while len(self._failures) >= MAX_CLIENTS:
-            del self._failures[next(iter(self._failures))]
         self._failures[who] = (began, count + 1)
         if count in (0, MAX_FAILURES):
             self._audit({"client": client, "request": "refused: a token that is not valid"})

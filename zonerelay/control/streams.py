@@ -15,6 +15,7 @@ from ipaddress import ip_address, ip_network
 import msgspec
 
 from zonerelay.control.runner import ResponseStream
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.message_id import is_message_id
 from zonerelay.operations.answers import EndFrame, MailEvent, StreamGap, TranscriptLine
 from zonerelay.operations.errors import BusyError, InvalidError
@@ -168,7 +169,7 @@ class _TailFilter:
             if wanted is not None
         )
         self._request = request
-        self._messages: dict[str, None] = {}
+        self._messages: BoundedDict[str, None] = BoundedDict(MAX_MESSAGES)
 
     def __call__(self, event: str, fields: dict[str, Field]) -> bool:
         request = self._request
@@ -208,8 +209,6 @@ class _TailFilter:
         )
         if found and event == "accepted":
             self._messages[message_id] = None
-            if len(self._messages) > MAX_MESSAGES:
-                del self._messages[next(iter(self._messages))]
         return found or message_id in self._messages
 
 

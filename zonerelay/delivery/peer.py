@@ -20,10 +20,10 @@ import asyncio
 import errno
 import os
 import socket
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
@@ -39,7 +39,7 @@ class ExpiringSet:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._until: OrderedDict[str, float] = OrderedDict()
+        self._until: BoundedDict[str, float] = BoundedDict(MAX_REMEMBERED)
 
     def __contains__(self, key: str) -> bool:
         until = self._until.get(key)
@@ -55,9 +55,6 @@ class ExpiringSet:
 
     def add(self, key: str) -> None:
         self._until[key] = self._clock.monotonic() + self._seconds
-        self._until.move_to_end(key)
-        if len(self._until) > MAX_REMEMBERED:
-            self._until.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ Policies:
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -25,6 +24,7 @@ from typing import Protocol
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms, own_address
 from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -87,7 +87,7 @@ class SourceMemory:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._refusals: OrderedDict[_Key, _SourceRejection] = OrderedDict()
+        self._refusals: BoundedDict[_Key, _SourceRejection] = BoundedDict(MAX_REMEMBERED)
         self._absences: dict[tuple[str, str], _MissingAddress] = {}
 
     def keep(self, sources: Iterable[SourceSettings]) -> None:
@@ -107,9 +107,6 @@ class SourceMemory:
         is_new = self._in_force(key) is None
         now = self._clock.monotonic()
         self._refusals[key] = _SourceRejection(now, now + seconds, reply)
-        self._refusals.move_to_end(key)
-        if len(self._refusals) > MAX_REMEMBERED:
-            self._refusals.popitem(last=False)
         return is_new
 
     def refused_at(self, source: str, hosts: str, *, ipv6: bool = False) -> float | None:

@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings, ZoneSettings
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
@@ -373,7 +374,7 @@ class StsPolicies:
 
     def __post_init__(self) -> None:
         self._held: OrderedDict[str, CachedPolicy] = OrderedDict()
-        self._failures: OrderedDict[str, _FetchFailure] = OrderedDict()
+        self._failures: BoundedDict[str, _FetchFailure] = BoundedDict(MAX_POLICIES)
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(MAX_FETCHES)
         self._loading: asyncio.Task[None] | None = None
@@ -497,9 +498,6 @@ class StsPolicies:
 
     def _failed(self, domain: str, problem: str) -> None:
         self._failures[domain] = _FetchFailure(self.clock.now() + RETRY_AFTER, problem)
-        self._failures.move_to_end(domain)
-        if len(self._failures) > MAX_POLICIES:
-            self._failures.popitem(last=False)
         held = self.held(domain)
         self.observer.failed(domain, problem, kept_until=held.expires if held is not None else None)
 

@@ -39,13 +39,14 @@ from __future__ import annotations
 
 import random as random_module
 import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from zonerelay.delivery.connection.session import OutgoingSession
 from zonerelay.delivery.peer import HostFailure, Terms, display_address
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.reply import Reply
@@ -75,7 +76,7 @@ class DeadHosts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._down: OrderedDict[str, _DownHost] = OrderedDict()
+        self._down: BoundedDict[str, _DownHost] = BoundedDict(MAX_REMEMBERED)
 
     def __bool__(self) -> bool:
         return bool(self._down)
@@ -104,13 +105,9 @@ class DeadHosts:
         doublings.
         """
         now = self._clock.monotonic()
-        down = self._down.get(key)
-        if down is None:
-            down = self._down[key] = _DownHost()
-            if len(self._down) > MAX_REMEMBERED:
-                self._down.popitem(last=False)
+        down = self._down.get(key) or _DownHost()
         if down.probed or now >= down.until:
-            self._down.move_to_end(key)
+            self._down[key] = down
             down.probed = False
             down.until = now + _pause(down.failures)
             down.failures += 1
@@ -231,7 +228,7 @@ class _HostLimits:
     until: float = 0.0
     was_reached: bool = False
     """Whether a connection has carried `most` messages since the number was learned."""
-    about_mail: dict[TransactionPhase, OrderedDict[str, float]] = field(default_factory=dict)
+    about_mail: dict[TransactionPhase, BoundedDict[str, float]] = field(default_factory=dict)
     """The time until which a refusal is not suspect."""
     in_vain: dict[TransactionPhase, deque[float]] = field(default_factory=dict)
     """The times at which the latest suspect refusals were retried in vain."""
@@ -242,7 +239,7 @@ class SessionLimits:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._hosts: OrderedDict[str, _HostLimits] = OrderedDict()
+        self._hosts: BoundedDict[str, _HostLimits] = BoundedDict(MAX_REMEMBERED)
 
     def most(self, address: str) -> int | None:
         """Return how many messages a session with this address (`ip:port`) accepts, or None if unknown."""
@@ -325,12 +322,8 @@ class SessionLimits:
             host.was_reached = True
 
     def _note(self, address: str, phase: TransactionPhase, reply: Reply) -> None:
-        known = self._host(address).about_mail.setdefault(phase, OrderedDict())
-        text = comparable(reply)
-        known[text] = self._clock.monotonic() + ABOUT_MAIL_FOR
-        known.move_to_end(text)
-        if len(known) > MAX_REFUSALS:
-            known.popitem(last=False)
+        known = self._host(address).about_mail.setdefault(phase, BoundedDict(MAX_REFUSALS))
+        known[comparable(reply)] = self._clock.monotonic() + ABOUT_MAIL_FOR
 
     def _is_about_mail(self, address: str, phase: TransactionPhase, reply: Reply) -> bool:
         host = self._hosts.get(address)
@@ -344,12 +337,7 @@ class SessionLimits:
         return len(in_vain) >= MOST_IN_VAIN and in_vain[0] + ABOUT_MAIL_FOR > now
 
     def _host(self, address: str) -> _HostLimits:
-        host = self._hosts.get(address)
-        if host is None:
-            host = self._hosts[address] = _HostLimits()
-            if len(self._hosts) > MAX_REMEMBERED:
-                self._hosts.popitem(last=False)
-        self._hosts.move_to_end(address)
+        host = self._hosts[address] = self._hosts.get(address) or _HostLimits()
         return host
 
 

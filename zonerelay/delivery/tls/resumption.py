@@ -11,6 +11,7 @@ from __future__ import annotations
 import ssl
 from typing import NamedTuple
 
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 
 MOST = 500
@@ -29,7 +30,7 @@ class ResumingContext(ssl.SSLContext):
 
     def __init__(self, protocol: int, clock: Clock) -> None:
         self._clock = clock
-        self._kept: dict[str, _StoredSession] = {}
+        self._kept: BoundedDict[str, _StoredSession] = BoundedDict(MOST)
 
     def wrap_bio(
         self,
@@ -57,8 +58,6 @@ class ResumingContext(ssl.SSLContext):
                 return
             shown = before.shown
         self._kept[name] = _StoredSession(session, shown)
-        if len(self._kept) > MOST:
-            del self._kept[next(iter(self._kept))]
 
     def forget(self, name: str) -> None:
         """Forget a session, because a handshake has failed or no session may be resumed now."""

@@ -48,6 +48,7 @@ from zonerelay.inbound.access.password_check import (
 from zonerelay.inbound.limits.auth_failures import FailedAttempts
 from zonerelay.inbound.limits.connections import Key, client_and_network
 from zonerelay.inbound.refusal import Refusal
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.telemetry.events.events import Events
@@ -143,7 +144,8 @@ class Authenticator:
         self._clients, self._networks, self._accounts = (
             FailedAttempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
         )
-        self._regulars: dict[tuple[str, Key], float] = {}  # the last login; the latest is last
+        # The last login.
+        self._regulars: BoundedDict[tuple[str, Key], float] = BoundedDict(MAX_REGULARS)
         self._file = self._watch(settings.credentials)
         self._tasks: set[asyncio.Task[tuple[LoginResult, float]]] = set()
 
@@ -323,11 +325,7 @@ class Authenticator:
     def _success(self, attempt: _LoginAttempt, user: User) -> LoginResult:
         for table, key, _ in self._counters(attempt):
             table.succeeded(key)
-        place = (user.name, attempt.network)
-        self._regulars.pop(place, None)
-        if len(self._regulars) >= MAX_REGULARS:
-            del self._regulars[next(iter(self._regulars))]
-        self._regulars[place] = self.clock.monotonic()
+        self._regulars[user.name, attempt.network] = self.clock.monotonic()
         return LoginResult(LoginKind.OK, user)
 
     def _is_regular(self, attempt: _LoginAttempt) -> bool:

@@ -11,12 +11,12 @@ awaits; the caller passes the time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 
 from zonerelay.inbound.limits.connections import Key
 from zonerelay.message.srs import Srs, SrsError, SrsFault
 from zonerelay.model.address import Mailbox, recipient_key
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply
 
@@ -48,7 +48,7 @@ class FailedAttempts:
 
     def __init__(self, *, max_failures: int, window: float) -> None:
         # In the order of their last failures: the first key is forgotten first.
-        self._keys: dict[Hashable, _Failures] = {}
+        self._keys: BoundedDict[Hashable, _Failures] = BoundedDict(MAX_KEYS)
         self.configure(max_failures=max_failures, window=window)
 
     def configure(self, *, max_failures: int, window: float) -> None:
@@ -71,7 +71,7 @@ class FailedAttempts:
         """Count a failure, and return the delay of its reply in seconds. `guess` is a hash of the attempt, so
         that equal attempts have equal hashes. A failure without a guess is always a new one.
         """
-        found = self._keys.pop(key, None) or _Failures()
+        found = self._keys.get(key) or _Failures()
         if not self._recent(found, now):
             found.in_a_row = 0
         if found.guesses.pop(guess, None) is None:
@@ -79,8 +79,6 @@ class FailedAttempts:
         found.guesses[object() if guess is None else guess] = now
         while len(found.guesses) > MAX_COUNTED:
             del found.guesses[next(iter(found.guesses))]
-        if len(self._keys) >= MAX_KEYS:
-            del self._keys[next(iter(self._keys))]
         self._keys[key] = found
         # The exponent is bounded too: 2.0 ** 2000 would overflow.
         return min(FIRST_DELAY * 2.0 ** min(max(found.in_a_row, 1) - 1, 16), MAX_DELAY)
@@ -148,7 +146,7 @@ class SrsRecipients:
     def __init__(self) -> None:
         self._wrong = FailedAttempts(max_failures=MAX_OLD, window=HOUR)
         self._old = FailedAttempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)
-        self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._refused: BoundedDict[str, tuple[float, str]] = BoundedDict(MAX_REMEMBERED)
 
     def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:
         """Reverse an address as `Srs.reverse` does. Raise SrsError, WrongHashError or TooManyGuessesError."""
@@ -172,11 +170,7 @@ class SrsRecipients:
         """
         if not (reply.detail.startswith("1.") or reply.detail == "2.1"):
             return
-        key = recipient_key(recipient)
-        self._refused[key] = (now + REMEMBERED, f"{reply.code} {reply.status}")
-        self._refused.move_to_end(key)
-        if len(self._refused) > MAX_REMEMBERED:
-            self._refused.popitem(last=False)
+        self._refused[recipient_key(recipient)] = (now + REMEMBERED, f"{reply.code} {reply.status}")
 
     def refusal(self, recipient: Mailbox, now: float) -> str:
         """Return the codes of the remembered rejection, or an empty string if there is none."""

@@ -9,13 +9,13 @@ a load balancer is unknown until its PROXY header is read. `move` then counts th
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from socket import AF_INET6, inet_pton
 
 from zonerelay.inbound.refusal import Reason
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.queue_name import QueueName
@@ -65,7 +65,7 @@ class Bursts:
         self._clock = clock
         self._look_at = 0.0
         self._is_long = False
-        self._senders: OrderedDict[tuple[str, str], _Sender] = OrderedDict()
+        self._senders: BoundedDict[tuple[str, str], _Sender] = BoundedDict(MAX_SENDERS)
         self._active_until = 0.0
         """Until this time (monotonic) a sender may be over its limit."""
 
@@ -81,15 +81,13 @@ class Bursts:
 
     def _count(self, envelope: Envelope, now: float) -> bool:
         key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender))
-        sender = self._senders.pop(key, None) or _Sender(now)
+        sender = self._senders.get(key) or _Sender(now)
         leaked = max(0.0, sender.level - RATE * (now - sender.at))
         sender.at, sender.level = now, min(leaked + len(envelope.recipients), MANY + RATE * TIME)
         sender.is_over = sender.level > MANY and (sender.is_over or self._is_long)
         if sender.is_over:
             self._active_until = now + 2 * TIME
         self._senders[key] = sender
-        if len(self._senders) > MAX_SENDERS:
-            self._senders.popitem(last=False)
         return sender.is_over
 
 
@@ -208,16 +206,15 @@ class ErrorDelays:
     """Delays the replies to clients that cause errors."""
 
     def __init__(self) -> None:
-        self._clients: dict[Key, tuple[float, float]] = {}  # errors, and their time; the latest is last
+        # Errors, and their time.
+        self._clients: BoundedDict[Key, tuple[float, float]] = BoundedDict(MAX_CLIENTS)
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def made(self, client: Key, now: float) -> float:
         """Count an error, and return the delay of its reply in seconds."""
-        count, at = self._clients.pop(client, (0.0, now))
+        count, at = self._clients.get(client, (0.0, now))
         count = min(max(count - (now - at) / AGE, 0.0) + 1.0, _MOST)
-        if len(self._clients) >= MAX_CLIENTS:
-            del self._clients[next(iter(self._clients))]
         self._clients[client] = count, now
         return min(max(count - FREE, 0.0) * STEP, MAX_DELAY)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -25,6 +24,7 @@ from zonerelay.config.units import format_size
 from zonerelay.config.user_limits import COUNTED, UserLimits
 from zonerelay.limits.shared import MAX_TRIES, RecordStore
 from zonerelay.limits.values import AuthorityError
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.reply import Reply
 
@@ -157,7 +157,7 @@ class Quotas:
         self._open = False
         self._opening = asyncio.Lock()
         self._locks: dict[str, asyncio.Lock] = {}
-        self._seen: OrderedDict[str, tuple[UserLimits, Usage]] = OrderedDict()
+        self._seen: BoundedDict[str, tuple[UserLimits, Usage]] = BoundedDict(MAX_SEEN)
 
     async def usage(self, user: str) -> Usage:
         """Return the usage of a user. Raise AuthorityError if it cannot be read."""
@@ -205,10 +205,7 @@ class Quotas:
             await self._records.close()
 
     def _saw(self, user: str, rails: UserLimits, usage: Usage, before: dict[str, int]) -> None:
-        self._seen.pop(user, None)
         self._seen[user] = (rails, usage)
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
         for level in usage.levels(rails):
             if before[level.limit] < NEAR * level.most <= level.used:
                 self._near(user, level)

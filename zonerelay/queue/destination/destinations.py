@@ -14,11 +14,11 @@ that waits already, the domain is also queued with the fresh or urgent ones.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import accumulate
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
@@ -229,7 +229,7 @@ class RouteLookups:
     def __init__(self) -> None:
         self._waiting: FairQueue[UnroutedMail] = FairQueue()
         self._under_way = 0
-        self._failed: OrderedDict[str, None] = OrderedDict()
+        self._failed: BoundedDict[str, None] = BoundedDict(KNOWN)
         """Domains whose last look-up returned no route."""
         self._again: dict[UnroutedMail, None] = {}
         self._again_under_way: set[str] = set()
@@ -278,10 +278,8 @@ class RouteLookups:
         self._again_under_way.discard(domain)
         if found:
             self._failed.pop(domain, None)
-            return
-        self._failed[domain] = None
-        if len(self._failed) > KNOWN:
-            self._failed.popitem(last=False)
+        else:
+            self._failed[domain] = None
 
     @property
     def is_wanted(self) -> bool:

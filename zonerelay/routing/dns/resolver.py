@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import NO_NAMES, Reply
@@ -144,9 +145,8 @@ class AnswerCache(Generic[Record]):
     """A bounded cache of DNS answers."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
-        self._limit = max(limit, 1)
         self._clock = clock
-        self._answers: dict[Question, DnsAnswer[Record]] = {}
+        self._answers: BoundedDict[Question, DnsAnswer[Record]] = BoundedDict(max(limit, 1))
         self._asking: dict[Question, asyncio.Task[DnsAnswer[Record]]] = {}
 
     def __len__(self) -> int:
@@ -174,13 +174,9 @@ class AnswerCache(Generic[Record]):
         self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
     ) -> DnsAnswer[Record]:
         try:
-            answer = await ask()
+            answer = self._answers[question] = await ask()
         finally:
             del self._asking[question]
-        self._answers.pop(question, None)
-        while len(self._answers) >= self._limit:
-            del self._answers[next(iter(self._answers))]
-        self._answers[question] = answer
         return answer
 
 
