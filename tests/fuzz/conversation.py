@@ -20,7 +20,7 @@ from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import Consultants
+from zonerelay.inbound.state.questions import AskedPolicy, Consultants
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
@@ -57,8 +57,14 @@ class Conversation:
 
 
 async def converse(
-    packets: Sequence[bytes], *, settings: ListenerSettings, certificates: TlsContexts | None = None
+    packets: Sequence[bytes],
+    *,
+    settings: ListenerSettings,
+    certificates: TlsContexts | None = None,
+    policy: AskedPolicy | None = None,
+    turns: int = TURNS_PER_PACKET,
 ) -> Conversation:
+    """`turns` of the loop go by between two packets: with few, packets come while somebody is asked."""
     clock, log, store = ManualClock(), EventLog(), RememberingStore()
     events = Events(log, _METRICS, Redactor(b"k" * 32, enabled=True), clock)
     context = ListenerContext(
@@ -69,7 +75,7 @@ async def converse(
         choose_zone=one_zone,
         events=events,
         clock=clock,
-        consultants=Consultants(events=events, users=AnyUser()),
+        consultants=Consultants(events=events, users=AnyUser(), policy=policy),
         memory=SessionMemory(MEMORY),
         access=None,
         certificates=certificates,
@@ -78,23 +84,30 @@ async def converse(
     admission = Admission[Session](settings, memory=context.memory, metrics=_METRICS)
     session = Session(context, admission, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
+    await _settle(session)
     for packet in packets:
         if wire.closed:
             break
         if packet:
             session.data_received(packet)
-        await _settle()
+        for _ in range(turns):
+            await asyncio.sleep(0)
         # More is there only as long as something before it has to be answered first.
-        assert session.lines.waiting <= MAX_LINE
+        assert turns < TURNS_PER_PACKET or session.lines.waiting <= MAX_LINE
+    await _settle(session)
+    assert session.lines.waiting <= MAX_LINE
     out, closed = bytes(wire.out), wire.closed
     session.connection_lost(None)
-    await _settle()
+    await _settle(session)
     assert bytes(wire.out) == out, "nobody is there to be told"
     assert not admission.sessions, "nothing of a session is left when it is over"
     assert context.memory.used == 0
     return Conversation(out, closed, log, store)
 
 
-async def _settle() -> None:
+async def _settle(session: Session) -> None:
+    """Wait until everything has been answered that can be."""
     for _ in range(TURNS_PER_PACKET):
+        await asyncio.sleep(0)
+    while session._asking or session.waits_for_store:
         await asyncio.sleep(0)

@@ -7,36 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
 import re
-import sys
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.wire import Wire
-from tests.support.inbound import EventLog, RememberingStore, is_well_formed, one_zone
-from zonerelay.config.credentials.file import User
+from tests.fuzz.conversation import Conversation, converse
+from tests.fuzz.wire import CLIENT
+from tests.support.inbound import is_well_formed
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
-from zonerelay.inbound.access.auth import LoginKind, LoginResult
-from zonerelay.inbound.access.networks import AccessRules, Client
-from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, Event
-from zonerelay.inbound.session.admission import Admission
-from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import Consultants
-from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.model.clock import ManualClock
-from zonerelay.model.message_id import MessageIdSource
-from zonerelay.smtp.server.commands import MAX_LINE
-from zonerelay.smtp.server.sasl import Credentials
-from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
 
-METRICS = Metrics()
-
-RIGHT = base64.b64encode(b"\0a\0right")
+RIGHT = base64.b64encode(b"\0a\0secret")
 SYNCHRONISING = [
     b"EHLO x\r\n",
     b"HELO x\r\n",
@@ -74,30 +57,6 @@ OPENING = st.sampled_from([
 ])  # fmt: skip
 
 
-class Doorman(Admission[Session]):
-    """Admits every connection, and trusts it."""
-
-    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
-        self.sessions.add(session)
-        return Client("192.0.2.1", 4711, may_relay=True), None
-
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
-        return client, None
-
-    def farewell(self, session: Session, client: Client) -> None:
-        return
-
-
-class Everybody:
-    """Users who need a moment: the password is `right`."""
-
-    async def check(self, credentials: Credentials, client_address: str, *_: object) -> LoginResult:
-        await asyncio.sleep(0)
-        if credentials.password != "right":
-            return LoginResult(LoginKind.WRONG)
-        return LoginResult(LoginKind.OK, User(credentials.user, "", ()))
-
-
 class Slowly:
     """A policy that wants to know everything and has nothing against anything."""
 
@@ -108,50 +67,8 @@ class Slowly:
         return ACCEPT
 
 
-async def converse(
-    packets: list[bytes], *, settings: ListenerSettings, policy: Slowly | None = None
-) -> tuple[Wire, EventLog, RememberingStore]:
-    clock, log, store = ManualClock(), EventLog(), RememberingStore()
-    events = Events(log, METRICS, Redactor(b"k" * 32, enabled=True), clock)
-    memory = SessionMemory(sys.maxsize)
-    context = ListenerContext(
-        settings=settings,
-        hostname="relay.example.org",
-        store=store.as_store(),
-        ids=MessageIdSource(clock),
-        choose_zone=one_zone,
-        events=events,
-        clock=clock,
-        consultants=Consultants(events=events, users=Everybody(), policy=policy),
-        memory=memory,
-        access=AccessRules(()),
-    )
-    wire, doorman = Wire(), Doorman(settings, memory=memory, metrics=METRICS)
-    session = Session(context, doorman, asyncio.get_running_loop())
-    session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
-    await settled(session)
-    for packet in packets:
-        if wire.closed:
-            break
-        if packet:
-            session.data_received(packet)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    await settled(session)
-    assert session.lines.waiting <= MAX_LINE
-    session.connection_lost(None)
-    await settled(session)
-    assert not doorman.sessions, "nothing of a session is left when it is over"
-    assert memory.used == 0, "nor in the account of memory"
-    return wire, log, store
-
-
-async def settled(session: Session) -> None:
-    """Everything has been answered that can be."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-    while session._asking or session.waits_for_store:
-        await asyncio.sleep(0)
+def conversation(packets: list[bytes], policy: Slowly | None = None) -> Conversation:
+    return asyncio.run(converse(packets, settings=SMALL, policy=policy, turns=2))
 
 
 SMALL = ListenerSettings(
@@ -160,6 +77,7 @@ SMALL = ListenerSettings(
     max_received=3,
     max_errors=10,
     max_recipients=2,
+    allow_networks=(ipaddress.ip_network(CLIENT),),
     auth=ListenerAuth.OPTIONAL,
     unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
 )
@@ -168,12 +86,13 @@ SMALL = ListenerSettings(
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(opening=OPENING, packets=PACKETS)
 def test_any_bytes_get_well_formed_replies(opening: list[bytes], packets: list[bytes]) -> None:
-    wire, log, store = asyncio.run(converse([*opening, *packets], settings=SMALL))
-    assert log.named("trouble") == []
-    assert wire.out.endswith(b"\r\n")
-    lines = bytes(wire.out).split(b"\r\n")[:-1]
+    said = conversation([*opening, *packets])
+    store = said.store
+    assert said.log.named("trouble") == []
+    assert said.out.endswith(b"\r\n")
+    lines = said.out.split(b"\r\n")[:-1]
     assert all(is_well_formed(line) for line in lines), lines
-    assert len(store.stored) == len(re.findall(rb"queued as", wire.out))
+    assert len(store.stored) == len(re.findall(rb"queued as", said.out))
     for stored in store.stored:
         plain = stored.body.replace(b"\r\n", b"")
         assert b"\r" not in plain
@@ -190,13 +109,12 @@ def test_packet_borders_mean_nothing_but_to_synchronising_commands(
     opening: list[bytes], packets: list[bytes]
 ) -> None:
     """The same bytes one by one are the same conversation, unless they ran ahead of a reply."""
-    together, log, _ = asyncio.run(converse([*opening, *packets], settings=SMALL))
+    together = conversation([*opening, *packets])
     # Other protocols, PROXY headers among them, are known by the first packet.
-    if {"pipelining", "other-protocol", "proxy"} & set(log.reasons()):
+    if {"pipelining", "other-protocol", "proxy"} & set(together.log.reasons()):
         return
     single = [bytes([octet]) for packet in [*opening, *packets] for octet in packet]
-    alone, _, _ = asyncio.run(converse(single, settings=SMALL))
-    assert alone.out == together.out
+    assert conversation(single).out == together.out
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,9 +122,9 @@ def test_packet_borders_mean_nothing_but_to_synchronising_commands(
 def test_who_has_to_be_asked_changes_when_a_reply_comes_and_nothing_else(
     opening: list[bytes], packets: list[bytes]
 ) -> None:
-    unasked, _, _ = asyncio.run(converse([*opening, *packets], settings=SMALL))
-    asked, log, store = asyncio.run(converse([*opening, *packets], settings=SMALL, policy=Slowly()))
-    assert log.named("trouble") == []
-    assert store.begun == store.aborted + len(store.stored)
-    if "pipelining" not in log.reasons():
+    unasked = conversation([*opening, *packets])
+    asked = conversation([*opening, *packets], Slowly())
+    assert asked.log.named("trouble") == []
+    assert asked.store.begun == asked.store.aborted + len(asked.store.stored)
+    if "pipelining" not in asked.log.reasons():
         assert asked.out == unasked.out
