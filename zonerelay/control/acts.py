@@ -21,6 +21,7 @@ from zonerelay.operations.errors import ControlError, InvalidError, NotFoundErro
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import (
     ChangeCounts,
+    ChangeRun,
     Operations,
     QueueFilter,
     RerouteError,
@@ -91,21 +92,21 @@ class OperatorActs:
         progress: VerbProgress,
         act: Act,
     ) -> ChangeCounts:
-        verbs = self._operations
+        verbs, run = self._operations, ChangeRun(progress=progress, act=act)
         match request:
             case requests.Retry():
                 at = request.at or 0.0
-                return await verbs.retry(wanted, progress, at=at if at > self._clock.now() else 0.0, act=act)
+                return await verbs.retry(wanted, at=at if at > self._clock.now() else 0.0, **run)
             case requests.Hold():
-                return await verbs.hold(wanted, progress, act=act)
+                return await verbs.hold(wanted, **run)
             case requests.Release():
-                return await verbs.release(wanted, progress, act=act)
+                return await verbs.release(wanted, **run)
             case requests.Drop():
-                return await verbs.drop(wanted, progress, purge=request.purge, act=act)
+                return await verbs.drop(wanted, purge=request.purge, **run)
             case requests.Bounce():
-                return await verbs.bounce(wanted, request.reason or DEFAULT_REASON, progress, act=act)
+                return await verbs.bounce(wanted, request.reason or DEFAULT_REASON, **run)
         assert rerouting is not None
-        return await verbs.reroute(wanted, rerouting, progress, act=act)
+        return await verbs.reroute(wanted, rerouting, **run)
 
     async def undo(self, request: requests.Undo, call: OperationCall, progress: VerbProgress) -> ChangeResult:
         """Undo a change. Raise NotFoundError if the journal does not have it, ControlError if it cannot be

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority, QueueKind
+from zonerelay.queue.orders.order import is_like
 from zonerelay.store.contract import everybody
 
 
@@ -50,17 +50,13 @@ class FilterMatcher:
     def __init__(self, wanted: QueueFilter, now: float) -> None:
         self._wanted = wanted
         self._now = now
-        self._recipient = _glob(wanted.recipient)
-        self._domain = _glob(wanted.domain)
-        self._sender = _glob(
-            None if wanted.sender is None else wanted.sender.removeprefix("<").removesuffix(">")
-        )
+        sender = wanted.sender
+        self._sender = None if sender is None else sender.removeprefix("<").removesuffix(">")
         self._reply_text = None if wanted.reply_text is None else wanted.reply_text.casefold()
-        self.needs_message = wanted.sender is not None
-        self.recipient: Callable[[str], bool] = everybody
+        self.needs_message = sender is not None
+        is_everybody = wanted.recipient is None and wanted.domain is None
+        self.recipient: Callable[[str], bool] = everybody if is_everybody else self._matches_recipient
         """Returns whether deliveries to a recipient can match at all."""
-        if self._recipient is not None or self._domain is not None:
-            self.recipient = self._matches_recipient
 
     def matches(self, delivery: Delivery) -> bool:
         """Return whether a delivery matches, apart from its state and its sender, which only the message
@@ -84,28 +80,19 @@ class FilterMatcher:
         return self._wanted.state in (None, state)
 
     def _matches_recipient(self, recipient: str) -> bool:
-        return (self._recipient is None or self._recipient(recipient)) and (
-            self._domain is None or self._domain(domain_of(Mailbox(recipient)))
-        )
+        wanted = self._wanted
+        return is_like(wanted.recipient, recipient) and is_like(wanted.domain, domain_of(Mailbox(recipient)))
 
     def matches_sender(self, message: Message | None) -> bool:
         if self._sender is None:
             return True
-        return message is not None and self._sender(message.envelope.sender)
+        return message is not None and is_like(self._sender, message.envelope.sender)
 
     def _age_matches(self, age: float) -> bool:
         wanted = self._wanted
         if wanted.min_age is not None and age < wanted.min_age:
             return False
         return wanted.max_age is None or age <= wanted.max_age
-
-
-def _glob(pattern: str | None) -> Callable[[str], bool] | None:
-    if pattern is None:
-        return None
-    # Not fnmatch: `?` and `[` are ordinary characters of an address.
-    expression = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.IGNORECASE | re.DOTALL)
-    return lambda text: expression.fullmatch(text) is not None
 
 
 def _last_reply(delivery: Delivery) -> str:

@@ -43,15 +43,15 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, astuple, dataclass, field, fields, replace
 from itertools import groupby
-from typing import Protocol
+from operator import add
+from typing import Protocol, TypedDict, Unpack
 
 from msgspec import structs
 
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.settings import TlsMode
-from zonerelay.model.address import domain_of
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
@@ -301,7 +301,7 @@ Selected = tuple[Delivery, Message | None, DeliveryState]
 _WAITING = (DeliveryState.READY, DeliveryState.DEFERRED)
 WaitedFor = Callable[[Delivery, Message | None, str], Order | None]
 _Change = Callable[[Delivery], Delivery]
-_Work = Callable[[Sequence[Delivery]], Awaitable[int]]
+_Work = Callable[[Sequence[Delivery], Act | None], Awaitable[int]]
 _Step = tuple[Delivery, Delivery]
 RACES = 5
 """How often deliveries are retried that change while a change is being noted."""
@@ -323,13 +323,7 @@ class ChangeCounts:
     altered: int = 0
 
     def __add__(self, other: ChangeCounts) -> ChangeCounts:
-        return ChangeCounts(
-            self.matched + other.matched,
-            self.changed + other.changed,
-            self.busy + other.busy,
-            self.gone + other.gone,
-            self.altered + other.altered,
-        )
+        return ChangeCounts(*map(add, astuple(self), astuple(other)))
 
 
 class VerbProgress(Protocol):
@@ -337,6 +331,13 @@ class VerbProgress(Protocol):
 
     done: int
     total: int
+
+
+class ChangeRun(TypedDict, total=False):
+    """How a change is carried out: who reads its progress, and the act under which the journal has it."""
+
+    progress: VerbProgress | None
+    act: Act | None
 
 
 LEFT_OUT = "unreadable records, because the spool is damaged (see zonerelay status)"
@@ -461,24 +462,19 @@ class Operations:
 
     # Changing commands
 
-    async def retry(
-        self,
-        wanted: QueueFilter,
-        progress: VerbProgress | None = None,
-        *,
-        at: float = 0.0,
-        act: Act | None = None,
-    ) -> ChangeCounts:
+    async def retry(self, wanted: QueueFilter, *, at: float = 0.0, **run: Unpack[ChangeRun]) -> ChangeCounts:
         """Make deliveries due at `at` (Unix seconds), or now if it is 0."""
-        after = None if at else self._resume
         due = at or self.clock.now()
-        return await self._change(
-            "retry", wanted, lambda each: _retried(each, due), progress, act, after=after
-        )
 
-    async def hold(
-        self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
-    ) -> ChangeCounts:
+        async def retry(deliveries: Sequence[Delivery], act: Act | None) -> int:
+            changed = await self._update(deliveries, lambda each: _retried(each, due), act)
+            for zone, domain in {(each.zone, each.domain) for each in deliveries if not at}:
+                self.scheduler.resume_domain(zone, domain)
+            return len(changed)
+
+        return await self._over("retry", wanted, retry, **run)
+
+    async def hold(self, wanted: QueueFilter, **run: Unpack[ChangeRun]) -> ChangeCounts:
         orders = self.orders_in_force()
 
         def held(delivery: Delivery) -> Delivery:
@@ -487,23 +483,16 @@ class Operations:
             by_order = delivery.act in orders
             return structs.replace(delivery, held=True, act="" if by_order else delivery.act)
 
-        return await self._change("hold", wanted, held, progress, act)
+        return await self._change("hold", wanted, held, **run)
 
-    async def release(
-        self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
-    ) -> ChangeCounts:
+    async def release(self, wanted: QueueFilter, **run: Unpack[ChangeRun]) -> ChangeCounts:
         now = self.clock.now()
-        return await self._change("release", wanted, lambda each: _released(each, now), progress, act)
+        return await self._change("release", wanted, lambda each: _released(each, now), **run)
 
     async def reroute(
-        self,
-        wanted: QueueFilter,
-        rerouting: RerouteRun,
-        progress: VerbProgress | None = None,
-        *,
-        act: Act | None = None,
+        self, wanted: QueueFilter, rerouting: RerouteRun, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
-        async def reroute(deliveries: Sequence[Delivery]) -> int:
+        async def reroute(deliveries: Sequence[Delivery], act: Act | None) -> int:
             messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
             now = self.clock.now()
             queues = {each.key: rerouting.target(each, messages.get(each.message_id)) for each in deliveries}
@@ -511,15 +500,10 @@ class Operations:
             self._wake(queues.values())
             return len(changed)
 
-        return await self._over("reroute", wanted, reroute, progress, act)
+        return await self._over("reroute", wanted, reroute, **run)
 
     async def drop(
-        self,
-        wanted: QueueFilter,
-        progress: VerbProgress | None = None,
-        *,
-        purge: bool = False,
-        act: Act | None = None,
+        self, wanted: QueueFilter, *, purge: bool = False, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
         """Move deliveries to the bin, from which an undo can restore them. Mail is deleted at once without an
         act, with `purge`, which also deletes what is in the bin, and for rows of the outbox.
@@ -529,7 +513,7 @@ class Operations:
         def binned(each: Delivery) -> Delivery:
             return structs.replace(each, queue=bin_of(each.queue), held=True, next_attempt=until)
 
-        async def drop(deliveries: Sequence[Delivery]) -> int:
+        async def drop(deliveries: Sequence[Delivery], act: Act | None) -> int:
             final = purge or act is None
             kept = [each for each in deliveries if not final and not is_row(each.message_id)]
             changed = await self._update(kept, binned, act)
@@ -540,25 +524,18 @@ class Operations:
             self.events.dropped([*changed, *(key for key in removed if key.queue.is_mail)])
             return len(changed) + len(removed)
 
-        return await self._over("drop", replace(wanted, in_bin=purge), drop, progress, act)
+        return await self._over("drop", replace(wanted, in_bin=purge), drop, **run)
 
-    async def bounce(
-        self,
-        wanted: QueueFilter,
-        reason: str,
-        progress: VerbProgress | None = None,
-        *,
-        act: Act | None = None,
-    ) -> ChangeCounts:
+    async def bounce(self, wanted: QueueFilter, reason: str, **run: Unpack[ChangeRun]) -> ChangeCounts:
         # A single line, because the text becomes a status field of the report.
         reply = Reply(554, "7.0", " ".join(reason.split()) or "bounced by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
 
-        async def bounce(deliveries: Sequence[Delivery]) -> int:
+        async def bounce(deliveries: Sequence[Delivery], act: Act | None) -> int:
             await self._note_final(deliveries, act)
             return await self._bounce(_keys(deliveries), outcome)
 
-        return await self._over("bounce", wanted, bounce, progress, act)
+        return await self._over("bounce", wanted, bounce, **run)
 
     async def undo(self, undone: Act, act: Act, progress: VerbProgress | None = None) -> ChangeCounts:
         """Restore the deliveries that `undone` changed. It can be repeated after a crash, because nothing is
@@ -589,13 +566,13 @@ class Operations:
                 return delivery
             return _due(structs.replace(delivery, held=False, act=""), now).corrected_at(now)
 
-        result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
-        count = result.changed
-        while result.busy:  # another change has withdrawn some of them
-            await asyncio.sleep(AGAIN)
+        count = 0
+        while True:
             result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
             count += result.changed
-        return count
+            if not result.busy:
+                return count
+            await asyncio.sleep(AGAIN)  # another change has withdrawn some of them
 
     async def correct(self, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
         """Apply a change to the deliveries that it alters, except held ones."""
@@ -629,7 +606,7 @@ class Operations:
     async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
         corrected = ChangeCounts()
 
-        async def update(deliveries: Sequence[Delivery]) -> int:
+        async def update(deliveries: Sequence[Delivery], _: Act | None) -> int:
             return len(await self.store.update(_keys(deliveries), change))
 
         async with aclosing(self._matching(wanted, None, most=SUMMED)) as batches:
@@ -640,22 +617,12 @@ class Operations:
         return corrected
 
     async def _change(
-        self,
-        verb: str,
-        wanted: QueueFilter,
-        change: _Change,
-        progress: VerbProgress | None,
-        act: Act | None,
-        *,
-        after: Callable[[Sequence[DeliveryKey]], None] | None = None,
+        self, verb: str, wanted: QueueFilter, change: _Change, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
-        async def update(deliveries: Sequence[Delivery]) -> int:
-            changed = await self._update(deliveries, change, act)
-            if after is not None:
-                after(_keys(deliveries))
-            return len(changed)
+        async def update(deliveries: Sequence[Delivery], act: Act | None) -> int:
+            return len(await self._update(deliveries, change, act))
 
-        return await self._over(verb, wanted, update, progress, act)
+        return await self._over(verb, wanted, update, **run)
 
     async def _update(
         self, deliveries: Sequence[Delivery], change: _Change, act: Act | None
@@ -749,19 +716,14 @@ class Operations:
             self.scheduler.wake(queue)
 
     async def _over(
-        self,
-        verb: str,
-        wanted: QueueFilter,
-        work: _Work,
-        progress: VerbProgress | None,
-        act: Act | None,
+        self, verb: str, wanted: QueueFilter, work: _Work, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
         """Withdraw matching deliveries, apply `work` to them and return them, batch by batch."""
-        result = ChangeCounts()
+        result, act = ChangeCounts(), run.get("act")
         try:
-            async with aclosing(self._matching(wanted, progress)) as batches:
+            async with aclosing(self._matching(wanted, run.get("progress"))) as batches:
                 async for batch in batches:
-                    result += await self._one_batch([delivery for delivery, _ in batch], work)
+                    result += await self._one_batch([delivery for delivery, _ in batch], work, act)
         finally:
             self._tell(verb, result, described(wanted), act)
         return result
@@ -773,10 +735,12 @@ class Operations:
         elif result.matched:
             self.events.operated(verb, result.changed, detail=detail)
 
-    async def _one_batch(self, deliveries: Sequence[Delivery], work: _Work) -> ChangeCounts:
+    async def _one_batch(
+        self, deliveries: Sequence[Delivery], work: _Work, act: Act | None = None
+    ) -> ChangeCounts:
         free = await self.scheduler.withdraw_settled(_keys(deliveries))
         try:
-            changed = await work([each for each in deliveries if each.key in free]) if free else 0
+            changed = await work([each for each in deliveries if each.key in free], act) if free else 0
         finally:
             self.scheduler.give_back(free)
         return ChangeCounts(len(deliveries), changed, len(deliveries) - len(free))
@@ -803,10 +767,6 @@ class Operations:
         if deliveries:
             await self.settler.settle(message, deliveries, [outcome] * len(deliveries))
         return len(deliveries)
-
-    def _resume(self, keys: Sequence[DeliveryKey]) -> None:
-        for zone, domain in {(key.queue.zone, domain_of(key.recipient)) for key in keys}:
-            self.scheduler.resume_domain(zone, domain)
 
     # Reading the store
 

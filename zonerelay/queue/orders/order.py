@@ -86,17 +86,17 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
         hosts with ports.
         """
         wanted = self.destination
-        if wanted is None or label in self.hosts or _is_like(wanted, name) or _is_like(wanted, label):
+        if wanted is None or label in self.hosts or is_like(wanted, name) or is_like(wanted, label):
             return True
         hosts = label.partition(" ")[0].split(",")
-        return any(_is_like(wanted, host) or _is_like(wanted, host.rpartition(":")[0]) for host in hosts)
+        return any(is_like(wanted, host) or is_like(wanted, host.rpartition(":")[0]) for host in hosts)
 
     def is_about_client(self, sender: str, user: str) -> bool:
         bare = None if self.sender is None else self.sender.removeprefix("<").removesuffix(">")
-        return _is_like(bare, sender) and _is_like(self.user, user)
+        return is_like(bare, sender) and is_like(self.user, user)
 
     def is_about_recipient(self, recipient: str) -> bool:
-        return _is_like(self.domain, domain_of(Mailbox(recipient))) and _is_like(self.recipient, recipient)
+        return is_like(self.domain, domain_of(Mailbox(recipient))) and is_like(self.recipient, recipient)
 
 
 class Subject(NamedTuple):
@@ -124,7 +124,7 @@ class OrderGate:
 
     def keeps_domain(self, domain: str) -> Order | None:
         """Return the order that suspends mail to a domain before its destination is looked up."""
-        return next((order for order in self.domains if _is_like(order.domain, domain)), None)
+        return next((order for order in self.domains if is_like(order.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
         """Return the order that suspends mail to a destination."""
@@ -211,7 +211,8 @@ def _matches(order: Order, mail: Subject) -> bool:
     )
 
 
-def _is_like(pattern: str | None, text: str) -> bool:
+def is_like(pattern: str | None, text: str) -> bool:
+    """Return whether a text has this pattern, in which `*` stands for any text. None is any pattern."""
     return pattern is None or _compiled(pattern).fullmatch(text) is not None
 
 
