@@ -17,7 +17,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.routing.dns import dnspython_client, name_servers, resolver
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.name_servers import PROBE
-from zonerelay.routing.dns.resolver import Hosts, HostsFile, Resolver
+from zonerelay.routing.dns.resolver import Hosts, Resolver
 
 ZONES: Zones = {
     "one.example": {"MX": ["10 mx.example"]},
@@ -164,7 +164,7 @@ async def test_mail_flows_again_once_resolv_conf_names_a_server_that_answers(
 
 def test_a_changed_hosts_file_counts_for_the_next_look_up(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    found = HostsFile(file)
+    found = Hosts(file=file)
     assert found.lookup("smarthost") == ()
     file.write_text("192.0.2.1 smarthost\n")
     assert found.lookup("smarthost") == ("192.0.2.1",)

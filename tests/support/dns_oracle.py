@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import dns.exception
 import dns.message
 import dns.name
@@ -10,10 +14,11 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.resolver
 
-from zonerelay.routing.dns.answers import DnsStatus, Record
-from zonerelay.routing.dns.dnspython_client import _READERS, _is_authentic, _nxdomain_ttl, _understand
+from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
+from zonerelay.routing.dns.dnspython_client import _is_authentic, _nxdomain_ttl, _text, _understand
 from zonerelay.routing.dns.packets import ParsedAnswer, RecordType, read_answer
 
+_HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 FAILURES = (dns.rcode.SERVFAIL, dns.rcode.REFUSED)
 
 
@@ -42,4 +47,41 @@ def _reading(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer
         return ParsedAnswer(DnsStatus.NXDOMAIN, (), _nxdomain_ttl([message]), _is_authentic(message))
     assert message.rcode() == dns.rcode.NOERROR
     answer = dns.resolver.Answer(qname, rdtype, dns.rdataclass.IN, message)
-    return _understand(answer, tuple(_READERS[kind](answer)))
+    return _understand(answer, tuple(_READERS[kind.name](answer)))
+
+
+def _mx_records(answer: dns.resolver.Answer) -> list[MxRecord]:
+    records = [
+        MxRecord(record.preference, "" if record.exchange == dns.name.root else _text(record.exchange))
+        for record in answer.rrset or ()
+    ]
+    return [record for record in records if not record.host or _HOST.fullmatch(record.host)]
+
+
+def _ip_records(answer: dns.resolver.Answer) -> list[str]:
+    return [record.address for record in answer.rrset or ()]
+
+
+def _tlsa_records(answer: dns.resolver.Answer) -> list[TlsaRecord]:
+    return [
+        TlsaRecord(record.usage, record.selector, record.mtype, record.cert) for record in answer.rrset or ()
+    ]
+
+
+def _targets(answer: dns.resolver.Answer) -> list[str]:
+    return [_text(record.target) for record in answer.rrset or ()]
+
+
+def _strings(answer: dns.resolver.Answer) -> list[tuple[bytes, ...]]:
+    return [tuple(record.strings) for record in answer.rrset or ()]
+
+
+# `Any`: each parser has the type of its kind's records, which a dict cannot express.
+_READERS: dict[str, Callable[[dns.resolver.Answer], list[Any]]] = {
+    "MX": _mx_records,
+    "A": _ip_records,
+    "AAAA": _ip_records,
+    "TLSA": _tlsa_records,
+    "CNAME": _targets,
+    "TXT": _strings,
+}

@@ -9,7 +9,7 @@ import pytest
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.routing.addresses import OwnAddresses, is_address_of_this_machine, is_private
-from zonerelay.routing.dns.resolver import parse_hosts, read_hosts
+from zonerelay.routing.dns.resolver import Hosts
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import literal_address
 
@@ -155,10 +155,12 @@ def test_a_wildcard_listener_is_ours_on_every_address_of_the_machine() -> None:
     assert not is_address_of_this_machine(ipaddress.ip_address("2001:db8::1"))
 
 
-def test_a_hosts_file_names_hosts_in_any_case_and_its_mistakes_are_skipped() -> None:
-    hosts = parse_hosts(
+def test_a_hosts_file_names_hosts_in_any_case_and_its_mistakes_are_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(
         "# comment\n10.0.0.1 MailHog mailhog.test # sink\n::1 mailhog\nbroken line\n\n300.1.1.1 x\n"
     )
+    hosts = Hosts(file=file)
     assert hosts.lookup("mailhog") == ("10.0.0.1", "::1")
     assert hosts.lookup("mailhog.test") == ("10.0.0.1",)
     assert hosts.lookup("x") == ()
@@ -166,7 +168,7 @@ def test_a_hosts_file_names_hosts_in_any_case_and_its_mistakes_are_skipped() -> 
 
 
 def test_localhost_needs_neither_dns_nor_a_hosts_file(tmp_path: Path) -> None:
-    hosts = read_hosts(tmp_path / "absent")
+    hosts = Hosts(file=tmp_path / "absent")
     assert set(hosts.lookup("localhost")) == {"127.0.0.1", "::1"}
     assert hosts.lookup("sink.localhost") == hosts.lookup("localhost")
     assert hosts.lookup("notlocalhost") == ()

@@ -20,7 +20,6 @@ are plain text without details, unless a part has its own format; the details go
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from collections import Counter
@@ -33,6 +32,7 @@ from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
 from zonerelay.admin.visit import VISIT, RequestIdentity, plain
+from zonerelay.config.endpoints import is_address
 from zonerelay.control.runner import OnError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.addresses import Networks
@@ -265,11 +265,7 @@ def is_our_name(host: str, hosts: Collection[str]) -> bool:
         return True
     if any(name == each or _is_below(name, each) for each in hosts):
         return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return is_address(name)
 
 
 def _is_below(name: str, pattern: str) -> bool:

@@ -162,6 +162,10 @@ def address_literal(address: IPAddress) -> str:
     return f"[{address}]" if address.version == 4 else f"[IPv6:{address}]"
 
 
+def is_address(text: str) -> bool:
+    return _address(text) is not None
+
+
 def join_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

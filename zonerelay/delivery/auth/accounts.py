@@ -17,13 +17,13 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
 from zonerelay.model.queue_name import QueueKind, queue_of
+from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES
 
 FIRST_PAUSE = 300.0
@@ -142,9 +142,6 @@ def digest(*secrets: str) -> str:
 #
 # SecretError is raised with a message for the operator.
 
-# The fields of stat that change when a file changes.
-_Look = tuple[int, ...]
-
 
 class Secrets:
     """Reads and caches the secrets of a worker. References with `env:` and `credential:` point into
@@ -153,7 +150,7 @@ class Secrets:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
-        self._read: dict[str, tuple[_Look, str]] = {}
+        self._read: dict[str, tuple[FileState, str]] = {}
         self.of_mailbox: Callable[[str], str] | None = None
         """Returns the password of a mailbox of the outbox, by its zone. Raises SecretError."""
 
@@ -164,7 +161,7 @@ class Secrets:
         path = secret_path(reference, self.environment)
         if path is None:
             return read_secret(reference, self.environment)
-        look = _look(path)
+        look = file_state(path)
         known = self._read.get(reference)
         if known is None or known[0] != look:
             secret = await FILES.run(read_secret, reference, self.environment)
@@ -174,17 +171,6 @@ class Secrets:
     def forget(self) -> None:
         """Forget the secrets that were read, because new settings have other references."""
         self._read.clear()
-
-
-def _look(path: Path) -> _Look:
-    """Return the identity of a file's content. It runs on the event loop, because a stat takes microseconds
-    on a small local file and a thread would cost a hundred.
-    """
-    try:
-        found = os.stat(path)  # noqa: PTH116  (half the time of Path.stat)
-    except OSError as error:
-        raise SecretError(f"{path} cannot be read: {error.strerror}") from error
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev, found.st_size)
 
 
 MAX_KEPT = 256 * 1024

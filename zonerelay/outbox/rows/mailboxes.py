@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError
+from zonerelay.config.endpoints import is_address
 from zonerelay.config.settings import CredentialSettings, TlsMode, ZoneSettings
 from zonerelay.model.queue_name import mailbox_zone
 from zonerelay.outbox.database.passwords import PasswordError, unseal
@@ -77,7 +78,7 @@ class Mailbox:
         return ZoneSettings(
             name=self.zone,
             next_hop=f"[{host}]:{self.port}"
-            if ":" in host or not _is_address(host)
+            if ":" in host or not is_address(host)
             else f"{host}:{self.port}",
             tls=TlsMode.NONE if self.tls == "none" else tls,
             tls_on_connect=self.tls == "implicit",
@@ -201,7 +202,7 @@ class Mailboxes:
 def _host(text: str) -> str | None:
     """Return the host as connections need it, or `None` if it is neither a name nor an address."""
     plain = text.removeprefix("[").removesuffix("]")
-    if _is_address(plain):
+    if is_address(plain):
         return plain
     try:
         return ascii_domain(plain)
@@ -209,14 +210,6 @@ def _host(text: str) -> str | None:
         return None
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_loopback(host: str) -> bool:
     plain = host.removeprefix("[").removesuffix("]")
-    return plain == "localhost" or (_is_address(plain) and ipaddress.ip_address(plain).is_loopback)
+    return plain == "localhost" or (is_address(plain) and ipaddress.ip_address(plain).is_loopback)

@@ -17,7 +17,6 @@ Private addresses are refused later, at the address of the connection (`addresse
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop, split_next_hops
+from zonerelay.config.endpoints import NextHop, NextHopKind, is_address, parse_next_hop, split_next_hops
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -198,7 +197,7 @@ class MxRouter:
         hosts = [
             MxHost(record.host, port, record.preference)
             for record in answer.records
-            if record.host and not _is_address(record.host)
+            if record.host and not is_address(record.host)
         ]
         if not hosts:
             text = f"every MX of {name} is an IP address, but RFC 5321 requires a host name"
@@ -277,14 +276,6 @@ async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> PolicyLo
     except ValueError:  # the look-up of its MX reports the same
         return None
     return await sts.look_up(zone, name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _bounced(code: int, detail: str, text: str) -> Outcome:

@@ -7,9 +7,7 @@ status.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import dns.asyncbackend
 import dns.asyncresolver
@@ -26,21 +24,9 @@ import dns.resolver
 
 from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.settings import DnsSettings
-from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
+from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.name_servers import LOCAL_SERVER, RESOLV_CONF, TRY_TIMEOUT
-from zonerelay.routing.dns.packets import (
-    AAAA,
-    CNAME,
-    EDNS_PAYLOAD,
-    MX,
-    TLSA,
-    TXT,
-    A,
-    ParsedAnswer,
-    RecordType,
-)
-
-_HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
+from zonerelay.routing.dns.packets import EDNS_PAYLOAD, ParsedAnswer, RecordType, read_data
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
@@ -92,7 +78,9 @@ class DnspythonClient:
             return ParsedAnswer(DnsStatus.TIMEOUT, (), 0.0)
         except (dns.exception.DNSException, OSError, ValueError):
             return ParsedAnswer(DnsStatus.BAD, (), 0.0)
-        return _understand(answer, tuple(_READERS[kind](answer)))
+        # Records that only a complete DNS library reads, such as a host of other characters, are left out.
+        read = (read_data(record.to_wire() or b"", kind) for record in answer.rrset or ())
+        return _understand(answer, tuple(record for record in read if record is not None))
 
 
 def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
@@ -134,32 +122,6 @@ def _is_authentic(response: dns.message.Message) -> bool:
     return bool(response.flags & dns.flags.AD)
 
 
-def _mx_records(answer: dns.resolver.Answer) -> list[MxRecord]:
-    records = [
-        MxRecord(record.preference, "" if record.exchange == dns.name.root else _text(record.exchange))
-        for record in answer.rrset or ()
-    ]
-    return [record for record in records if not record.host or _HOST.fullmatch(record.host)]
-
-
-def _ip_records(answer: dns.resolver.Answer) -> list[str]:
-    return [record.address for record in answer.rrset or ()]
-
-
-def _tlsa_records(answer: dns.resolver.Answer) -> list[TlsaRecord]:
-    return [
-        TlsaRecord(record.usage, record.selector, record.mtype, record.cert) for record in answer.rrset or ()
-    ]
-
-
-def _targets(answer: dns.resolver.Answer) -> list[str]:
-    return [_text(record.target) for record in answer.rrset or ()]
-
-
-def _strings(answer: dns.resolver.Answer) -> list[tuple[bytes, ...]]:
-    return [tuple(record.strings) for record in answer.rrset or ()]
-
-
 def _text(name: dns.name.Name) -> str:
     return name.to_text(omit_final_dot=True).lower()
 
@@ -191,14 +153,3 @@ def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
     if all(isinstance(what, OSError) for what, _ in failures):
         return DnsStatus.TIMEOUT
     return DnsStatus.BAD
-
-
-# `Any`: each parser has the type of its kind's records, which a dict cannot express.
-_READERS: dict[RecordType[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
-    MX: _mx_records,
-    A: _ip_records,
-    AAAA: _ip_records,
-    TLSA: _tlsa_records,
-    CNAME: _targets,
-    TXT: _strings,
-}

@@ -196,6 +196,14 @@ def read_answer(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAns
         return None
 
 
+def read_data(data: bytes, kind: RecordType[Record]) -> Record | None:
+    """Return the record with this data, in which no name is compressed, or None if it is not plain."""
+    try:
+        return kind.read(data, 0, len(data))
+    except (ComplexAnswerError, error, IndexError):
+        return None
+
+
 def is_truncated(packet: bytes) -> bool:
     """Return whether the answer does not fit into a packet, so that TCP is needed."""
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)

@@ -31,13 +31,14 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from zonerelay.config.endpoints import NameServer
+from zonerelay.config.endpoints import NameServer, is_address
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
+from zonerelay.process.tasks import cancel_all
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.name_servers import (
     RESOLV_CONF,
@@ -77,50 +78,34 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Hosts:
-    """The addresses in a hosts file, by name."""
+    """The addresses of names: the given ones, and those in a hosts file, which is read again when it has
+    changed.
+    """
 
-    def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
-        self.names: Mapping[str, tuple[str, ...]] = dict(names)
-
-    def lookup(self, name: str) -> tuple[str, ...]:
-        """Return the addresses of a name in lower case, or `()` if DNS has to be queried."""
-        found = self.names.get(name)
-        if found is not None:
-            return found
-        return _LOOPBACK if is_localhost(name) else ()
-
-
-class HostsFile(Hosts):
-    """Reads a hosts file, and reads it again when it has changed."""
-
-    def __init__(self, path: Path = HOSTS_FILE) -> None:
-        super().__init__({})
-        self._path = path
+    def __init__(self, names: Mapping[str, tuple[str, ...]] | None = None, file: Path | None = None) -> None:
+        self._names = names or {}
+        self._file = file
         self._state: FileState = ()
 
     def lookup(self, name: str) -> tuple[str, ...]:
-        state = file_state(self._path)
-        if state != self._state:
-            self._state = state
-            self.names = read_hosts(self._path).names
-        return super().lookup(name)
+        """Return the addresses of a name in lower case, or `()` if DNS has to be queried."""
+        if self._file is not None and (state := file_state(self._file)) != self._state:
+            self._state, self._names = state, _read_hosts(self._file)
+        return self._names.get(name, _LOOPBACK if is_localhost(name) else ())
 
 
 def is_localhost(name: str) -> bool:
     return name == "localhost" or name.endswith(".localhost")
 
 
-def read_hosts(path: Path) -> Hosts:
+def _read_hosts(path: Path) -> Mapping[str, tuple[str, ...]]:
     """Return the names in a file. An unreadable file counts as empty, and a malformed line is skipped."""
+    names: dict[str, tuple[str, ...]] = {}
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return parse_hosts(file.read(MAX_HOSTS_SIZE))
+            text = file.read(MAX_HOSTS_SIZE)
     except OSError:
-        return Hosts({})
-
-
-def parse_hosts(text: str) -> Hosts:
-    names: dict[str, tuple[str, ...]] = {}
+        return names
     for line in text.splitlines():
         address, *aliases = line.partition("#")[0].split() or [""]
         try:
@@ -130,7 +115,7 @@ def parse_hosts(text: str) -> Hosts:
         for alias in aliases:
             key = alias.lower().removesuffix(".")
             names[key] = (*names.get(key, ()), ip)
-    return Hosts(names)
+    return names
 
 
 # A bounded cache of answers that joins equal queries.
@@ -165,10 +150,7 @@ class AnswerCache(Generic[Record]):
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*self._asking.values())
 
     async def _fill(
         self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
@@ -211,7 +193,7 @@ class Resolver:
         """
         self._settings = settings
         self._clock = clock
-        self._hosts = HostsFile() if hosts is None else hosts
+        self._hosts = hosts or Hosts(file=HOSTS_FILE)
         self._random = SystemRandom() if random is None else random
         self._observer = observer
         self.watch = NameServerWatch("", self._probe, observer)
@@ -261,7 +243,7 @@ class Resolver:
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
         """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
-            return self._negative(DnsStatus.NODATA, 0.0)
+            return DnsAnswer(DnsStatus.NODATA, (), self._expires(0.0))
         return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, MX, _sorted))
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
@@ -270,7 +252,7 @@ class Resolver:
 
         A failure is a deferral: an MX host without an address is a mistake of its owner, who may correct it.
         """
-        if _is_ip(name):
+        if (":" in name or name[-1:].isdigit()) and is_address(name):
             return Addresses((name,))
         local = self._hosts.lookup(name.lower())
         if local:
@@ -308,10 +290,8 @@ class Resolver:
     async def close(self) -> None:
         """Cancel the queries in progress."""
         await self.watch.close()
-        await self._mx_cache.close()
-        await self._ip_cache.close()
-        await self._tlsa_cache.close()
-        await self._txt_cache.close()
+        for cache in (self._mx_cache, self._ip_cache, self._tlsa_cache, self._txt_cache):
+            await cache.close()
         self._servers.close()
 
     async def _ask(
@@ -322,16 +302,21 @@ class Resolver:
         self.watch.ended(name, reading.status)
         if self._observer is not None:
             self._observer.asked(reading.status.name.lower())
-        if reading.status is DnsStatus.OK:
-            records = finish(reading.records)[:MAX_RECORDS]
-            if records:
-                ttl = min(reading.ttl, self._settings.max_ttl)
-                secure = self._is_secure(reading)
-                return self._answer(DnsStatus.OK, records, ttl, secure=secure, canonical=reading.canonical)
-            return self._failure(DnsStatus.BAD)
-        if reading.status.is_definite:
-            return self._negative(reading.status, reading.ttl, secure=self._is_secure(reading))
-        return self._failure(reading.status)
+        status, ttl, longest = reading.status, reading.ttl, self._settings.negative_ttl
+        records = finish(reading.records)[:MAX_RECORDS] if status is DnsStatus.OK else ()
+        if status is DnsStatus.OK and not records:
+            status = DnsStatus.BAD
+        if records:
+            longest = self._settings.max_ttl
+        elif not status.is_definite:
+            ttl = FAILURE_TTL
+        # An answer over a path that can be tampered with may have any bit set. Only the operator knows that.
+        secure = self._settings.trust_ad and reading.authentic and status.is_definite
+        expires = self._expires(min(ttl, longest))
+        return DnsAnswer(status, records, expires, secure, reading.canonical if records else "")
+
+    def _expires(self, ttl: float) -> float:
+        return self._clock.monotonic() + max(ttl, MIN_TTL)
 
     async def _probe(self, name: str) -> DnsStatus:
         return (await self._read(name, A, self._probe_time)).status
@@ -358,28 +343,6 @@ class Resolver:
         if truncated and reading.status is DnsStatus.TIMEOUT:
             return ParsedAnswer(DnsStatus.NO_TCP, (), 0.0)
         return reading
-
-    def _is_secure(self, reading: ParsedAnswer[Raw]) -> bool:
-        # An answer over a path that can be tampered with may have any bit set. Only the operator knows that.
-        return self._settings.trust_ad and reading.authentic
-
-    def _negative(self, status: DnsStatus, ttl: float, *, secure: bool = False) -> DnsAnswer[Record]:
-        return self._answer(status, (), min(ttl, self._settings.negative_ttl), secure=secure)
-
-    def _failure(self, status: DnsStatus) -> DnsAnswer[Record]:
-        return self._answer(status, (), min(FAILURE_TTL, self._settings.negative_ttl))
-
-    def _answer(
-        self,
-        status: DnsStatus,
-        records: tuple[Record, ...],
-        ttl: float,
-        *,
-        secure: bool = False,
-        canonical: str = "",
-    ) -> DnsAnswer[Record]:
-        expires = self._clock.monotonic() + max(ttl, MIN_TTL)
-        return DnsAnswer(status, records, expires, secure, canonical)
 
 
 def _thorough(settings: DnsSettings) -> DnspythonClient:
@@ -419,13 +382,3 @@ def _no_address(text: str, *, detail: str = "4.4") -> Outcome:
         scope=Scope.HOST,
         local=True,
     )
-
-
-def _is_ip(name: str) -> bool:
-    if not (":" in name or name[-1:].isdigit()):
-        return False
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
