@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.checks import advice
+from zonerelay.config.checks import advice, try_secrets
 from zonerelay.config.load import load_text
 from zonerelay.config.problems import ConfigError, Report
-from zonerelay.config.tables.credential import try_credentials
 
 ZONE = '[[zone]]\nname = "default"\nnext_hop = "[smtp.example.net]:587"\ntls = "verify"\n'
 PLAIN = '[[credential]]\nname = "main"\nuser = "relay"\npassword = "/etc/zonerelay/main.password"\n'
@@ -69,7 +68,7 @@ def test_a_password_that_its_provider_gives_up_is_noted(next_hop: str, said: str
 
 def tried(credential: str, environment: dict[str, str]) -> tuple[list[str], list[str]]:
     report = Report({})
-    notes = list(try_credentials(load_text(ZONE + USED + credential).credential, environment, report))
+    notes = list(try_secrets(load_text(ZONE + USED + credential), environment, report))
     try:
         report.raise_problems()
     except ConfigError as error:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from zonerelay.config.credentials.secrets import check_secret
+from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
@@ -134,29 +134,43 @@ def _each(advice_for: Callable[[Any], Findings], entries: Sequence[object]) -> F
 
 
 def try_secrets(settings: Settings, environment: Mapping[str, str], report: Report) -> Iterator[str]:
-    """Read the secrets that are needed at start. Yield notes; problems are added to the report."""
-    if settings.spool.backend is Backend.POSTGRES:
-        check_secret(settings.postgres.password, ("postgres", "password"), environment, report)
-    if settings.spool.backend is Backend.S3:
-        check_secret(settings.s3.secret_key, ("s3", "secret_key"), environment, report)
-    if settings.outbox.url:
-        check_secret(settings.outbox.password, ("outbox", "password"), environment, report)
-    rewrite.try_srs(settings.srs, environment, report)
-    webhook.try_webhooks(settings.webhook, environment, report)
-    yield from credential.try_credentials(settings.credential, environment, report)
+    """Read the secrets, as a start does. Yield notes; secrets that are needed and unusable are refused."""
+    backend = settings.spool.backend
+    needed = {
+        "redis": backend is Backend.REDIS,
+        "postgres": backend is Backend.POSTGRES,
+        "s3": backend is Backend.S3,
+        "outbox": bool(settings.outbox.url),
+        "srs": bool(settings.srs.domain),
+    }
+    checks = {"srs": rewrite.check_srs_secret, "webhook": webhook.check_webhook_key}
+    for name in TABLES:
+        for path, reference in _secrets_of(settings, name):
+            where = path_text(path)
+            try:
+                secret = read_secret(reference, environment)
+                if name in checks and needed.get(name, True):
+                    checks[name](reference, secret)
+                file = secret_path(reference, environment)
+                if file is not None and is_public(file):
+                    yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
+            except SecretError as error:
+                if name == "credential" and not reference.startswith("/"):
+                    # The service's credentials need not exist in a terminal.
+                    yield f"{where}: cannot be tried here: {error}"
+                elif needed.get(name, True):
+                    report.refuse(path, str(error))
 
 
-def secrets_of(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each option for a secret in tables with single brackets, and its reference."""
-    for name in (each for each in TABLES if each not in REPEATED):
+def _secrets_of(settings: Settings, name: str) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the path of each secret that the tables of this name refer to, and the reference."""
+    for path, entry in _entries(settings, name):
         for key, option in options_of(TABLES[name]).items():
-            value = getattr(getattr(settings, name), key)
-            if option.form is not forms.secret or not value:
-                continue
-            if option.several:
-                yield from (((name, key, at), place) for at, place in enumerate(value))
-            else:
-                yield (name, key), value
+            value = getattr(entry, key)
+            if option.form is forms.secret and option.several:
+                yield from (((*path, key, at), place) for at, place in enumerate(value))
+            elif option.form is forms.secret and value:
+                yield (*path, key), value
 
 
 def _hostname_advice(hostname: str) -> list[str]:

@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 from zonerelay.cli.relay import config_path
 from zonerelay.cli.terminal import text
 from zonerelay.config import user_limits
-from zonerelay.config.checks import advice, secrets_of, try_secrets
+from zonerelay.config.checks import advice, try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.credentials.identities import IdentitiesError, read_token_file
 from zonerelay.config.load import ConfigError, read
-from zonerelay.config.problems import KeyPath, Report, path_text
+from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.settings import (
     AdminSettings,
     Backend,
@@ -93,11 +93,11 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     for at, rewrite in enumerate(settings.rewrite):
         _target(rewrite.to, ("rewrite", at, "to"), report)
     _backoff(settings.retry.backoff, report)
-    notes += try_secrets(settings, os.environ, report)
+    notes += [*_open_secrets(settings), *try_secrets(settings, os.environ, report)]
     _outbox(settings, report)
     notes += _dkim(settings, report)
     notes += _sources(settings)
-    return [*notes, *_open_secrets(settings), *_rights(settings)]
+    return [*notes, *_rights(settings)]
 
 
 def _admin(admin: AdminSettings, report: Report) -> list[str]:
@@ -120,8 +120,8 @@ def _admin(admin: AdminSettings, report: Report) -> list[str]:
 
 
 def _open_secrets(settings: Settings) -> Iterator[str]:
-    """Yield a note for each file with secrets that other users of this machine may read."""
-    from zonerelay.config.credentials.secrets import SecretError, is_public, secret_path
+    """Yield a note for each file of users or tokens that other users of this machine may read."""
+    from zonerelay.config.credentials.secrets import is_public
 
     def note(where: str, file: Path | None) -> Iterator[str]:
         with suppress(OSError):  # if the file has to be readable, another check reports it
@@ -131,10 +131,6 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
     if any(each.auth is not ListenerAuth.OFF and not each.authenticator for each in settings.listener):
         yield from note("auth.credentials", settings.auth.credentials)
     yield from note("admin.token_file", settings.admin.token_file)
-    # The files of [[credential]] are checked in try_credentials.
-    for path, reference in secrets_of(settings):
-        with suppress(SecretError):
-            yield from note(path_text(path), secret_path(reference, os.environ))
 
 
 def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> list[str]:

@@ -11,14 +11,12 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from zonerelay.config.problems import KeyPath, Report
-
 MAX_SECRET = 64 * 1024
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class SecretError(Exception):
+class SecretError(ValueError):
     """A secret cannot be read. The text explains why and names the place, for the operator."""
 
 
@@ -52,15 +50,6 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
             f"{path} has more than one line or is not text; the file must contain only the secret"
         )
     return secret
-
-
-def check_secret(reference: str, path: KeyPath, environment: Mapping[str, str], report: Report) -> None:
-    """Refuse the option at `path` if its secret cannot be read. An empty reference names no secret."""
-    if reference:
-        try:
-            read_secret(reference, environment)
-        except SecretError as error:
-            report.refuse(path, str(error))
 
 
 def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:

@@ -6,21 +6,18 @@ No text in this module contains a secret.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, text, texts
 from zonerelay.config.problems import (
     Findings,
-    KeyPath,
     Report,
     all_sound,
     check_names,
     check_references,
-    path_text,
 )
 from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 
@@ -191,28 +188,3 @@ def passwords_that_end(
             if f".{host}".endswith(f".{ending}"):
                 for name in passwords:
                     yield name, host, f"{why}; use XOAUTH2 (token_url; docs/deliver/smarthosts.md)"
-
-
-def try_credentials(
-    credentials: Sequence[CredentialSettings], environment: Mapping[str, str], report: Report
-) -> Iterator[str]:
-    """Check whether the secrets can be read, as at start. Yield notes; problems are added to the report."""
-    for at, credential in enumerate(credentials):
-        for key in ("password", "client_secret", "refresh_token"):
-            reference = getattr(credential, key)
-            if reference:
-                yield from _try(reference, ("credential", at, key), environment, report)
-
-
-def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: Report) -> Iterator[str]:
-    where = path_text(path)
-    try:
-        read_secret(reference, environment)
-        file = secret_path(reference, environment)
-        if file is not None and is_public(file):
-            yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
-    except SecretError as error:
-        if reference.startswith("/"):
-            report.refuse(path, str(error))
-        else:  # the service's credentials need not exist in a terminal
-            yield f"{where}: cannot be tried here: {error}"

@@ -15,7 +15,7 @@ from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
 from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import DAY, YEAR, choice, date, duration, path, switch, text, texts
-from zonerelay.config.problems import Findings, Report, quoted, unreachable
+from zonerelay.config.problems import Findings, quoted, unreachable
 from zonerelay.config.tables.listener import (
     ListenerAuth,
     ListenerSettings,
@@ -102,35 +102,22 @@ def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, 
     """Return the secret that signs, then the former ones. Raise ValueError with the option's path if one
     cannot be read.
     """
-    places = [("srs.secret", srs.secret)]
-    places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
-    return tuple(_read(path, place, environment) for path, place in places)
+    places = {"srs.secret": srs.secret}
+    places |= {f"srs.old_secrets[{at}]": place for at, place in enumerate(srs.old_secrets)}
+    found: list[str] = []
+    for option, place in places.items():
+        try:
+            found.append(read_secret(place, environment))
+            check_srs_secret(place, found[-1])
+        except SecretError as error:
+            raise ValueError(f"{option}: {error}") from error
+    return tuple(found)
 
 
-def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) -> None:
-    """Refuses a secret that a start could not read or would find too short."""
-    if srs.domain:
-        _try(("srs", "secret"), srs.secret, environment, report)
-        for at, place in enumerate(srs.old_secrets):
-            _try(("srs", "old_secrets", at), place, environment, report)
-
-
-def _try(path: tuple[str | int, ...], place: str, environment: Mapping[str, str], report: Report) -> None:
-    try:
-        _read("", place, environment)
-    except ValueError as error:
-        report.refuse(path, str(error))
-
-
-def _read(path: str, place: str, environment: Mapping[str, str]) -> str:
-    prefix = f"{path}: " if path else ""
-    try:
-        secret = read_secret(place, environment)
-    except SecretError as error:
-        raise ValueError(f"{prefix}{error}") from error
+def check_srs_secret(place: str, secret: str) -> None:
+    """Raise SecretError if the secret is too short."""
     if len(secret) < MIN_SECRET:
-        raise ValueError(f"{prefix}{place} has fewer than {MIN_SECRET} characters")
-    return secret
+        raise SecretError(f"{place} has fewer than {MIN_SECRET} characters")
 
 
 # [[dkim]]: the keys that sign mail, and the zones that require a signature.

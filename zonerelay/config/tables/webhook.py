@@ -97,33 +97,19 @@ def webhook_advice(webhook: WebhookSettings) -> Findings:
 
 
 def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the secret that signs, then the former ones. Raise ValueError with a message if one cannot be
-    read.
-    """
-    return tuple(_read(place, environment) for place in (webhook.secret, *webhook.old_secrets))
+    """Return the secret that signs, then the former ones. Raise SecretError if one cannot be read."""
+    keys = {place: read_secret(place, environment) for place in (webhook.secret, *webhook.old_secrets)}
+    for each in keys.items():
+        check_webhook_key(*each)
+    return tuple(keys.values())
 
 
-def try_webhooks(webhooks: Sequence[WebhookSettings], environment: Mapping[str, str], report: Report) -> None:
-    """Refuse a secret that could not be used at start."""
-    for at, webhook in enumerate(webhooks):
-        try:
-            webhook_keys(webhook, environment)
-        except ValueError as error:
-            report.refuse(("webhook", at, "secret"), str(error))
-
-
-def _read(place: str, environment: Mapping[str, str]) -> str:
+def check_webhook_key(place: str, secret: str) -> None:
+    """Raise SecretError if events cannot be signed with the secret."""
+    kind, _, encoded = secret.partition("_")
     try:
-        secret = read_secret(place, environment)
-        kind, _, encoded = secret.partition("_")
         octets = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
-    except (SecretError, binascii.Error) as error:
-        why = (
-            str(error)
-            if isinstance(error, SecretError)
-            else (f"{place} is not valid base64 after its prefix")
-        )
-        raise ValueError(why) from error
+    except binascii.Error as error:
+        raise SecretError(f"{place} is not valid base64 after its prefix") from error
     if (kind, len(octets)) != ("whsk", 32) and not (kind == "whsec" and 24 <= len(octets) <= 64):
-        raise ValueError(f"{place} must contain whsec_ with 24 to 64 bytes in base64, or whsk_ with 32")
-    return secret
+        raise SecretError(f"{place} must contain whsec_ with 24 to 64 bytes in base64, or whsk_ with 32")
