@@ -23,8 +23,9 @@ from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.queue.operator import bin as bin_module
 from zonerelay.queue.operator.bin import Bin
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Journal, JournalEntry
-from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import MessageNotFoundError, StoreError

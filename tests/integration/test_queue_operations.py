@@ -15,8 +15,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import operations as module
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import Journal
-from zonerelay.queue.operator.operations import ChangeCounts, Operations, QueueFilter
+from zonerelay.queue.operator.operations import ChangeCounts, Operations
 from zonerelay.queue.zone import zone
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import MessageNotFoundError

@@ -204,7 +204,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.3: deferred mail is found when it is due.
     "due-mail-not-found": (1, "store.leveldb.claims:ClaimCursors.next_due", _return_later),
     # 2.3: a suspension ends.
-    "suspended-for-ever": (1, "queue.destination.suspension:Suspension.duration", 1e9),
+    "suspended-for-ever": (1, "queue.destination.destinations:Suspension.duration", 1e9),
     # 5.1: mail expires.
     "never-expires": (8, "queue.settle.disposition:DispositionPolicy._next_attempt", _put_off),
     # 2.5: lines that begin with a dot are doubled.
@@ -262,7 +262,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # A clock that is set back delays no mail.
     "due-times-of-another-clock": (10, "model.delivery:Delivery.corrected_at", lambda real, self, now: self),
     # A clock set back prolongs no suspension.
-    "suspended-by-another-clock": (825, "queue.destination.suspension:Suspension.is_suspended", _by_wall),
+    "suspended-by-another-clock": (825, "queue.destination.destinations:Suspension.is_suspended", _by_wall),
     # 2.4: the window is bounded.
     "window-without-bound": (17, "queue.zone.window:PriorityWindow.room", 1000),
     # 2.4: bodies in memory are bounded.

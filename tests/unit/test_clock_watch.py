@@ -18,8 +18,9 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import Act, Journal
-from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.order import SUSPEND, Order
 from zonerelay.queue.settle.settler import SettlerCallbacks
 

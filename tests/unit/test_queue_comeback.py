@@ -14,7 +14,7 @@ from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
 from tests.support.queueing import DELIVERED, NO_HOST, FlakyStore, Relay
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.outcome import Outcome
-from zonerelay.queue.destination.suspension import PUT_OFF_MOST
+from zonerelay.queue.destination.destinations import PUT_OFF_MOST
 from zonerelay.routing.destinations.route import Batch
 
 MANY = 2_000

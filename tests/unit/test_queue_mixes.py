@@ -21,8 +21,9 @@ from zonerelay.config.units import parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import Journal
-from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.route import Batch, Route, Unroutable
 from zonerelay.store.contract import StoreError

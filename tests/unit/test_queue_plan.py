@@ -11,8 +11,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.destination.suspension import Suspension, Transition
+from zonerelay.queue.destination.destinations import Suspension, Transition, Work
 from zonerelay.queue.zone.plan import ZonePlan
 
 NOW = 1_700_000_000.0
@@ -113,7 +112,9 @@ def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch:
         for work in start_all(queue):
             queue.finished(work, [NO_HOST if n == 0 else DELIVERED], NOW)
     assert len(queue._destinations) < 30
-    assert queue.destination_of("d0.example") == "default mx.d0.example:25"
+    found = queue.destination_of("d0.example")
+    assert found is not None
+    assert found.key == "default mx.d0.example:25"
 
 
 # Suspension

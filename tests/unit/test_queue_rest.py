@@ -8,8 +8,7 @@ from tests.support.queueing import NO_HOST, delivery
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.destinations import Destination
-from zonerelay.queue.destination.suspension import PUT_OFF_RATE, Suspension
+from zonerelay.queue.destination.destinations import PUT_OFF_RATE, Destination, Suspension
 from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest
 from zonerelay.routing.destinations.route import MxHost, Route

@@ -18,12 +18,12 @@ from zonerelay.operations import requests
 from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, UnavailableError
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import (
     ChangeCounts,
     ChangeRun,
     Operations,
-    QueueFilter,
     RerouteError,
     RerouteRun,
     VerbProgress,

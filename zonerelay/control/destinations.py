@@ -143,7 +143,8 @@ class DestinationRows:
         """Return the destination of a domain if its mail waits for a rate, as it was at most `FRESH` seconds
         ago.
         """
-        if not self._scheduler.waits_for_rate(zone, domain, self._clock.monotonic()):
+        destination = self._scheduler.destination_of(zone, domain)
+        if destination is None or destination.turn_in(self._clock.monotonic()) is None:
             return None
         if self._clock.monotonic() >= self._turns_until:
             await self._counted()
@@ -152,7 +153,7 @@ class DestinationRows:
             waiting = [each for each, known in found if known is not None and known.turn_in(tick) is not None]
             self._turns = {(each.zone, each.key): each.row(now, tick) for each in waiting}
             self._turns_until = self._clock.monotonic() + FRESH
-        return self._turns.get((zone, self._scheduler.destination_of(zone, domain) or ""))
+        return self._turns.get((zone, destination.key))
 
     async def _counted(self) -> None:
         if self._task is None and self._clock.monotonic() >= self._fresh_until:
@@ -194,7 +195,8 @@ class DestinationRows:
         waiting: dict[tuple[str, str], WaitingDomain] = {}
         names = dict[tuple[str, str], str]()
         for (zone, domain), mail in self._domains.items():
-            key = self._scheduler.destination_of(zone, domain)
+            found = self._scheduler.destination_of(zone, domain)
+            key = None if found is None else found.key
             where = (zone, f"{domain} " if key is None else key)
             next_hop = "" if key is None else self._scheduler.zone(zone).settings.next_hop
             names.setdefault(where, next_hop or domain)

@@ -33,8 +33,9 @@ from zonerelay.operations import answers, requests
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
 from zonerelay.queue.aio import closing
-from zonerelay.queue.destination.suspension import suspended
-from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, SummaryCount
+from zonerelay.queue.destination.destinations import suspended
+from zonerelay.queue.operator.filters import QueueFilter
+from zonerelay.queue.operator.operations import BOUNDS, Operations, SummaryCount
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family

@@ -21,7 +21,8 @@ from zonerelay.operations import answers
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, InvalidError
 from zonerelay.operations.requests import Resume, Selectors, Suspend
-from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.operator.filters import QueueFilter
+from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
 from zonerelay.queue.orders.orders import Orders, OrdersError
 from zonerelay.queue.scheduler import Scheduler
@@ -127,8 +128,8 @@ class OrderAnswers:
             return ""
         if delivery.held:
             return delivery.act if any(order.id == delivery.act for order in in_force) else ""
-        found = self.scheduler.destination_of(delivery.zone, delivery.domain) or ""
-        order = self.orders.waited_for(delivery, message, found.partition(" ")[2])
+        found = self.scheduler.destination_of(delivery.zone, delivery.domain)
+        order = self.orders.waited_for(delivery, message, "" if found is None else found.label)
         return "" if order is None else order.id
 
     def named_in(self, rows: Iterable[answers.DeliveryRow]) -> tuple[answers.OrderRow, ...]:

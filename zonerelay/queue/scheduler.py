@@ -22,7 +22,6 @@ from functools import partial
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueKind, QueueName, queue_of, queues_of
-from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection import ThrottleTimer
@@ -274,7 +273,7 @@ class Scheduler:
         self._resumed(zone)
         destination = self.zone(zone).plan.destination_of(domain)
         if destination is not None:
-            self.resume(zone, destination)
+            self.resume(zone, destination.key)
 
     # For status
 
@@ -310,22 +309,13 @@ class Scheduler:
     def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:
         """Yield for each zone how many destinations are suspended, and how many others have mail."""
         for name, zone in self._zones.items():
-            yield name, *zone.plan.count_destinations(now)
+            suspended = [each.suspended_until is not None for each in zone.plan.shown_destinations(now)]
+            yield name, sum(suspended), len(suspended) - sum(suspended)
 
-    def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
+    def destination_of(self, zone: str, domain: str) -> Destination | None:
         """Return the destination of a domain, or None if a lookup would be needed."""
         found = self._zones.get(zone)
         return None if found is None else found.plan.destination_of(domain)
-
-    def suspension_of(self, zone: str, domain: str) -> tuple[float, Reply] | None:
-        """Return until when the destination for a domain is suspended, and the reason."""
-        found = self._zones.get(zone)
-        return None if found is None else found.plan.suspension_of(domain)
-
-    def waits_for_rate(self, zone: str, domain: str, tick: float) -> bool:
-        """Return whether the next transaction with the destination for a domain waits for a rate."""
-        found = self._zones.get(zone)
-        return found is not None and found.plan.waits_for_rate(domain, tick)
 
     def active_count(self, zone: str) -> int:
         """Return how many deliveries of the zone are being attempted. The zones of all mailboxes are counted

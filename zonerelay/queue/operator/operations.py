@@ -60,7 +60,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueKind, QueueName, bin_of, queue_of, queues_of
 from zonerelay.model.reply import NO_NAMES, Reply, same_reply
 from zonerelay.queue.aio import closing
-from zonerelay.queue.destination.suspension import suspended
+from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry
 from zonerelay.queue.orders.order import Order
@@ -268,18 +268,6 @@ def _zone_of(zones: Zones, next_hop: str) -> str:
     return found[0]
 
 
-__all__ = [
-    "BOUNDS",
-    "MAX_KEYS",
-    "SAMPLE",
-    "ChangeCounts",
-    "MessageView",
-    "Operations",
-    "QueueFilter",
-    "SummaryCount",
-    "TraceEvent",
-]
-
 BATCH = 1000
 SHOWN = 100
 SOON = 0.25
@@ -447,7 +435,7 @@ class Operations:
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
         """Return the hosts that the zone has found for the domain."""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
-        return UNKNOWN if found is None else found.partition(" ")[2]
+        return UNKNOWN if found is None else found.label
 
     def _reply(self, delivery: Delivery, message: Message | None) -> str:
         """Return the last reply, or why there is none."""
@@ -593,7 +581,10 @@ class Operations:
 
     def suspension_of(self, delivery: Delivery) -> tuple[float, Reply] | None:
         """Return until when the destination of a delivery is suspended, and the reason."""
-        return self.scheduler.suspension_of(delivery.zone, delivery.domain)
+        found = self.scheduler.destination_of(delivery.zone, delivery.domain)
+        if found is None or found.suspended_until is None or found.suspension.reply is None:
+            return None
+        return found.suspended_until, found.suspension.reply
 
     def _until_probe(self, delivery: Delivery) -> Delivery:
         found = self.suspension_of(delivery)
@@ -789,8 +780,8 @@ class Operations:
         return DeliveryState.DEFERRED if is_unreachable else state
 
     def _order_of(self, delivery: Delivery, message: Message | None) -> Order | None:
-        hosts = (self.scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
-        return self.waited_for(delivery, message, hosts)
+        found = self.scheduler.destination_of(delivery.zone, delivery.domain)
+        return self.waited_for(delivery, message, "" if found is None else found.label)
 
     async def _matching(
         self,

@@ -27,18 +27,19 @@ are deferred by `UNREADABLE_DELAY`, however old they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from zonerelay.config.settings import BounceSettings, InDoubtAction
+from zonerelay.config.settings import BounceSettings, InDoubtAction, ZoneSettings
 from zonerelay.message.dsn import DsnKind
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import OUTBOX, Envelope, Message, Notify
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.queue.settle.retry import DEFAULT_ZONE, RetryPolicy
 from zonerelay.store.contract import Finish, Postpone
 
 LOCAL_FIRST = 5.0
@@ -85,9 +86,12 @@ class Disposition:
 
 
 class DispositionPolicy:
-    """Decides what happens to a delivery after an outcome, by the retry and bounce settings."""
+    """Decides what happens to a delivery after an outcome, by the retry and bounce settings and by how each
+    zone handles an outcome in doubt.
+    """
 
-    def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
+    def __init__(self, retry: RetryPolicy, bounce: BounceSettings, zones: Sequence[ZoneSettings]) -> None:
+        self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
         self._retry = retry
         self._bounce = bounce
         self.shortest_lifetime = retry.shortest_lifetime
@@ -98,7 +102,6 @@ class DispositionPolicy:
         delivery: Delivery,
         outcome: Outcome,
         *,
-        in_doubt: InDoubtAction,
         now: float,
         until: float | None = None,
         paused: float = 0.0,
@@ -111,6 +114,7 @@ class DispositionPolicy:
         if outcome.verdict is Verdict.DELIVERED:
             return self._delivered(message.envelope, delivery, outcome)
         if outcome.in_doubt and outcome.verdict is Verdict.DEFERRED:
+            in_doubt = self._in_doubt.get(delivery.zone) or self._in_doubt.get(DEFAULT_ZONE)
             if in_doubt is InDoubtAction.HOLD:
                 return _held(delivery, outcome, now)
             if in_doubt is InDoubtAction.BOUNCE:

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from zonerelay.config.settings import BounceSettings, InDoubtAction, ZoneSettings
+from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -49,11 +49,6 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueStore
 from zonerelay.telemetry.events.events import Events
 
-Postponed = Callable[[QueueName, float], None]
-"""`postponed(queue, when)` reports that a deferral is durable. The earliest of its deliveries is due at
-`when`.
-"""
-
 Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
 
@@ -72,27 +67,20 @@ class OutcomeReporter(Protocol):
         """Return the messages to store in the same write as these outcomes. Never raises."""
 
 
-Paused = Callable[[Delivery, Message | None, str], float]
-
-Keep = Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]]
-
-RefusedStranger = Callable[[Mailbox, Reply, float], None]
-"""`refused_stranger(recipient, reply, now)`, where `now` is monotonic."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlerCallbacks:
     """Functions through which the settler queries and notifies other components."""
 
-    postponed: Postponed = lambda queue, when: None
+    postponed: Callable[[QueueName, float], None] = lambda queue, when: None
+    """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
     reporter: Callable[[], OutcomeReporter | None] = lambda: None
     """Return the part that reports outcomes to others, in the same write."""
-    paused: Paused = lambda delivery, message, destination: 0.0
+    paused: Callable[[Delivery, Message | None, str], float] = lambda delivery, message, destination: 0.0
     """Return the seconds that do not count towards a delivery's age because mail was suspended."""
-    keep: Keep = lambda message, deliveries, destination: deliveries
+    keep: Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]] = lambda message, some, where: some
     """Hold the deliveries that are suspended, and return the others."""
-    refused_stranger: RefusedStranger = lambda recipient, reply, now: None
-    """Note a permanent refusal by a next hop of mail whose sender gets no report."""
+    refused_stranger: Callable[[Mailbox, Reply, float], None] = lambda recipient, reply, now: None
+    """Note a permanent refusal by a next hop of mail whose sender gets no report. `now` is monotonic."""
 
 
 AT_ONCE = 20
@@ -157,9 +145,7 @@ class UnattemptedDeliveries:
 
 
 class Settler:
-    """Writes the outcomes of deliveries to the store. `zones` determines how each zone handles an in-doubt
-    outcome.
-    """
+    """Writes the outcomes of deliveries to the store."""
 
     def __init__(
         self,
@@ -197,9 +183,7 @@ class Settler:
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
         """Apply these settings from now on."""
-        self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
-        self._default_in_doubt = self._in_doubt.get("default", InDoubtAction.RETRY)
-        self._policy = DispositionPolicy(retry, bounce)
+        self._policy = DispositionPolicy(retry, bounce, zones)
         self._dsn_maker.bounce = bounce
         self._dsn_maker.zone_sizes = {
             zone.name: zone.max_message_size for zone in zones if zone.max_message_size
@@ -402,7 +386,6 @@ class Settler:
                 parcel.message,
                 delivery,
                 outcome,
-                in_doubt=self._in_doubt.get(delivery.zone, self._default_in_doubt),
                 now=now,
                 until=parcel.until,
                 paused=self._callbacks.paused(delivery, parcel.message, parcel.destination),
@@ -491,18 +474,18 @@ class Settler:
         for silence in {c.silence for c in dispositions if c.silence}:
             self._events.no_dsn(first.message_id, silence)
             if silence == STRANGER:
-                self._tell_refused(self._callbacks.refused_stranger, dispositions)
+                self._tell_refused(dispositions)
         due = [c.next_attempt for c in dispositions if c.next_attempt is not None]
         if due:
             self._callbacks.postponed(first.queue, min(due))
 
-    def _tell_refused(self, tell: RefusedStranger, dispositions: Sequence[Disposition]) -> None:
+    def _tell_refused(self, dispositions: Sequence[Disposition]) -> None:
         now = self._clock.monotonic()
         for c in dispositions:
             outcome = c.outcome
             about_it = outcome.verdict is Verdict.BOUNCED and outcome.scope is Scope.RECIPIENT
             if about_it and not outcome.local:
-                tell(c.delivery.recipient, outcome.reply, now)
+                self._callbacks.refused_stranger(c.delivery.recipient, outcome.reply, now)
 
     def _tell_report(self, kind: DsnKind, submit: OwnMessage) -> None:
         about = submit.about

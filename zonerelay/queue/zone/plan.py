@@ -29,7 +29,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   not its share → most mail is never claimed, and none overtakes older mail.
 - Batched claims: a zone with one route and `LOW_MARK` waiting deliveries claims no more until fewer wait →
   one claim returns hundreds of deliveries.
-- Suspension (`suspension.py`): nothing waits for a suspended destination. What is claimed for it is deferred
+- Suspension (`Suspension`): nothing waits for a suspended destination. What is claimed for it is deferred
   without a connection, and one probe at a time ends the suspension → dead hosts use neither connections nor
   window.
 - Recovery: mail for a suspended destination is due at the latest with the next probe, and all of it can be
@@ -64,18 +64,17 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority
-from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
     RouteLookups,
     Standing,
+    Transition,
     UnroutedMail,
     Work,
 )
 from zonerelay.queue.destination.rates import Rates
-from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.orders.order import OPEN, Order, OrderGate
 from zonerelay.queue.selection import (
     MOST_IN_VISIT,
@@ -240,16 +239,11 @@ class ZonePlan:
         work.yields = not outcomes or self._round_robin.is_awaited(destination)
         self._round_robin.end(destination, work.ticket, now)
         self._works.discard(work)
-        suspension = destination.suspension
         was = destination.standing
         if outcomes:
             destination.is_slow = work.seconds > LONG
-        transition = learn(
-            suspension,
-            outcomes,
-            epoch=work.epoch,
-            others=destination.active,
-            now=now,
+        transition = destination.suspension.learn(
+            outcomes, epoch=work.epoch, others=destination.active, now=now
         )
         if was is not Standing.QUICK and destination.standing is Standing.QUICK:
             self._round_robin.quick(destination)
@@ -396,40 +390,16 @@ class ZonePlan:
                 resumed.append(destination)
         return resumed
 
-    def destination_of(self, domain: str) -> DestinationKey | None:
+    def destination_of(self, domain: str) -> Destination | None:
         """Return the destination of a domain, or None if a lookup would be needed."""
         line = self._lines.get(domain if self._by_domain else "")
-        return line.key if isinstance(line, Destination) else None
-
-    def suspension_of(self, domain: str) -> tuple[float, Reply] | None:
-        """Return until when the destination of a domain is suspended, and the reason."""
-        line = self._lines.get(domain if self._by_domain else "")
-        if not isinstance(line, Destination) or not line.suspension.is_failing:
-            return None
-        suspension = line.suspension
-        return None if suspension.reply is None else (suspension.until, suspension.reply)
-
-    def count_destinations(self, now: float) -> tuple[int, int]:
-        """Return how many destinations are suspended and how many are not, of those that are shown."""
-        suspended = usable = 0
-        for each in self._destinations.values():
-            is_busy = each.waiting or each.active
-            if each.suspension.is_failing:
-                suspended += bool(is_busy or not each.suspension.is_forgettable(now))
-            elif is_busy:
-                usable += 1
-        return suspended, usable
+        return line if isinstance(line, Destination) else None
 
     def shown_destinations(self, now: float) -> Iterator[Destination]:
         """Yield the destinations that have mail or are suspended. They may change during the iteration."""
         for each in list(self._destinations.values()):
             if each.waiting or each.active or not each.suspension.is_forgettable(now):
                 yield each
-
-    def waits_for_rate(self, domain: str, tick: float) -> bool:
-        """Return whether the next transaction with the destination of a domain waits for a rate."""
-        line = self._lines.get(domain if self._by_domain else "")
-        return isinstance(line, Destination) and line.turn_in(tick) is not None
 
     def drain(self) -> Iterator[list[Delivery]]:
         """Yield all queued deliveries, one destination per step, for a shutdown."""

@@ -50,9 +50,15 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, NextIteration, Tasks, Timers, in_slices
-from zonerelay.queue.destination.destinations import Destination, Work
+from zonerelay.queue.destination.destinations import (
+    PUT_OFF_MOST,
+    PUT_OFF_RATE,
+    Destination,
+    Transition,
+    Work,
+    suspended,
+)
 from zonerelay.queue.destination.rates import Rates, Ticket
-from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition, suspended
 from zonerelay.queue.orders.order import OPEN
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection import BacklogThrottle
