@@ -19,9 +19,10 @@ from zonerelay.operations.answers import (
     SummaryRow,
     ZoneStatus,
 )
+from zonerelay.operations.catalogue import CHANGED
 from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merge import merging
-from zonerelay.supervisor.merge.merging import merge_changed, merge_status
+from zonerelay.supervisor.merge.merging import merge_changed, merge_status, merged
 from zonerelay.supervisor.reload import plan
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import (
@@ -51,10 +52,10 @@ def test_summaries_are_added_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     other = SummaryRow(key="other", total=1, ages=(0, 1))
     parts = [part(1, a=(1, 2), b=(5, 0)), msgspec.structs.replace(part(3, a=(3, 3), c=(0, 3)), other=other)]
-    merged = merging.merge_summaries(parts)
-    assert [(row.key, row.total, row.ages) for row in merged.rows] == [("a", 9, (4, 5)), ("b", 5, (5, 0))]
-    assert merged.other == SummaryRow(key="other", total=4, ages=(0, 4))
-    assert merged.every == 3
+    whole = merging.merge_summaries(parts)
+    assert [(row.key, row.total, row.ages) for row in whole.rows] == [("a", 9, (4, 5)), ("b", 5, (5, 0))]
+    assert whole.other == SummaryRow(key="other", total=4, ages=(0, 4))
+    assert whole.every == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["count", "scrape", "die"])), max_size=60))
@@ -211,11 +212,11 @@ def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
     def part(verb: str, matched: int, changed: int, busy: int) -> ChangeResult:
         return ChangeResult(action=verb, matched=matched, changed=changed, busy=busy)
 
-    private = merge_changed([part("drop", 5, 4, 1), part("drop", 3, 3, 0)], shared=False)
+    private = merged([part("drop", 5, 4, 1), part("drop", 3, 3, 0)], CHANGED)
     assert (private.matched, private.changed, private.busy) == (8, 7, 1)
-    dropped = merge_changed([part("drop", 10, 8, 2), part("drop", 2, 2, 0)], shared=True)
+    dropped = merge_changed([part("drop", 10, 8, 2), part("drop", 2, 2, 0)])
     assert (dropped.matched, dropped.changed, dropped.busy) == (10, 10, 0)
-    held = merge_changed([part("hold", 10, 8, 2), part("hold", 10, 10, 0)], shared=True)
+    held = merge_changed([part("hold", 10, 8, 2), part("hold", 10, 10, 0)])
     assert (held.matched, held.changed, held.busy) == (10, 10, 0)
 
 

@@ -6,6 +6,7 @@ A new operation consists of an entry here with its request and reply, a method i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
@@ -28,7 +29,9 @@ from zonerelay.operations.operation import (
 _MESSAGE = "/v1/queue/messages/{message_id}"
 
 
-def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tuple[object, ...]:
+def _delivery_order(
+    request: requests.QueueList | requests.QueueCount, row: answers.DeliveryRow
+) -> tuple[object, ...]:
     """Return the sort key by which each worker lists deliveries: by queue, then the oldest message first,
     with the outbox last. Pages depend on this order. The queues of one zone are listed by priority.
     """
@@ -38,11 +41,24 @@ def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tu
     return place, is_row(MessageId(row.message_id)), row.queue, row.message_id, row.recipient
 
 
+CHANGED = Merge(add="matched changed busy gone altered", first="act", join="no_undo note")
+"""The rule for changes of separate queues. `supervisor/merge` has the one for a shared queue."""
+_ORDERS = Merge(key="id", add="held refused", order=lambda _, row: -row.since)
+_ACTS = Merge(
+    key="act",
+    add="changed",
+    least="at until finished no_undo undone_by",
+    order=lambda _, row: -row.at,
+)
+_SAMPLE = Merge(how=MergeRule.IN_ORDER, order=_delivery_order, limit="sample")
+
+
 def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Operation:
     return Operation(
         request=request,
         reply=answers.ChangeResult,
         help=text,
+        merge=replace(CHANGED, how=MergeRule.CUSTOM, in_turn="shared"),
         scope="operate",
         method="POST",
         path=f"/v1/queue/{request.action}",
@@ -60,6 +76,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.Status,
         reply=answers.RelayStatus,
         help="Show the state of the running relay",
+        merge=Merge(how=MergeRule.CUSTOM),
         path="/v1/status",
         command="status",
     ),
@@ -77,6 +94,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.QueueCount,
         reply=answers.Count,
         help="Count deliveries",
+        merge=Merge(add="matched", rows={"sample": _SAMPLE}, of_queue=True),
         path="/v1/queue/count",
         command="queue count",
     ),
@@ -84,6 +102,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.QueueSummary,
         reply=answers.Summary,
         help="Count deliveries by property and age",
+        merge=Merge(how=MergeRule.CUSTOM, of_queue=True),
         path="/v1/queue/summary",
         command="queue summary",
         wrapped="summary",
@@ -142,13 +161,7 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=answers.ActRow,
         shape=ResponseKind.ROWS,
         help="List the changes of the last 24 hours, newest first",
-        merge=Merge(
-            how=MergeRule.SUM,
-            key="act",
-            add="changed",
-            least="at until finished no_undo undone_by",
-            order=lambda _, row: -row.at,
-        ),
+        merge=_ACTS,
         path="/v1/acts",
         command="acts",
         wrapped="acts",
@@ -157,13 +170,14 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.ActShow,
         reply=answers.ActRow,
         help="Show one change",
-        merge=Merge(how=MergeRule.SUM, key="act", add="changed", least="at until finished no_undo undone_by"),
+        merge=_ACTS,
         path="/v1/acts/{act}",
     ),
     Operation(
         request=requests.Undo,
         reply=answers.ChangeResult,
         help="Revert one change of the last 24 hours",
+        merge=replace(CHANGED, partial=True),
         scope="operate",
         method="POST",
         path="/v1/acts/{undoes}/undo",
@@ -176,7 +190,7 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=answers.OrderRow,
         shape=ResponseKind.ROWS,
         help="List the active suspensions and hold rules",
-        merge=Merge(how=MergeRule.SUM, key="id", add="held refused", order=lambda _, row: -row.since),
+        merge=_ORDERS,
         path="/v1/orders",
         command="suspend",
         wrapped="orders",
@@ -185,6 +199,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.Suspend,
         reply=answers.OrderResult,
         help="Suspend queued and new mail",
+        merge=Merge(least="first_expiry", rows={"order": _ORDERS}, in_turn="always"),
         scope="operate",
         method="POST",
         path="/v1/suspend",
@@ -196,6 +211,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.Resume,
         reply=answers.OrdersResult,
         help="End suspensions and release the mail that they held",
+        merge=Merge(add="released", rows={"orders": _ORDERS}),
         scope="operate",
         method="POST",
         path="/v1/resume",
@@ -206,6 +222,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.Explain,
         reply=answers.Explanation,
         help="Show the route of mail for an address without sending any",
+        merge=Merge(how=MergeRule.CUSTOM),
         method="POST",
         path="/v1/explain",
         command="explain",
@@ -215,7 +232,7 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=answers.ResolvedAddress,
         shape=ResponseKind.ROWS,
         help="Find the addresses behind a pseudonym in the queue",
-        merge=Merge(how=MergeRule.SUM, key="address"),
+        merge=Merge(key="address"),
         scope="operate",
         path="/v1/resolve",
         command="resolve",
@@ -279,7 +296,7 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=answers.WebhookRow,
         shape=ResponseKind.ROWS,
         help="List the webhooks and their queued events",
-        merge=Merge(how=MergeRule.SUM, key="name", add="queued delivered", least="oldest", worst="state"),
+        merge=Merge(key="name", add="queued delivered", least="oldest", worst="state"),
         path="/v1/webhooks",
         command="webhook list",
         wrapped="webhooks",
@@ -299,7 +316,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.WebhookReplay,
         reply=answers.WebhookReplayResult,
         help="Retry queued events now, even if the endpoint is disabled",
-        merge=Merge(how=MergeRule.SUM, add="queued"),
+        merge=Merge(add="queued"),
         scope="operate",
         method="POST",
         path="/v1/webhooks/{name}/replay",

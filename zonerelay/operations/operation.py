@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -102,23 +102,23 @@ def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[FieldDes
     """
     found: list[FieldDescription] = []
     hints = get_type_hints(request, include_extras=True)
-    for field in msgspec.structs.fields(request):
-        hint = hints[field.name]
+    for each in msgspec.structs.fields(request):
+        hint = hints[each.name]
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            found += fields_of(hint, field.name)
+            found += fields_of(hint, each.name)
             continue
         meta = option_of(hint)
         if meta is None:
             continue
-        default = None if field.default is msgspec.NODEFAULT else field.default
+        default = None if each.default is msgspec.NODEFAULT else each.default
         found.append(
             FieldDescription(
-                field.name,
+                each.name,
                 meta.description or "",
                 (meta.extra or {})["option"],
                 get_args(hint)[0],
                 default,
-                field.required,
+                each.required,
                 _choices(hint),
                 within,
             )
@@ -163,13 +163,13 @@ class MergeRule(enum.Enum):
     FIRST_FOUND = "first-found"
     """The one worker that has what is asked for; the one that the message id names is asked first."""
     IN_ORDER = "in-order"
-    """All, row by row in the order of `key`."""
+    """All, row by row in their `order`."""
     SUM = "sum"
     """All; frames with the same `key` become one, whose fields are added up or chosen."""
     LIVE = "live"
     """All, as it happens; each frame has the number of its worker."""
     CUSTOM = "custom"
-    """A function of `supervisor/merge`."""
+    """All; a function of `supervisor/merge` makes one frame of theirs."""
     WORKER = "worker"
     """Only one worker is asked, and by its supervisor."""
 
@@ -178,24 +178,34 @@ class MergeRule(enum.Enum):
 class Merge:
     """The rule by which a supervisor merges the responses of its workers.
 
-    `add`, `most`, `least` and `worst` name the fields of frames to add up or to choose from; the worst member
-    of an enum is its last one. `key` names the fields by which frames belong together. `order` returns the
-    sort key of a row. With `of_queue`, only one worker is queried if the queue is shared, because each worker
-    sees all of it.
+    `key` names the fields by which frames belong together. Their fields in `add`, `most` and `least` are
+    added up or chosen, `first` takes the first value that is not empty, and `join` joins different texts. All
+    other fields are those of the first frame, or of the one with the greatest value of `worst`; the worst
+    member of an enum is its last one. `rows` has the rules of fields that are rows themselves. `order`
+    returns the sort key of a row, and `limit` names the field of the request that limits the rows.
+
+    With `of_queue`, only one worker is queried if the queue is shared, because each worker sees all of it.
+    With `in_turn`, one worker is queried after the other, `shared`: if the queue is. With `partial`, an error
+    of one worker does not fail the request if others have carried it out.
     """
 
-    how: MergeRule
+    how: MergeRule = MergeRule.SUM
     key: str = ""
     order: Callable[[Any, Any], Any] | None = None
     add: str = ""
     most: str = ""
     least: str = ""
+    first: str = ""
+    join: str = ""
     worst: str = ""
+    rows: Mapping[str, Merge] = field(default_factory=dict)
+    limit: str = "limit"
     of_queue: bool = False
+    in_turn: Literal["never", "shared", "always"] = "never"
+    partial: bool = False
 
 
 FIRST_FOUND = Merge(how=MergeRule.FIRST_FOUND)
-CUSTOM = Merge(how=MergeRule.CUSTOM)
 ALONE = Merge(how=MergeRule.ALONE)
 LIVE = Merge(how=MergeRule.LIVE)
 WORKER = Merge(how=MergeRule.WORKER)
@@ -218,7 +228,7 @@ class Operation:
     help: str
     reply: type[msgspec.Struct] | None = None
     shape: ResponseKind = ResponseKind.ONE
-    merge: Merge = CUSTOM
+    merge: Merge
     scope: Scope = "read"
     method: str = "GET"
     path: str = ""

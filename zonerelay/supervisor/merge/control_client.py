@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -166,46 +166,38 @@ class WorkerAnswers:
         except NoResponseError as error:
             self._missed[worker] = str(error)
 
-    async def one(self, worker: int, answer: type[F]) -> F | None:
-        try:
-            return await ask(self._sockets[worker], self.call, answer)
-        except NoResponseError as error:
-            self._missed[worker] = str(error)
-            return None
+    async def by_worker(
+        self, answer: type[F], workers: Iterable[int], *, in_turn: bool = False, partial: bool = False
+    ) -> dict[int, list[F]]:
+        """Call the workers at the same time, or one after the other, and return their frames of one kind.
 
-    async def all(self, answer: type[F]) -> dict[int, F]:
-        """Call all workers at the same time and return the answers by worker."""
-        workers = self.workers()
-        found = await asyncio.gather(*(self.one(worker, answer) for worker in workers))
-        return {worker: each for worker, each in zip(workers, found, strict=True) if each is not None}
-
-    async def one_by_one(self, answer: type[F]) -> list[F]:
-        """Call one worker after the other and return the answers."""
-        found = [await self.one(worker, answer) for worker in self.workers()]
-        return [each for each in found if each is not None]
-
-    async def rows(self, answer: type[F], workers: Sequence[int] | None = None) -> list[F]:
-        """Call all workers, or the given ones, at the same time, and return all frames of one kind. Raise
-        NotFoundError if a worker raises it and no worker has any frame.
+        A NotFoundError, with `partial` every ControlError, is raised only if no worker has any frame.
         """
-        not_found: list[NotFoundError] = []
+        ignored = ControlError if partial else NotFoundError
+        refused: dict[int, ControlError] = {}
+        found: dict[int, list[F]] = {}
 
-        async def of(worker: int) -> list[F]:
+        async def of(worker: int) -> None:
             try:
                 async with aclosing(self.of(worker)) as answered:
-                    return [frame async for frame in answered if isinstance(frame, answer)]
-            except NotFoundError as error:
-                not_found.append(error)
-                return []
+                    found[worker] = [frame async for frame in answered if isinstance(frame, answer)]
+            except ignored as error:
+                refused[worker] = error
 
-        found = await asyncio.gather(*map(of, self.workers() if workers is None else workers))
-        rows = [row for some in found for row in some]
-        if not_found and not rows and not self.missing:
-            raise not_found[0]
-        return rows
+        if in_turn:
+            for worker in workers:
+                await of(worker)
+        else:
+            await asyncio.gather(*map(of, workers))
+        # A worker that did not run at that time has not heard of what is asked for.
+        errors = {worker: e for worker, e in refused.items() if not isinstance(e, NotFoundError)}
+        if refused and not any(found.values()) and not self._missed:
+            raise next(iter((errors or refused).values()))
+        self._missed |= {worker: str(error) for worker, error in errors.items()}
+        return {worker: found[worker] for worker in sorted(found)}
 
-    def some(self, found: Sequence[F]) -> list[F]:
+    def some(self, found: Sequence[F]) -> Sequence[F]:
         """Return the answers. Raise UnavailableError if no worker has answered."""
         if not found:
-            raise UnavailableError(f"no worker responds: {'; '.join(self.missing)}")
-        return list(found)
+            raise UnavailableError(f"no worker could answer: {'; '.join(self.missing)}")
+        return found

@@ -1,6 +1,6 @@
 """Forwards operators' requests to all workers, and merges the answers into one answer of the relay.
 
-The catalogue declares how the answers of each operation are merged; more complex merges are methods here.
+The catalogue declares how the answers of each operation are merged.
 Lists stay streams: the supervisor holds one row of each worker, never a queue. `EndFrame.missing` names the
 workers that do not answer in time; the answer does not wait for them. A message id contains the worker that
 accepted the message. If that worker does not have the message, the others are queried, because a spool may
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -26,21 +26,13 @@ from zonerelay import __version__
 from zonerelay.control.runner import ResponseStream
 from zonerelay.operations import answers, requests
 from zonerelay.operations.answers import EndFrame, MailEvent, StreamGap, TranscriptLine
-from zonerelay.operations.catalogue import BY_REQUEST, OPERATIONS, OperationCall, operation_of
+from zonerelay.operations.catalogue import OperationCall, operation_of
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind
 from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.process.tasks import Tasks
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
-from zonerelay.supervisor.merge.merging import (
-    merge_changed,
-    merge_explained,
-    merge_orders,
-    merge_status,
-    merge_summaries,
-    merged,
-    summed,
-)
+from zonerelay.supervisor.merge.merging import combined, merge_status
 
 LOOK_AGAIN = 1.0
 """Seconds until a worker that has ended, or is new, is queried again."""
@@ -124,7 +116,6 @@ class LiveStream:
 
 Rows = AsyncGenerator[answers.Frame, None]
 Send = Callable[[answers.Frame], Awaitable[None]]
-Custom = Callable[[WorkerAnswers], Awaitable[answers.Frame]]
 
 
 class _Turns:
@@ -167,21 +158,6 @@ class FanOut:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._custom: dict[type[requests.Request], Custom] = {
-            requests.Status: self._status,
-            requests.QueueCount: self._count,
-            requests.QueueSummary: self._summary,
-            requests.Undo: self._undo,
-            requests.Suspend: self._suspend,
-            requests.Resume: self._resume,
-            requests.Explain: self._explain,
-            **dict.fromkeys(requests.CHANGES.values(), self._change),
-        }
-        missing = {
-            each.request for each in OPERATIONS if each.merge.how is MergeRule.CUSTOM
-        } ^ self._custom.keys()
-        if missing:
-            raise AssertionError(f"the fan-out and the catalogue differ: {missing}")
 
     async def handle(self, request: requests.Request, answer: ResponseStream) -> answers.EndFrame:
         operation, asked = operation_of(request), WorkerAnswers(self._relay, answer.call)
@@ -193,12 +169,10 @@ class FanOut:
                 return await LiveStream(self._relay, answer.call).run(answer)
             case MergeRule.IN_ORDER:
                 return await self._in_order(operation, asked, answer, send)
-            case MergeRule.SUM:
-                return await self._sum(operation, asked, answer)
+            case MergeRule.SUM | MergeRule.CUSTOM:
+                return await self._merge(operation, asked, send)
             case MergeRule.FIRST_FOUND:
                 await self._find(asked, send)
-            case MergeRule.CUSTOM:
-                await send(await self._custom[type(request)](asked))
             case MergeRule.WORKER:
                 raise ControlError("this request is for one worker, not for all")
         return answers.EndFrame(missing=asked.missing)
@@ -228,21 +202,25 @@ class FanOut:
                 await _advance(worker, streams, heads)
         return answers.EndFrame(count=answer.done, missing=asked.missing)
 
-    async def _sum(
-        self, operation: Operation, asked: WorkerAnswers, answer: ResponseStream
-    ) -> answers.EndFrame:
-        request: Any = answer.call.request
+    async def _merge(self, operation: Operation, asked: WorkerAnswers, send: Send) -> answers.EndFrame:
+        rule, request = operation.merge, asked.call.request
         assert operation.reply is not None
-        found: list[Any] = await asked.rows(operation.reply, self._workers(operation, asked))
-        order = operation.merge.order
-        if operation.shape is ResponseKind.ONE:
-            asked.some(found)
-        rows = summed(found, operation.merge)
-        if order is not None:
-            rows.sort(key=lambda row: order(request, row))
-        limit = getattr(request, "limit", len(rows))
+        parts: dict[int, list[Any]] = await asked.by_worker(
+            operation.reply,
+            self._workers(operation, asked),
+            in_turn=rule.in_turn == "always" or (rule.in_turn == "shared" and self._relay.shared),
+            partial=rule.partial,
+        )
+        if isinstance(request, requests.Status):
+            rows = [self._whole_status(asked, parts)]
+        else:
+            found = [frame for frames in parts.values() for frame in frames]
+            if operation.shape is ResponseKind.ONE:
+                asked.some(found)
+            rows = combined(found, rule, request, shared=self._relay.shared)
+        limit = getattr(request, rule.limit, len(rows))
         for row in rows[:limit]:
-            await answer.send(row)
+            await send(row)
         return answers.EndFrame(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
     async def _find(self, asked: WorkerAnswers, send: Send) -> None:
@@ -266,76 +244,22 @@ class FanOut:
             )
         raise not_found
 
-    # --- custom merges ------------------------------------------------------------------------------
-
-    async def _status(self, asked: WorkerAnswers) -> answers.RelayStatus:
-        found = await asked.all(answers.RelayStatus)
+    def _whole_status(
+        self, asked: WorkerAnswers, parts: Mapping[int, Sequence[answers.RelayStatus]]
+    ) -> answers.RelayStatus:
         own = self._relay.status()
         own = msgspec.structs.replace(own, problems=(*own.problems, *asked.missing))
+        found = {worker: frames[-1] for worker, frames in parts.items() if frames}
         return merge_status(found, own, shared=self._relay.shared)
 
     async def _status_now(self) -> answers.RelayStatus:
-        return await self._status(WorkerAnswers(self._relay, OperationCall(request=requests.Status())))
+        asked = WorkerAnswers(self._relay, OperationCall(request=requests.Status()))
+        return self._whole_status(asked, await asked.by_worker(answers.RelayStatus, asked.workers()))
 
-    async def _count(self, asked: WorkerAnswers) -> answers.Count:
-        request: Any = asked.call.request
-        order = BY_REQUEST[requests.QueueList].merge.order
-        assert order is not None
-        found = asked.some(await asked.rows(answers.Count, self._readers(asked)))
-        rows = sorted((row for each in found for row in each.sample), key=lambda row: order(request, row))
-        return merged(found, found[0], add="matched", sample=tuple(rows[: request.sample]))
-
-    async def _summary(self, asked: WorkerAnswers) -> answers.Summary:
-        return merge_summaries(asked.some(await asked.rows(answers.Summary, self._readers(asked))))
-
-    async def _explain(self, asked: WorkerAnswers) -> answers.Explanation:
-        return merge_explained(asked.some([*(await asked.all(answers.Explanation)).values()]))
-
-    async def _change(self, asked: WorkerAnswers) -> answers.ChangeResult:
-        shared = self._relay.shared
-        # A shared queue is changed by one worker after the other, each of which skips the others' attempts.
-        found = await (asked.one_by_one(answers.ChangeResult) if shared else asked.rows(answers.ChangeResult))
-        return merge_changed(asked.some(found), shared=shared)
-
-    async def _undo(self, asked: WorkerAnswers) -> answers.ChangeResult:
-        """Undo in each worker what that worker has changed, even if the queue is shared."""
-        refused: list[ControlError] = []
-
-        async def undo(worker: int) -> answers.ChangeResult | None:
-            try:
-                return await asked.one(worker, answers.ChangeResult)
-            except ControlError as error:
-                refused.append(error)
-                return None
-
-        found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
-        # A worker that did not run then does not have the act.
-        refused.sort(key=lambda error: isinstance(error, NotFoundError))
-        if not found and (asked.missing or not refused):
-            raise UnavailableError(f"not found on the workers that responded: {'; '.join(asked.missing)}")
-        if not found:
-            raise refused[0]
-        notes = [f"partial result: {error}" for error in refused if not isinstance(error, NotFoundError)]
-        whole = merge_changed(found, shared=False)
-        return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
-
-    async def _suspend(self, asked: WorkerAnswers) -> answers.OrderResult:
-        """Suspend in one worker after the other, because the first one assigns the id of a new order."""
-        given = asked.some(await asked.one_by_one(answers.OrderResult))
-        (order,) = merge_orders([each.order] for each in given)
-        return merged(given, given[0], least="first_expiry", order=order)
-
-    async def _resume(self, asked: WorkerAnswers) -> answers.OrdersResult:
-        ended = asked.some(await asked.rows(answers.OrdersResult))
-        return merged(ended, ended[0], add="released", orders=merge_orders(each.orders for each in ended))
-
-    def _workers(self, operation: Operation, asked: WorkerAnswers) -> list[int]:
-        return self._readers(asked) if operation.merge.of_queue else list(asked.workers())
-
-    def _readers(self, asked: WorkerAnswers) -> list[int]:
-        """Return the workers to query for the contents of the queue."""
-        workers = list(asked.workers())
-        return workers[:1] if self._relay.shared else workers
+    def _workers(self, operation: Operation, asked: WorkerAnswers) -> Sequence[int]:
+        """Return the workers to query. Each worker sees all of a shared queue."""
+        workers = asked.workers()
+        return workers[:1] if operation.merge.of_queue and self._relay.shared else workers
 
 
 async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
 
 from zonerelay.operations import answers
-from zonerelay.operations.operation import Merge
+from zonerelay.operations.catalogue import BY_REQUEST, CHANGED
+from zonerelay.operations.operation import Merge, MergeRule
+from zonerelay.operations.requests import Explain, Orders, QueueChange, QueueSummary, Request
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -24,32 +26,64 @@ deliveries again.
 """
 
 
-def summed(rows: Iterable[S], merge: Merge) -> list[S]:
-    """Merge the rows that have the same `key` into one row each, by the rules in `merge`."""
-    found = []
-    for some in _alike(rows, _fields(merge.key)):
-        whole = max(some, key=lambda row: _rank(getattr(row, merge.worst))) if merge.worst else some[-1]
-        found.append(merged(some, whole, add=merge.add, most=merge.most, least=merge.least))
-    return found
+def combined(rows: Sequence[Any], rule: Merge, request: Request, *, shared: bool) -> list[Any]:
+    """Merge the rows of all workers by the rule of their operation. `shared`: the workers have one queue."""
+    match request:
+        case QueueSummary():
+            return [merge_summaries(rows)]
+        case Explain():
+            return [merge_explained(rows)]
+        case QueueChange() if shared:
+            return [merge_changed(rows)]
+    return _gathered(rows, rule, request)
 
 
-def _rank(value: Enum) -> int:
-    return list(type(value)).index(value)
+def _gathered(rows: Iterable[S], rule: Merge, request: Request | None = None) -> list[S]:
+    found = list(rows)
+    if rule.how is not MergeRule.IN_ORDER:
+        found = [merged(some, rule, request=request) for some in _alike(found, _fields(rule.key))]
+    order = rule.order
+    return found if order is None else sorted(found, key=lambda row: order(request, row))
 
 
 def merged(
-    rows: Sequence[S], whole: S, *, add: str = "", most: str = "", least: str = "", **more: object
+    rows: Sequence[S], rule: Merge, whole: S | None = None, request: Request | None = None, **more: object
 ) -> S:
-    """Return `whole` with the named fields computed from all rows, as a sum, a maximum or a minimum. If no
-    row has a value of a field, the value of `whole` stays.
+    """Return `whole`, or the row that the rule selects, with the fields that the rule computes from all rows.
+    If no row has a value of a field, its own value stays.
     """
-    rules: tuple[tuple[Callable[[list[Any]], object], str], ...] = ((sum, add), (max, most), (min, least))
-    for rule, names in rules:
+    if whole is None:
+        whole = max(rows, key=lambda row: _rank(getattr(row, rule.worst))) if rule.worst else rows[0]
+    rules: tuple[tuple[Callable[[list[Any]], object], str], ...] = (
+        (sum, rule.add),
+        (max, rule.most),
+        (min, rule.least),
+        (_joined, rule.join),
+    )
+    for combine, names in rules:
         for name in names.split():
             known = [value for row in rows if (value := getattr(row, name)) is not None]
             if known:
-                more[name] = rule(known)
+                more[name] = combine(known)
+    for name in rule.first.split():
+        more[name] = next(filter(None, (getattr(row, name) for row in (whole, *rows))), getattr(whole, name))
+    for name, nested in rule.rows.items() if rows else ():
+        parts = [getattr(row, name) for row in rows]
+        if isinstance(parts[0], tuple):
+            found = _gathered(chain.from_iterable(parts), nested, request)
+            more[name] = tuple(found[: getattr(request, nested.limit, None)])
+        else:
+            more[name] = merged(parts, nested)
     return msgspec.structs.replace(whole, **more)
+
+
+def _rank(value: Any) -> Any:
+    """Return the sort key of a value: `None` comes first, and members of an enum are in their order."""
+    return list(type(value)).index(value) if isinstance(value, Enum) else value or 0
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
 def merge_explained(found: Sequence[answers.Explanation]) -> answers.Explanation:
@@ -89,6 +123,19 @@ def _fields(names: str) -> Callable[[Any], object]:
     return attrgetter(*names.split()) if names else lambda _: None
 
 
+_STATUS = Merge(
+    add="inbound_connections history_size",
+    most="captured_messages captured_size",
+    least="free_space history_since counted",
+    rows={
+        "source_penalties": Merge(key="source destination ipv6_only", worst="until"),
+        "orders": BY_REQUEST[Orders].merge,
+        # All workers count the same usage, and the highest value is the latest.
+        "quotas": Merge(key="user quota", most="used"),
+    },
+)
+
+
 def merge_status(
     parts: Mapping[int, answers.RelayStatus], own: answers.RelayStatus, *, shared: bool
 ) -> answers.RelayStatus:
@@ -103,25 +150,17 @@ def merge_status(
             everywhere = len(parts) > 1 and all(problem in other.problems for other in replies)
             problems[problem if everywhere else f"worker {worker}: {problem}"] = None
     zones = _alike((zone for part in replies for zone in part.zones), _fields("name"))
-    penalties = _alike(
-        (each for part in replies for each in part.source_penalties), _fields("source destination ipv6_only")
-    )
     return merged(
         replies,
+        _STATUS,
         own,
-        add="inbound_connections history_size",
-        most="captured_messages captured_size",
-        least="free_space history_since counted",
         zones=tuple(map(_same_queue if shared else _sum, zones)),
         destinations=destinations,
         destinations_total=max(len(destinations), *(part.destinations_total for part in replies), 0),
         problems=tuple(problems),
-        source_penalties=tuple(max(rows, key=_until) for rows in penalties),
         limits=_usual({worker: part.limits for worker, part in parts.items()}),
         every=0 if not all(part.every for part in replies) else max((p.every for p in replies), default=1),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
-        orders=merge_orders(part.orders for part in replies),
-        quotas=_quotas(each for part in replies for each in part.quotas),
         accepted_per_minute=_by_minute(part.accepted_per_minute for part in replies),
         delivered_per_minute=_by_minute(part.delivered_per_minute for part in replies),
     )
@@ -131,23 +170,6 @@ def _by_minute(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Return the sums for each minute. The last minutes of all workers are the same."""
     sums = [sum(minute) for minute in zip_longest(*map(reversed, parts), fillvalue=0)]
     return tuple(sums[::-1])
-
-
-def _until(penalty: answers.SourcePenalty) -> float:
-    return penalty.until
-
-
-def _quotas(rows: Iterable[answers.QuotaStatus]) -> tuple[answers.QuotaStatus, ...]:
-    """Return the quotas. All workers count the same usage, and the highest value is the latest."""
-    found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
-    return tuple(found.values())
-
-
-def merge_orders(parts: Iterable[Sequence[answers.OrderRow]]) -> tuple[answers.OrderRow, ...]:
-    """Return the suspensions and hold rules, which all workers have, with the sum of each worker's counts."""
-    found = _alike((row for part in parts for row in part), _fields("id"))
-    rows = (merged(some, some[-1], add="held refused") for some in found)
-    return tuple(sorted(rows, key=lambda row: -row.since))
 
 
 def _usual(parts: Mapping[int, str]) -> str:
@@ -161,7 +183,7 @@ def _usual(parts: Mapping[int, str]) -> str:
 
 
 def _sum(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
-    return merged(zones, zones[0], add="ready active deferred held suspended", most="oldest_seconds")
+    return merged(zones, Merge(add="ready active deferred held suspended", most="oldest_seconds"))
 
 
 def _same_queue(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
@@ -169,7 +191,7 @@ def _same_queue(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
     attempts.
     """
     total = max(zone.ready + zone.active + zone.deferred + zone.held + zone.suspended for zone in zones)
-    most = merged(zones, zones[0], add="active", most="deferred held suspended oldest_seconds")
+    most = merged(zones, Merge(add="active", most="deferred held suspended oldest_seconds"))
     total -= most.suspended
     active = min(most.active, total)
     deferred = min(most.deferred, max(total - active - most.held, 0))
@@ -181,24 +203,17 @@ def _destinations(
     rows: Iterable[answers.DestinationStatus], *, shared: bool
 ) -> tuple[answers.DestinationStatus, ...]:
     own, counted = "active waiting per_minute", " ready deferred held suspended"
-    found = []
-    for some in _alike(rows, _place):
-        later = max(some, key=lambda row: row.suspended_until or 0.0)
-        replying = next((row for row in (later, *some) if row.reply), later)
-        row = merged(
-            some,
-            later,
-            add=own if shared else own + counted,
-            # Each worker counts all of a shared queue. Rates are totals over all workers.
-            most="oldest_seconds max_connections" + (counted if shared else ""),
-            least="next_turn",
-            turns_seconds=_turns_seconds(some, shared=shared),
-            reply=replying.reply,
-            reply_class=replying.reply_class
-            or next((row.reply_class for row in some if row.reply_class), ""),
-            max_rate=later.max_rate or next((row.max_rate for row in some if row.max_rate), ""),
-        )
-        found.append(row)
+    rule = Merge(
+        worst="suspended_until",
+        add=own if shared else own + counted,
+        # Each worker counts all of a shared queue. Rates are totals over all workers.
+        most="oldest_seconds max_connections" + (counted if shared else ""),
+        least="next_turn",
+        first="reply reply_class max_rate",
+    )
+    found = [
+        merged(some, rule, turns_seconds=_turns_seconds(some, shared=shared)) for some in _alike(rows, _place)
+    ]
     return tuple(sorted(found, key=answers.hurts))
 
 
@@ -214,21 +229,12 @@ def _turns_seconds(rows: Sequence[answers.DestinationStatus], *, shared: bool) -
     return max(intervals) * (max(ready) if shared else sum(ready)) if intervals else None
 
 
-def merge_changed(parts: Sequence[answers.ChangeResult], *, shared: bool) -> answers.ChangeResult:
-    """Merge the results of a change. Each worker sees all deliveries of a shared queue, and skips those that
-    others are attempting.
+def merge_changed(parts: Sequence[answers.ChangeResult]) -> answers.ChangeResult:
+    """Merge the results of a change of a shared queue. Each worker sees all of its deliveries, and skips
+    those that others are attempting.
     """
-    whole = merged(
-        parts,
-        parts[0],
-        add="matched changed busy gone altered",
-        act=next((each.act for each in parts if each.act), ""),
-        no_undo="; ".join(dict.fromkeys(each.no_undo for each in parts if each.no_undo)),
-        note="; ".join(dict.fromkeys(each.note for each in parts if each.note)),
-    )
-    if not shared:
-        return whole
-    most = merged(parts, whole, most="matched changed", least="busy")
+    whole = merged(parts, CHANGED)
+    most = merged(parts, Merge(most="matched changed", least="busy"), whole)
     changed = min(whole.changed if whole.action in ONCE_GONE else most.changed, most.matched)
     return msgspec.structs.replace(most, changed=changed)
 
