@@ -107,12 +107,7 @@ async def staged(
             hash_bodies=hash_bodies,
         )
         async with listening(
-            settings,
-            shared=shared,
-            certificates=certificates,
-            policy=runner,
-            log=log,
-            clock=clock,
+            settings, shared=shared, certificates=certificates, policy=runner, log=log, clock=clock
         ) as house:
             yield house
             assert shared.memory.used == sum(holder.held for holder in shared.memory.holders)

@@ -246,37 +246,19 @@ AUTH = 'auth = "optional"\nunsafe = ["cleartext-auth"]\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            f'policy = "{HANDLERS}:Sink"',
-            "Sink is neither a subclass of",
-        ),
-        (
-            f'policy = "{HANDLERS}:SEEN"',
-            "this object has no method such as handle_DATA",
-        ),
-        (
-            f'policy = "{HANDLERS}:Mailbox"',
-            "missing a required argument: 'mail_dir'; create the object",
-        ),
+        (f'policy = "{HANDLERS}:Sink"', "Sink is neither a subclass of"),
+        (f'policy = "{HANDLERS}:SEEN"', "this object has no method such as handle_DATA"),
+        (f'policy = "{HANDLERS}:Mailbox"', "missing a required argument: 'mail_dir'; create the object"),
         (f'policy = "{HANDLERS}:Gatewai"', "did you mean 'Gateway'? (line 3)"),
-        (
-            f'policy = "{HANDLERS}:Past"',
-            "process_message is deprecated in aiosmtpd; use handle_DATA",
-        ),
+        (f'policy = "{HANDLERS}:Past"', "process_message is deprecated in aiosmtpd; use handle_DATA"),
         (
             f'policy = "{HANDLERS}:OwnMechanism"',
             "the hook auth_CRAM__MD5 is not supported: logins are checked by",
         ),
-        (
-            f'policy = "{HANDLERS}:Proxied"',
-            "the hook handle_PROXY is not supported: proxy_networks",
-        ),
+        (f'policy = "{HANDLERS}:Proxied"', "the hook handle_PROXY is not supported: proxy_networks"),
         (f'policy = "{HANDLERS}:Gateway"\npolicy_file = "/x"', "policy_file is not passed to an aiosmtpd"),
         (f'authenticator = "{HANDLERS}:PasswordBook"', "listener[0].authenticator: is not used with auth ="),
-        (
-            f'{AUTH}authenticator = "{HANDLERS}:SEEN"',
-            "listener[0].authenticator: tests.support.handlers:S",
-        ),
+        (f'{AUTH}authenticator = "{HANDLERS}:SEEN"', "listener[0].authenticator: tests.support.handlers:S"),
         (f'{AUTH}authenticator = "{HANDLERS}:mailbox"', "as authenticators of aiosmtpd: too many positional"),
         (f'{AUTH}authenticator = "{HANDLERS}:nobody"', "module 'tests.support.handlers' has no 'nobody'"),
     ],

@@ -71,9 +71,7 @@ async def changed(relay: Relay, **fields: object) -> Delivery:
     return (await relay.stored())[0]
 
 
-async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(
-    relay: Relay,
-) -> None:
+async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(relay: Relay) -> None:
     clock = clock_of(relay)
     clock.step(DAY)
     watch = watch_of(relay)

@@ -72,12 +72,7 @@ def test_name_servers(text: str, server: NameServer) -> None:
     ("parse", "text", "said", "reason"),
     [
         (parse_listen, "25", "has no port", "a port alone says nothing about who can connect"),
-        (
-            parse_listen,
-            ":25",
-            '"[::]:25" for all addresses',
-            "the usual way to say every address elsewhere",
-        ),
+        (parse_listen, ":25", '"[::]:25" for all addresses', "the usual way to say every address elsewhere"),
         (parse_listen, "*:25", '"[::]:25" (all addresses)', "so is this"),
         (parse_listen, "localhost:25", "which may resolve to several addresses", "names are not bound to"),
         (parse_listen, "127.0.0.1", "has no port", "which one?"),

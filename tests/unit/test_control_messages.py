@@ -10,14 +10,7 @@ from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import (
-    BodyPiece,
-    DeliveryRow,
-    EndFrame,
-    ErrorFrame,
-    Frame,
-    Progress,
-)
+from zonerelay.operations.answers import BodyPiece, DeliveryRow, EndFrame, ErrorFrame, Frame, Progress
 from zonerelay.operations.catalogue import OperationCall, decode_call
 from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.operations.requests import (

@@ -138,9 +138,7 @@ def test_an_authority_that_only_the_record_has(selector: int) -> None:
 
 def test_a_bare_rsa_key() -> None:
     authority = make(
-        common_name="RSA",
-        authority=True,
-        key=rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        common_name="RSA", authority=True, key=rsa.generate_private_key(public_exponent=65537, key_size=2048)
     )
     assert check((make("mx.example.com", issuer=authority),), record(authority, 2, 1, 0)) == "mx.example.com"
     assert refusal((STRANGER,), record(authority, 2, 1, 0))

@@ -128,8 +128,7 @@ def test_the_header_says_that_a_machine_answers() -> None:
 def test_a_refused_recipient_is_reported_field_by_field() -> None:
     found = Report(
         composed(
-            report(UNKNOWN_USER, orcpt="rfc822;Bob+2Bnews@example.com"),
-            about=message(envid="QQ+2B314+3D159"),
+            report(UNKNOWN_USER, orcpt="rfc822;Bob+2Bnews@example.com"), about=message(envid="QQ+2B314+3D159")
         )
     )
     per_message = found.status[0]

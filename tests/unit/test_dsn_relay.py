@@ -98,8 +98,7 @@ def test_the_outcome_tells_whether_the_peer_knows_the_wishes(capabilities: Capab
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["NEVER", "SUCCESS", "FAILURE", "DELAY", "SUCCESS,FAILURE,DELAY", "SUCCESS,DELAY"],
+    "words", ["NEVER", "SUCCESS", "FAILURE", "DELAY", "SUCCESS,FAILURE,DELAY", "SUCCESS,DELAY"]
 )
 def test_notify_says_what_was_said(words: str) -> None:
     given = delivery(notify=parse_notify(words), orcpt="rfc822;b@x")

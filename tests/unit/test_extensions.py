@@ -19,12 +19,7 @@ def test_extensions_of_a_usual_server() -> None:
         "mx.example.com Hello\nPIPELINING\nSIZE 52428800\n8BITMIME\nSMTPUTF8\nSTARTTLS\nENHANCEDSTATUSCODES"
     )
     assert parse_ehlo(text) == Capabilities(
-        pipelining=True,
-        size_offered=True,
-        size=52428800,
-        eight_bit_mime=True,
-        smtputf8=True,
-        starttls=True,
+        pipelining=True, size_offered=True, size=52428800, eight_bit_mime=True, smtputf8=True, starttls=True
     )
 
 

@@ -69,11 +69,7 @@ async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[Committer]:
         return writers[0].put
 
     committer = GroupCommitter(
-        disk.prepare,
-        start_writer,
-        clock=clock,
-        observe=lambda _seconds: None,
-        failed=disk.failures.append,
+        disk.prepare, start_writer, clock=clock, observe=lambda _seconds: None, failed=disk.failures.append
     )
     yield committer
     await committer.drain()

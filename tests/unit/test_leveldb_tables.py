@@ -28,10 +28,7 @@ TABLES = st.dictionaries(KEYS, VALUES, min_size=1, max_size=60)
 def tables_of(rows: dict[bytes, bytes], compression: str | None, bloom_filter_bits: int) -> Iterator[bytes]:
     with tempfile.TemporaryDirectory() as directory:
         db = plyvel.DB(
-            directory,
-            create_if_missing=True,
-            compression=compression,
-            bloom_filter_bits=bloom_filter_bits,
+            directory, create_if_missing=True, compression=compression, bloom_filter_bits=bloom_filter_bits
         )
         for key, value in rows.items():
             db.put(key, value)

@@ -218,10 +218,7 @@ def test_a_class_is_found_and_given_its_context(module: Callable[[str], str]) ->
         ("Nothing", "has no 'Nothing'; did you mean "),
         ("number", "nor an aiosmtpd handler: this object has no method such as handle_DATA"),
         ("Other", "is neither a subclass of zonerelay.inbound.policy.Policy nor"),
-        (
-            "Asleep",
-            "methods are connect, helo, auth, mail, rcpt, headers, end_of_data",
-        ),
+        ("Asleep", "methods are connect, helo, auth, mail, rcpt, headers, end_of_data"),
         ("Base", "has no method for an event"),
         ("Picky", "cannot be used: there is no file"),
         ("Broken", "cannot be used: KeyError: 'x'"),

@@ -13,14 +13,7 @@ from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
-from zonerelay.queue.selection import (
-    BUSY,
-    FRESH_STARTS,
-    LEAST,
-    LOOK,
-    PATIENCE,
-    BacklogThrottle,
-)
+from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics

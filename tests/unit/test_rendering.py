@@ -214,10 +214,7 @@ async def test_a_header_without_an_end_is_sent_as_it_is(monkeypatch: pytest.Monk
     zone = replace(RULES, dkim=DkimMode.SIGN)
     assert await sent(await setting.render(zone)) == text
     assert setting.log.events == [
-        (
-            "sent-unchanged",
-            {"id": setting.message.id, "zone": "default", "reason": "the header has no end"},
-        )
+        ("sent-unchanged", {"id": setting.message.id, "zone": "default", "reason": "the header has no end"})
     ]
     with pytest.raises(RenderError, match="the header has no end"):
         await setting.render(replace(zone, dkim=DkimMode.REQUIRED))

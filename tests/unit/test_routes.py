@@ -226,10 +226,7 @@ def test_one_reason_for_all_recipients_is_one_short_note() -> None:
 def test_several_reasons_name_their_recipients() -> None:
     policy, route = ZoneChoice("vip", "policy"), ZoneChoice("default", "no route")
     notes = zone_notes([("a@x", policy), *((f"u{n}@x", route) for n in range(MAX_NAMED + 2))])
-    assert notes == (
-        "zone=default no route: u0@x, u1@x, u2@x, u3@x, u4@x and 2 more",
-        "zone=vip policy: a@x",
-    )
+    assert notes == ("zone=default no route: u0@x, u1@x, u2@x, u3@x, u4@x and 2 more", "zone=vip policy: a@x")
 
 
 def test_nothing_to_choose_is_no_note() -> None:

@@ -114,10 +114,10 @@ def test_no_server_behind_us_sees_a_second_message() -> None:
             text = HIDDEN_DOT.sub(rb"\1 .", body)
             assert STRICT.receive(wire) == (text, b""), sequence
             for receiver in LENIENT:
-                assert receiver.receive(wire) == (
-                    text.translate(None, receiver.dropped),
-                    b"",
-                ), (sequence, receiver.name)
+                assert receiver.receive(wire) == (text.translate(None, receiver.dropped), b""), (
+                    sequence,
+                    receiver.name,
+                )
 
 
 FOOLED: list[tuple[Receiver, list[bytes]]] = [

@@ -196,11 +196,7 @@ def test_a_refusal_over_ipv4_costs_the_source() -> None:
 
 @pytest.mark.parametrize(
     ("address", "reached"),
-    [
-        (("127.0.0.2",), ("127.0.0.9",)),
-        (("::1",), ("::2",)),
-        (("127.0.0.2", "::1"), ("::2", "127.0.0.9")),
-    ],
+    [(("127.0.0.2",), ("127.0.0.9",)), (("::1",), ("::2",)), (("127.0.0.2", "::1"), ("::2", "127.0.0.9"))],
 )
 def test_only_families_that_the_source_has_are_reached(
     address: tuple[str, ...], reached: tuple[str, ...]

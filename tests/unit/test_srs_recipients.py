@@ -9,11 +9,7 @@ import pytest
 from tests.support.inbound import listening
 from zonerelay.config.settings import ListenerSettings, SrsSettings
 from zonerelay.inbound.limits import auth_failures
-from zonerelay.inbound.limits.auth_failures import (
-    SrsRecipients,
-    TooManyGuessesError,
-    WrongHashError,
-)
+from zonerelay.inbound.limits.auth_failures import SrsRecipients, TooManyGuessesError, WrongHashError
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox

@@ -26,13 +26,7 @@ from zonerelay.smtp.server.params import (
     parse_mail,
     parse_rcpt,
 )
-from zonerelay.smtp.server.paths import (
-    MAX_DOMAIN,
-    MAX_PATH,
-    CommandError,
-    forward_path,
-    reverse_path,
-)
+from zonerelay.smtp.server.paths import MAX_DOMAIN, MAX_PATH, CommandError, forward_path, reverse_path
 
 DAY = 86400.0
 BEGINNING_OF_TIME = datetime.min.replace(tzinfo=UTC).timestamp() - DAY
