@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
+from tests.support.dkim import rsa_pem
 from zonerelay.cli.setup import check_config
 
 POLICY = "tests.bench.policies:Nothing"
@@ -352,3 +353,83 @@ def test_openssl_is_not_loaded_where_nobody_has_tls(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == 0, done
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (
+            '[[listener]]\naddress = "127.0.0.1:1"\nunsafe = ["open-relay"]\n',
+            "listener[0].unsafe: every client that reaches 127.0.0.1:1 may relay",
+        ),
+        (
+            '[[source]]\nname = "a"\naddress = ["127.0.0.2", "2001:db8::77"]\n[[zone]]\nsources = ["a"]\n',
+            "source[0].address[1]: no interface of this machine has 2001:db8::77",
+        ),
+    ],
+)
+def test_what_is_noted(text: str, note: str, check: Check) -> None:
+    (line,) = check(text).notes
+    assert line.startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            "[[listener]]\nmax_connection = 5\n[log]\nredact = 1\n",
+            [
+                "listener[0].max_connection: unknown key; did you mean max_connections? (line 3)",
+                "log.redact: expected true or false (no quotes), not a number (line 5)",
+            ],
+        ),
+        (
+            '[[destination]]\ndomain = ["example.com"]\nmx = ["ü..example"]\n',
+            ['destination[0].mx[0]: "ü..example" cannot be matched'],
+        ),
+        (
+            '[[rewrite]]\naddress = ["a@b", "c@d..e"]\nto = "@f"',
+            ['rewrite[0].address[1]: "d..e" cannot be matched'],
+        ),
+        ('[[rewrite]]\naddress = ["*"]\nto = "a@c..example"', ["rewrite[0].to: "]),
+        ('[[rewrite]]\naddress = ["*"]\nto = "@c_.-example"', ["rewrite[0].to: "]),
+        ('[[rewrite]]\naddress = ["*"]\nto = "jü@c.example"', ["rewrite[0].to: "]),
+        (f'[[rewrite]]\naddress = ["*"]\nto = "@{"a." * 95}example"', ["rewrite[0].to: "]),
+    ],
+    ids=["wrong", "mx", "pattern", "empty label", "hyphen", "not ASCII", "too long"],
+)
+def test_every_problem_is_printed(text: str, problems: list[str], check: Check) -> None:
+    found = check(text)
+    assert (found.status, found.out, len(found.err)) == (2, [], len(problems))
+    assert all(line.startswith(problem) for line, problem in zip(found.err, problems, strict=True))
+
+
+def test_a_configuration_that_is_not_there_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_config.run(tmp_path / "none.toml") == 2
+    assert "none.toml: cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def dkim(key: object, selector: str = "s1") -> str:
+    return f'[[dkim]]\ndomain = "example.com"\nselector = "{selector}"\nkey_file = "{key}"\n'
+
+
+def test_signing_keys_are_tried(tmp_path: Path, check: Check) -> None:
+    key = tmp_path / "s1.key"
+    key.write_bytes(rsa_pem())
+    key.chmod(0o600)
+    found = check(dkim(key))
+    assert (found.status, found.notes) == (0, [])
+    end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + DAY))
+    (note,) = check(f"{dkim(key)}not_after = {end}\n").notes
+    assert note.startswith("dkim[0].not_after: this key ends on")
+    key.chmod(0o644)
+    (note,) = check(dkim(key)).notes
+    assert note.startswith(f"dkim[0].key_file: every user of this machine can read {key}")
+    key.write_text("-----BEGIN PUBLIC KEY-----\n")
+    (line,) = check(dkim(key)).err
+    assert line.startswith("dkim[0].key_file: ")
+    assert line.endswith("s1.key is not a private key in PEM (line 5)")
+    missing = check(dkim("/gone/1") + dkim("/gone/2", "s2")).err
+    assert [line.partition(":")[0] for line in missing] == ["dkim[0].key_file", "dkim[1].key_file"]
