@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.outbox import OutboxBed
 from zonerelay.outbox.database import tables
-from zonerelay.outbox.database.tables import TableNames, check, create, has_priority
+from zonerelay.outbox.database.tables import TableNames, check, create
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
 
@@ -31,8 +31,7 @@ async def test_tables_that_fit_are_taken_as_they_are(
     await create(link, names)
     bed.psql("ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
     await create(link, names)
-    await check(link, names)
-    assert await has_priority(link.fetch, names)
+    assert await check(link, names)
 
 
 async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
@@ -66,8 +65,7 @@ async def test_tables_without_a_priority_are_used_as_they_are(
     await create(link, names)
     bed.psql("ALTER TABLE outbound_messages DROP COLUMN priority")
     await create(link, names)
-    await check(link, names)
-    assert not await has_priority(link.fetch, names)
+    assert not await check(link, names)
 
 
 async def test_a_priority_of_the_applications_own_is_left_as_it_is(
@@ -79,8 +77,7 @@ async def test_a_priority_of_the_applications_own_is_left_as_it_is(
         " ALTER TABLE outbound_messages ADD COLUMN priority int"
     )
     await create(link, names)
-    await check(link, names)
-    assert not await has_priority(link.fetch, names)
+    assert not await check(link, names)
     bed.insert(priority=7)
 
 

@@ -24,7 +24,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.sql import OutboxStatements
-from zonerelay.outbox.database.tables import TableNames, has_priority
+from zonerelay.outbox.database.tables import TableNames
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.contract import Lost, StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.postgres.driver import (
@@ -105,7 +105,7 @@ class OutboxKeeper:
         self.paused: Callable[[], None] = lambda: None
         self.resumed: Callable[[bool], None] = lambda kept: None
         self.regained: Callable[[], None] = lambda: None
-        self.statements = self._statements = OutboxStatements(names_of(around.settings))
+        self.statements = OutboxStatements(names_of(around.settings))
         self._name = name
         self._around = around
         self._claimed_under = ""
@@ -149,12 +149,11 @@ class OutboxKeeper:
         cannot be reached, the relay keeps trying.
         """
         try:
-            await self._return()
-        except StoreOpenError:
-            self._cut()
-            raise
+            await self._connect()
         except StoreError as error:
             self._cut()
+            if isinstance(error, StoreOpenError):
+                raise
             self.failed(error)
         else:
             self._begin_use()
@@ -166,21 +165,29 @@ class OutboxKeeper:
         await self._tasks.cancel()
         if self.usable and self._control is not None:
             with contextlib.suppress(StoreError):
-                await self._control.fetch(self._statements.retire, self.session)
+                await self._control.fetch(self.statements.retire, self.session)
                 await self._reap_orphans(self._control)
         self.usable = False
         await self._hang_up()
 
     # --- connecting
 
-    async def _connect(self) -> bool:
-        """Connect again, and return whether the claims of the session before are void. Raises StoreError."""
+    async def _connect(self) -> None:
+        """Connect, prepare the tables, renew or begin the session, and clean up after a failure. Raises
+        StoreError.
+        """
         control = self._control = await DatabaseConnection.open(self._access)
-        is_new = await self._enter(control)
+        if self._around.settings.create_tables:
+            await tables.create(control, self.statements.names)
+        self.statements.use(has_priority=await tables.check(control, self.statements.names))
+        await control.listen(self.statements.names.channel, lambda _text: self.heard())
+        if not (self.session and await self._renew()):
+            rows = await self._take_lease(control, self.statements.register, self._name, self._lease)
+            self.session = rows[0][0]
         writer = self._writer = await DatabaseConnection.open(self._access)
         for link in (control, writer):
             link.on_end(functools.partial(self._ended, link))
-        return is_new
+        await self._after_beat()
 
     def _cut(self) -> None:
         for link in (self._control, self._writer):
@@ -198,19 +205,6 @@ class OutboxKeeper:
             if link is not None:
                 await link.close()
         await self._links.close()
-
-    async def _enter(self, control: DatabaseConnection) -> bool:
-        """Prepare the tables, listen, and renew or begin the session. Return whether the session is new."""
-        if self._around.settings.create_tables:
-            await tables.create(control, self._statements.names)
-        await tables.check(control, self._statements.names)
-        self._statements.use(has_priority=await has_priority(control.fetch, self._statements.names))
-        await control.listen(self._statements.names.channel, lambda _text: self.heard())
-        if self.session and await self._renew():
-            return False
-        rows = await self._take_lease(control, self._statements.register, self._name, self._lease)
-        self.session = rows[0][0]
-        return True
 
     def _begin_use(self) -> None:
         # A session that began in a failed attempt to connect has no claims.
@@ -252,12 +246,12 @@ class OutboxKeeper:
             except StoreError as error:
                 self.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the heart: the lease ends with it
-                self._report_bug(error)
+                self._around.events.error("outbox.connect", error)
 
     async def _renew(self) -> bool:
         """Renew the lease with a durable write, and return false if the session has ended."""
         had_lapsed = not self.holds_lease
-        values = (self._statements.renew, self.session, self._lease)
+        values = (self.statements.renew, self.session, self._lease)
         rows = await self._take_lease(_connected(self._control), *values, timeout=self._renew_timeout)
         if rows and had_lapsed and self.usable:
             self.regained()
@@ -267,8 +261,8 @@ class OutboxKeeper:
         """Release the claims of dead relays."""
         control = _connected(self._control)
         # Other relays may have longer leases than this one.
-        await control.fetch(self._statements.bound, max(LONGEST_LEASE, 4 * self._lease))
-        await control.fetch(self._statements.bury, self.session, self._name)
+        await control.fetch(self.statements.bound, max(LONGEST_LEASE, 4 * self._lease))
+        await control.fetch(self.statements.bury, self.session, self._name)
         found = await self._reap_orphans(control)
         if found:
             self.reaped += found
@@ -277,7 +271,7 @@ class OutboxKeeper:
     async def _reap_orphans(self, link: DatabaseConnection) -> int:
         total = 0
         for _ in range(REAP_PAGES):
-            rows = await link.fetch(self._statements.reap)
+            rows = await link.fetch(self.statements.reap)
             total += len(rows)
             if not rows:
                 break
@@ -290,7 +284,9 @@ class OutboxKeeper:
         if self._closed or self._recovering:
             return
         self._recovering = True
-        self._begin_outage(error)
+        self.usable = False
+        self._report(error)
+        self.paused()
         self._tasks.start(self._recover())
 
     async def _recover(self) -> None:
@@ -299,38 +295,22 @@ class OutboxKeeper:
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
             self._cut()
             try:
-                await self._return()
+                await self._connect()
             except StoreError as error:
                 self._cut()
-                self._continue_in_outage(error)
+                self._report(error)
             except Exception as error:  # noqa: BLE001 - without this task the relay never comes back
-                self._report_bug(error)
+                self._around.events.error("outbox.connect", error)
             else:
                 self._recovering = False
-                self._end_outage()
+                self._begin_use()
+                _log.warning("the outbox can be used again")
                 return
 
-    async def _return(self) -> None:
-        """Connect again and clean up after the failure. Raises StoreError."""
-        await self._connect()
-        await self._after_beat()
-
-    def _begin_outage(self, error: StoreError) -> None:
-        self.usable = False
-        self._continue_in_outage(error)
-        self.paused()
-
-    def _continue_in_outage(self, error: StoreError) -> None:
+    def _report(self, error: StoreError) -> None:
         if str(error) != self.problem:
             self.problem = str(error)
             _log.error("the outbox cannot be used: %s", self.problem)
-
-    def _end_outage(self) -> None:
-        self._begin_use()
-        _log.warning("the outbox can be used again")
-
-    def _report_bug(self, error: Exception) -> None:
-        self._around.events.error("outbox.connect", error)
 
 
 def _connected(link: DatabaseConnection | None) -> DatabaseConnection:

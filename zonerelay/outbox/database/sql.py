@@ -7,6 +7,8 @@ A table need not have the column `priority`. The statements name it only if the 
 
 from __future__ import annotations
 
+import re
+
 from zonerelay.outbox.database.tables import TableNames
 
 INLINE = 16 * 1024
@@ -46,26 +48,17 @@ _ZONE = (
 # The same text as `QueueName.text`.
 _QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN ';bulk' ELSE '' END"
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
+_WORD = re.compile("<[a-z]+>")
 _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
-class _Statement:
-    """An SQL statement with placeholders in angle brackets for the names of tables."""
-
-    def __init__(self, template: str) -> None:
-        self._template = template
-
-    def __get__(self, statements: OutboxStatements, _owner: type[OutboxStatements]) -> str:
-        return statements.worded(self._template)
-
-
 class OutboxStatements:
-    """The SQL statements for one set of tables. Call `use` to state whether the table has the column
-    `priority`.
+    """The SQL statements for one set of tables. Below are their templates, with names of tables in angle
+    brackets. Call `use` to state whether the table has the column `priority`.
     """
 
     # $1 limit, $2 session, $3 full queues, $4 default zone, $5 only rows due after '-infinity' (retries)
-    claim = _Statement(f"""
+    claim = f"""
 WITH picked AS (
     SELECT m.id FROM <table> m
     WHERE m.status = 'queued' AND coalesce(m.next_retry_at, '-infinity'::timestamptz) <= now()
@@ -79,17 +72,17 @@ WITH picked AS (
 )
 SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS}, {_IS_SMALL} AS small,
     {", ".join(f"CASE WHEN {_IS_SMALL} THEN {column} END" for column in _CONTENT)}
-FROM m {_CHECKED} ORDER BY m.id""")
-    size = _Statement(
+FROM m {_CHECKED} ORDER BY m.id"""
+    size = (
         f"SELECT {_TEXTS} + coalesce(octet_length(m.attachments::text), 0)::bigint FROM <table> m"
         " WHERE m.id = $1"
     )
-    content = _Statement(
+    content = (
         f"SELECT {', '.join(_CONTENT)}, convert_to(m.attachments::text, 'UTF8') FROM <table> m"
         " WHERE m.id = $1"
     )
     # A row whose claim was lost has another token, or none. It is not changed then.
-    write = _Statement("""
+    write = """
 UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.error_log,
     recipient_state = k.state::jsonb,
     next_retry_at = CASE WHEN k.delay IS NULL THEN NULL WHEN k.delay = 'infinity' THEN 'infinity'
@@ -99,97 +92,90 @@ UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.err
     claim_token = CASE WHEN k.status = 'processing' THEN m.claim_token END
 FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::text[], $7::float8[])
     AS k (id, token, status, attempts, error_log, state, delay)
-WHERE m.id = k.id AND m.claim_token = k.token AND m.status = 'processing' RETURNING m.id""")
-    one = _Statement(
+WHERE m.id = k.id AND m.claim_token = k.token AND m.status = 'processing' RETURNING m.id"""
+    one = (
         f"SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED} WHERE m.id = $1"
         " AND m.status IN ('queued', 'processing')"
     )
     # Locks the row as a claim does, so that later writes are fenced in the same way.
-    lock = _Statement(f"""
+    lock = f"""
 WITH picked AS (
     SELECT id FROM <table> WHERE id = $1 AND status = 'queued' FOR UPDATE SKIP LOCKED
 ), m AS (
     UPDATE <table> t SET status = 'processing', claimed_by = $2::uuid, claim_token = gen_random_uuid()
     FROM picked WHERE t.id = picked.id RETURNING t.*
 )
-SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM m {_CHECKED}""")
-    scan = _Statement(f"""
+SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM m {_CHECKED}"""
+    scan = f"""
 SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED}
 WHERE m.status IN ('queued', 'processing') AND m.id > $1
-    AND ($2::text IS NULL OR {_QUEUE.format("$3")} = $2) ORDER BY m.id LIMIT 200""")
-    counts = _Statement("""
+    AND ($2::text IS NULL OR {_QUEUE.format("$3")} = $2) ORDER BY m.id LIMIT 200"""
+    counts = """
 SELECT CASE WHEN mailbox_id IS NULL THEN coalesce(nullif(left(zone, 256), ''), $1) ELSE 'mailbox' END AS z,
     count(*) FILTER (WHERE next_retry_at IS NULL),
     count(*) FILTER (WHERE next_retry_at < 'infinity'),
     count(*) FILTER (WHERE next_retry_at = 'infinity'),
     extract(epoch FROM min(created_at))::float8
-FROM <table> WHERE status IN ('queued', 'processing') GROUP BY z LIMIT 1000""")
-    figures = _Statement("""
+FROM <table> WHERE status IN ('queued', 'processing') GROUP BY z LIMIT 1000"""
+    figures = """
 SELECT status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8,
     extract(epoch FROM clock_timestamp() - min(coalesce(next_retry_at, created_at))
         FILTER (WHERE coalesce(next_retry_at, created_at) <= clock_timestamp()))::float8
 FROM <table> WHERE status IN ('queued', 'processing') GROUP BY status
-UNION ALL SELECT 'failed', count(*), NULL, NULL FROM <table> WHERE status = 'failed'""")
-    sent = _Statement("SELECT count(*) FROM <table> WHERE status = 'sent'")
-    alive = _Statement("SELECT count(*) FROM <relays> WHERE expires > clock_timestamp()")
-    next_due = _Statement("""
+UNION ALL SELECT 'failed', count(*), NULL, NULL FROM <table> WHERE status = 'failed'"""
+    sent = "SELECT count(*) FROM <table> WHERE status = 'sent'"
+    alive = "SELECT count(*) FROM <relays> WHERE expires > clock_timestamp()"
+    next_due = """
 SELECT extract(epoch FROM next_retry_at - clock_timestamp())::float8 FROM <table>
 WHERE status = 'queued' AND coalesce(next_retry_at, '-infinity'::timestamptz) > now()
     AND next_retry_at < 'infinity'
-ORDER BY coalesce(next_retry_at, '-infinity'::timestamptz) LIMIT 1""")
-    mailboxes = _Statement("""
+ORDER BY coalesce(next_retry_at, '-infinity'::timestamptz) LIMIT 1"""
+    mailboxes = """
 SELECT id, from_address, smtp_host, smtp_port, smtp_tls, smtp_verify, smtp_username,
     smtp_password_encrypted
-FROM <mailboxes> WHERE id = ANY($1::bigint[])""")
-    register = _Statement("""
+FROM <mailboxes> WHERE id = ANY($1::bigint[])"""
+    register = """
 INSERT INTO <relays> (session, name, expires)
-VALUES (gen_random_uuid(), $1, clock_timestamp() + $2 * interval '1 second') RETURNING session::text""")
-    renew = _Statement("""
+VALUES (gen_random_uuid(), $1, clock_timestamp() + $2 * interval '1 second') RETURNING session::text"""
+    renew = """
 UPDATE <relays> SET expires = clock_timestamp() + $2 * interval '1 second'
-WHERE session = $1::uuid RETURNING 1""")
-    retire = _Statement("DELETE FROM <relays> WHERE session = $1::uuid")
+WHERE session = $1::uuid RETURNING 1"""
+    retire = "DELETE FROM <relays> WHERE session = $1::uuid"
     # As BOUND of the spool: a lease that was written before the server's clock was set back ends in time too.
-    bound = _Statement("""
+    bound = """
 UPDATE <relays> SET expires = clock_timestamp() + $1 * interval '1 second'
-WHERE expires > clock_timestamp() + $1 * interval '1 second'""")
+WHERE expires > clock_timestamp() + $1 * interval '1 second'"""
     # $2 is this relay's name. Its earlier session has ended with its process.
-    bury = _Statement("""
+    bury = """
 DELETE FROM <relays> WHERE session IN (
     SELECT session FROM <relays> WHERE (expires < clock_timestamp() OR name = $2) AND session <> $1::uuid
     FOR UPDATE SKIP LOCKED
-) RETURNING name""")
-    mine = _Statement("""
-SELECT id, claim_token::text FROM <table> WHERE claimed_by = $1::uuid AND status = 'processing'""")
-    give_back = _Statement("""
+) RETURNING name"""
+    mine = """
+SELECT id, claim_token::text FROM <table> WHERE claimed_by = $1::uuid AND status = 'processing'"""
+    give_back = """
 UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL
 FROM unnest($1::bigint[], $2::uuid[]) AS k (id, token)
 WHERE m.id = k.id AND m.claim_token IS NOT DISTINCT FROM k.token AND m.status = 'processing'
-RETURNING m.id""")
-    reap = _Statement("""
+RETURNING m.id"""
+    reap = """
 UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL WHERE id IN (
     SELECT id FROM <table> o WHERE o.status = 'processing'
         AND NOT EXISTS (SELECT 1 FROM <relays> r WHERE r.session = o.claimed_by)
     LIMIT 1000 FOR UPDATE SKIP LOCKED
-) RETURNING id""")
+) RETURNING id"""
 
     def __init__(self, names: TableNames) -> None:
         self.names = names
         self.use(has_priority=True)
 
     def use(self, *, has_priority: bool) -> None:
-        self._words = {
+        words = {
             "<priority>": "m.priority" if has_priority else "NULL::text",
             "<table>": self.names.quoted(self.names.messages),
             "<mailboxes>": self.names.quoted(self.names.mailboxes),
             "<relays>": self.names.quoted(self.names.relays),
         }
-        self._worded: dict[str, str] = {}
-
-    def worded(self, template: str) -> str:
-        text = self._worded.get(template)
-        if text is None:
-            text = template
-            for word, value in self._words.items():
-                text = text.replace(word, value)
-            self._worded[template] = text
-        return text
+        for name, template in vars(OutboxStatements).items():
+            if isinstance(template, str) and not name.startswith("_"):
+                setattr(self, name, _WORD.sub(lambda found: words[found[0]], template))

@@ -8,7 +8,7 @@ type. Tables that exist are never changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from zonerelay.store.contract import StoreOpenError
@@ -120,8 +120,8 @@ _OPTIONAL = "priority"
 """An optional column. A table without it, or with another column of its name, is treated as if it were
 empty.
 """
-_ALIKE = {"character varying": "text", "integer": "bigint"}
-"""Types that are accepted in place of the one on the right."""
+_ALIKE = {"integer": "bigint"}
+"""A type that is accepted in place of the one on the right."""
 
 
 def _statements(names: TableNames) -> list[str]:
@@ -165,20 +165,6 @@ def script(names: TableNames) -> str:
     return f'BEGIN;\nCREATE SCHEMA IF NOT EXISTS "{names.schema}";\n\n{made};\n\nCOMMIT;\n{rights}'
 
 
-async def has_priority(fetch: Fetch, names: TableNames) -> bool:
-    return (await _columns(fetch, names, names.messages)).get(_OPTIONAL) == _MESSAGES[_OPTIONAL]
-
-
-async def _check_columns(fetch: Fetch, names: TableNames) -> None:
-    """Raise StoreOpenError that lists every column that is missing or has another type."""
-    wrong = await _problems(fetch, names)
-    if wrong:
-        raise StoreOpenError(
-            f"[outbox]: {'; '.join(wrong)}. Create the tables with the output of zonerelay outbox schema, "
-            "or set create_tables = true"
-        )
-
-
 _RIGHTS = """
 SELECT r.right_, r.table_
 FROM unnest($2::text[], $3::text[]) r (right_, table_)
@@ -208,18 +194,6 @@ async def _check_rights(fetch: Fetch, names: TableNames) -> None:
         )
 
 
-async def _problems(fetch: Fetch, names: TableNames) -> list[str]:
-    ((encoding,),) = await fetch("SELECT current_setting('server_encoding')")
-    wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]
-    for table, wanted in (
-        (names.messages, _MESSAGES),
-        (names.mailboxes, _MAILBOXES),
-        (names.relays, _RELAYS),
-    ):
-        wrong += _compare(table, await _columns(fetch, names, table), wanted, names.schema)
-    return wrong
-
-
 def _compare(table: str, found: Mapping[str, str], wanted: Mapping[str, str], schema: str) -> Iterator[str]:
     if not found:
         yield f"there is no table {schema}.{table}, or this role may not see it"
@@ -230,12 +204,8 @@ def _compare(table: str, found: Mapping[str, str], wanted: Mapping[str, str], sc
             continue
         if there is None:
             yield f"{table} has no column {column} ({kind})"
-        elif there not in {kind, *_will_do(kind)}:
+        elif kind not in (there, _ALIKE.get(there)):
             yield f"{table}.{column} is {there}, not {kind}"
-
-
-def _will_do(kind: str) -> Sequence[str]:
-    return [other for other, standard in _ALIKE.items() if standard == kind]
 
 
 async def _columns(fetch: Fetch, names: TableNames, table: str) -> dict[str, str]:
@@ -261,7 +231,20 @@ async def create(link: DatabaseConnection, names: TableNames) -> None:
                 await fetch(statement)
 
 
-async def check(link: DatabaseConnection, names: TableNames) -> None:
-    """Raise StoreOpenError if this relay cannot work with the tables."""
-    await _check_columns(link.fetch, names)
+async def check(link: DatabaseConnection, names: TableNames) -> bool:
+    """Return whether the messages have a priority. Raise StoreOpenError if this relay cannot work with the
+    tables, which lists every column that is missing or has another type.
+    """
+    ((encoding,),) = await link.fetch("SELECT current_setting('server_encoding')")
+    wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]
+    messages = await _columns(link.fetch, names, names.messages)
+    wrong += _compare(names.messages, messages, _MESSAGES, names.schema)
+    for table, wanted in ((names.mailboxes, _MAILBOXES), (names.relays, _RELAYS)):
+        wrong += _compare(table, await _columns(link.fetch, names, table), wanted, names.schema)
+    if wrong:
+        raise StoreOpenError(
+            f"[outbox]: {'; '.join(wrong)}. Create the tables with the output of zonerelay outbox schema, "
+            "or set create_tables = true"
+        )
     await _check_rights(link.fetch, names)
+    return messages.get(_OPTIONAL) == _MESSAGES[_OPTIONAL]
