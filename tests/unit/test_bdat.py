@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.line_ends import MAX_LINE, ChunkReader, parse_bdat
+from zonerelay.smtp.server.line_ends import MAX_LINE, BodyReader, ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError
 
 Chunk = tuple[bytes, bool]
@@ -230,13 +230,14 @@ def test_reader_agrees_with_the_plain_reference_on_any_borders(sent: bytes, data
         assert b"".join([*map(plain.feed, pieces), plain.finish()]) == wire == stuffed(body, plain=True)
 
 
-def test_large_chunks_are_scanned_in_whole_pieces_not_by_line() -> None:
+@pytest.mark.parametrize("reader", [ChunkReader(), BodyReader()], ids=["BDAT", "DATA"])
+def test_large_bodies_are_scanned_in_whole_pieces_not_by_line(reader: ChunkReader | BodyReader) -> None:
     """A generous floor, for a busy machine: a step per line would take some 20 times as long."""
     piece = (b"x" * 70 + b"\r\n") * 3640
-    reader = ChunkReader()
-    reader.begin(32 * len(piece), True)
+    if isinstance(reader, ChunkReader):
+        reader.begin(32 * len(piece), True)
     began = time.process_time()
     for _ in range(32):
         reader.feed(piece)
-    assert reader.done
+    assert reader.done is isinstance(reader, ChunkReader)
     assert 32 * len(piece) / (time.process_time() - began) > 100e6

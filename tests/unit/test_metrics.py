@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import zonerelay
@@ -63,17 +64,11 @@ def test_replies_count_for_the_receiver_whose_host_gave_them() -> None:
     assert len(everything) == 32  # whatever hosts there are
 
 
-def test_a_doubtful_deferral_counts_as_in_doubt_alone() -> None:
+@pytest.mark.parametrize(("outcome", "is_end"), [("deferred", False), ("bounced", True)])
+def test_what_is_in_doubt_counts_as_such_and_an_end_as_an_end_too(outcome: str, is_end: bool) -> None:
     metrics = Metrics()
-    metrics.settled("default", "deferred", 1.0, in_doubt=True)
-    assert delivered_count(metrics, "in_doubt") == 1
-    assert delivered_count(metrics, "deferred") == 0
-
-
-def test_a_doubtful_end_counts_as_in_doubt_and_as_an_end() -> None:
-    metrics = Metrics()
-    metrics.settled("default", "bounced", 1.0, in_doubt=True)
-    assert (delivered_count(metrics, "in_doubt"), delivered_count(metrics, "bounced")) == (1, 1)
+    metrics.settled("default", outcome, 1.0, in_doubt=True)
+    assert (delivered_count(metrics, "in_doubt"), delivered_count(metrics, outcome)) == (1, is_end)
 
 
 def test_a_clock_that_was_set_back_does_not_make_time_negative() -> None:
@@ -87,12 +82,8 @@ def test_the_queue_is_asked_at_scrape_time() -> None:
     queue = [ZoneQueue("default", 1, 2, 3, 4, 5.5, 6)]
     metrics.attach_queue(lambda: queue)
     states = ("ready", "active", "deferred", "held")
-    assert [value(metrics, "zonerelay_queue_deliveries", zone="default", state=s) for s in states] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    counts = [value(metrics, "zonerelay_queue_deliveries", zone="default", state=each) for each in states]
+    assert counts == [1, 2, 3, 4]
     assert value(metrics, "zonerelay_outbound_connections", zone="default") == 6
     queue[0] = ZoneQueue("default", 0, 0, 0, 0, 0.0)
     assert value(metrics, "zonerelay_queue_oldest_seconds", zone="default") == 0
@@ -113,14 +104,15 @@ def test_a_queue_that_is_not_counted_yet_has_no_figure_at_all() -> None:
     assert samples(metrics)["zonerelay_queue_counting", frozenset()] == 0
 
 
-def test_the_memory_of_sessions_is_read_at_scrape_time() -> None:
-    metrics = Metrics()
-    memory = SessionMemory(1_000_000)
+def test_gauges_are_read_at_scrape_time() -> None:
+    metrics, memory = Metrics(), SessionMemory(1_000_000)
     metrics.read_number("zonerelay_inbound_memory_bytes", lambda: memory.total)
-    memory.used += 4711
-    assert value(metrics, "zonerelay_inbound_memory_bytes") == 4711
-    memory.used -= 711
-    assert value(metrics, "zonerelay_inbound_memory_bytes") == 4000
+    for used in (4711, 4000):
+        memory.used = used
+        assert value(metrics, "zonerelay_inbound_memory_bytes") == used
+    metrics.inbound.value += 2
+    metrics.inbound.value -= 1
+    assert value(metrics, "zonerelay_inbound_connections") == 1
 
 
 def test_label_values_are_bounded_and_the_rest_is_counted_as_other() -> None:
@@ -140,14 +132,6 @@ def test_declared_zones_show_their_counters_before_any_mail() -> None:
     found = samples(metrics)
     labels = frozenset({("zone", "bulk"), ("outcome", "in_doubt")})
     assert found["zonerelay_deliveries_total", labels] == 0
-
-
-def test_connections_are_gauges() -> None:
-    metrics = Metrics()
-    metrics.inbound.value += 1
-    metrics.inbound.value += 1
-    metrics.inbound.value -= 1
-    assert value(metrics, "zonerelay_inbound_connections") == 1
 
 
 def test_process_metrics_are_there_and_created_series_are_not() -> None:

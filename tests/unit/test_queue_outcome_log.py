@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -28,14 +30,26 @@ class Bench:
         )
         self.done: list[str] = []
 
-    def put(self, name: str, count: int = 1) -> AtomicWrite:
+    def put(
+        self, name: str, count: int = 1, *, lazy: bool = False, then: Callable[[], None] | None = None
+    ) -> AtomicWrite:
         message = make_message(self.ids, [f"{name}{n}@example.com" for n in range(count)], created=0.0)
         deliveries = deliveries_of(message)
         self.store.add(message, [b""], deliveries)
-        entry = AtomicWrite([Finish(delivery) for delivery in deliveries], lambda: self.done.append(name))
+        then = then or (lambda: self.done.append(name))
+        entry = AtomicWrite([Finish(delivery) for delivery in deliveries], then, lazy=lazy)
         self.journal.reserve(count)
         self.journal.put(entry)
         return entry
+
+    def put_lazily(self, count: int) -> None:
+        for number in range(count):
+            self.put(f"r{number}", lazy=True)
+
+    @property
+    def written(self) -> list[int]:
+        """How many changes each write had."""
+        return [len(changes) for changes in self.store.settled]
 
 
 @pytest.fixture
@@ -49,7 +63,7 @@ async def test_entries_of_one_turn_are_written_together(bench: Bench) -> None:
     bench.put("a")
     bench.put("b", 3)
     assert await bench.journal.drain(1.0)
-    assert [len(changes) for changes in bench.store.settled] == [4]
+    assert bench.written == [4]
     assert bench.done == ["a", "b"]
 
 
@@ -60,7 +74,7 @@ async def test_a_write_is_bounded_but_an_entry_is_never_split(
     for name, count in (("a", 3), ("b", 3), ("c", 9), ("d", 1)):
         bench.put(name, count)
     await bench.journal.drain(1.0)
-    assert [len(changes) for changes in bench.store.settled] == [3, 3, 9, 1]
+    assert bench.written == [3, 3, 9, 1]
 
 
 async def test_nobody_gets_room_while_the_store_refuses(bench: Bench) -> None:
@@ -119,12 +133,12 @@ async def test_what_a_repaired_store_is_given_waits_for_no_company(bench: Bench)
     """A spool on a full disk is good for milliseconds, until LevelDB fails to move its tables again."""
     bench.store.refuses = True
     for _ in range(2):
-        put_lazily(bench, 3)
+        bench.put_lazily(3)
         while bench.journal.has_room or len(bench.journal.keys()) < 3:
             await asyncio.sleep(0.01)
     bench.store.refuses = False
     assert await bench.journal.drain(1.0)
-    assert [len(changes) for changes in bench.store.settled] == [6]
+    assert bench.written == [6]
     assert bench.store.settled_lazily == [False]
 
 
@@ -173,10 +187,7 @@ async def test_an_announcement_that_raises_stops_nobody(bench: Bench) -> None:
     def broken() -> None:
         raise ZeroDivisionError
 
-    message = make_message(bench.ids, ["x@example.com"], created=0.0)
-    bench.store.add(message, [b""], deliveries_of(message))
-    bench.journal.reserve(1)
-    bench.journal.put(AtomicWrite([Finish(deliveries_of(message)[0])], broken))
+    bench.put("x", then=broken)
     bench.put("b")
     await bench.journal.drain(1.0)
     assert bench.done == ["a", "b"]
@@ -195,58 +206,47 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def put_lazily(bench: Bench, count: int) -> None:
-    for number in range(count):
-        message = make_message(bench.ids, [f"r{number}@example.com"], created=0.0)
-        deliveries = deliveries_of(message)
-        bench.store.add(message, [b""], deliveries)
-        bench.journal.reserve(1)
-        bench.journal.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
-
-
 async def test_lazy_entries_of_several_turns_are_written_together(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "GATHERING", 0.1)
     for _ in range(3):
-        put_lazily(bench, 2)
+        bench.put_lazily(2)
         await turns()
     assert bench.store.settled == []
     while not bench.store.settled:
         await asyncio.sleep(0.01)
-    assert [len(changes) for changes in bench.store.settled] == [6]
+    assert bench.written == [6]
 
 
 async def test_lazy_entries_go_at_once_with_one_that_is_not(bench: Bench) -> None:
-    put_lazily(bench, 2)
+    bench.put_lazily(2)
     bench.put("a")
     await turns()
-    assert [len(changes) for changes in bench.store.settled] == [3]
+    assert bench.written == [3]
 
 
 async def test_many_lazy_entries_wait_for_no_more(bench: Bench) -> None:
-    put_lazily(bench, journal.COMPANY)
+    bench.put_lazily(journal.COMPANY)
     await turns()
-    assert [len(changes) for changes in bench.store.settled] == [journal.COMPANY]
+    assert bench.written == [journal.COMPANY]
     assert await bench.journal.drain(1.0)
     assert bench.journal.keys() == set()
 
 
 async def test_draining_waits_for_no_company(bench: Bench) -> None:
-    put_lazily(bench, 1)
+    bench.put_lazily(1)
     assert await bench.journal.drain(1.0)
-    assert [len(changes) for changes in bench.store.settled] == [1]
+    assert bench.written == [1]
 
 
 async def test_what_is_written_is_told_of_in_slices_and_to_the_end(bench: Bench) -> None:
+    def told(name: str) -> None:
+        bench.done.append(name)
+        bench.clock.advance(SLICE)
+
     for name in "abcdef":
-        entry = bench.put(name)
-
-        def told(name: str = name) -> None:
-            bench.done.append(name)
-            bench.clock.advance(SLICE)
-
-        entry.then = told
+        bench.put(name, then=partial(told, name))
     while not bench.done:
         await asyncio.sleep(0)
     assert bench.done == ["a"]

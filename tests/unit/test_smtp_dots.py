@@ -1,13 +1,14 @@
-from __future__ import annotations
+"""Bodies of DATA in any packets, read in the plainest way beside it; what is plain goes out as it is."""
 
-import itertools
-import time
+from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
+from tests.unit.test_bdat import OCTETS, normalized, split
+from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.server.line_ends import BodyReader
 
 
@@ -20,18 +21,6 @@ def reference(wire: bytes) -> tuple[bytes, bytes] | None:
     lines = stream[2 : end + 2].split(b"\r\n")
     body = b"\r\n".join(line[1:] if line.startswith(b".") else line for line in lines)
     return normalized(body), stream[end + 5 :]
-
-
-def normalized(body: bytes) -> bytes:
-    out = bytearray()
-    for at, octet in enumerate(body):
-        if octet == 0x0D:
-            out += b"\r" if body[at + 1 : at + 2] == b"\n" else b" "
-        elif octet == 0x0A:
-            out += b"\n" if at and body[at - 1] == 0x0D else b"\r\n"
-        else:
-            out.append(octet)
-    return bytes(out)
 
 
 def read(pieces: list[bytes]) -> tuple[bytes, bytes] | None:
@@ -83,23 +72,45 @@ def test_bare_line_ends_are_counted() -> None:
         assert (reader.bare_lf, reader.bare_cr) == (3, 2), pieces
 
 
-SEVERE = st.lists(
-    st.sampled_from([b"\r", b"\n", b".", b"\r\n", b"\r\n.", b"\r\n.\r\n", b"a", b"\x00", b" ", b"\xff"]),
-    max_size=40,
-).map(b"".join)
+@settings(max_examples=150, deadline=None)
+@given(wire=OCTETS, data=st.data())
+def test_reader_agrees_with_the_plain_reference_on_any_split(wire: bytes, data: st.DataObject) -> None:
+    assert read(split(data, wire)) == reference(wire)
 
 
 @settings(max_examples=150, deadline=None)
-@given(wire=SEVERE, data=st.data())
-def test_reader_agrees_with_the_plain_reference_on_any_split(wire: bytes, data: st.DataObject) -> None:
-    places = data.draw(st.lists(st.integers(0, len(wire)), max_size=6).map(sorted))
-    bounds = [0, *places, len(wire)]
-    pieces = [wire[a:b] for a, b in itertools.pairwise(bounds)]
-    assert read(pieces) == reference(wire)
+@given(wire=OCTETS.map(lambda wire: wire + b"\r\n.\r\n"), data=st.data())
+def test_a_plain_body_needs_no_stuffing(wire: bytes, data: st.DataObject) -> None:
+    reader, pieces = BodyReader(), list[bytes]()
+    for piece in split(data, wire):
+        if not reader.done:
+            pieces.append(reader.feed(piece))
+    if reader.is_plain:
+        plain, stuffer = DotStuffer(plain=True), DotStuffer()
+        sent = b"".join([*map(plain.feed, pieces), plain.finish()])
+        assert sent == b"".join([*map(stuffer.feed, pieces), stuffer.finish()])
+        assert sent == stuffed(b"".join(pieces), plain=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "plain"),
+    [
+        *((body, False) for body in (b"..", b"a\r\n..b", b"a\n.b", b"a\rb", b"a\nb", b"\0")),
+        *((body, True) for body in (b"", b"a", b"a.\r\n")),
+    ],
+)
+def test_what_needs_stuffing_is_not_plain(body: bytes, plain: bool) -> None:
+    for pieces in cuts(body + b"\r\n.\r\n" if body else b".\r\n"):
+        reader = BodyReader()
+        for piece in pieces:
+            if not reader.done:
+                reader.feed(piece)
+        assert reader.done
+        assert reader.is_plain is plain, pieces
 
 
 @settings(max_examples=200, deadline=None)
-@given(wire=SEVERE)
+@given(wire=OCTETS)
 def test_what_comes_out_before_the_end_has_crlf_line_ends_only(wire: bytes) -> None:
     reader = BodyReader()
     body = b""
@@ -116,13 +127,3 @@ def test_nothing_is_held_of_a_line_that_never_ends() -> None:
     reader = BodyReader()
     assert reader.feed(b"x" * 100_000) == b"x" * 100_000
     assert reader.feed(b"y" * 100_000) == b"y" * 100_000
-
-
-def test_large_bodies_are_scanned_in_whole_pieces_not_by_line() -> None:
-    """A generous floor, for a busy machine: a step per line would take some 20 times as long."""
-    piece = (b"x" * 70 + b"\r\n") * 3640
-    reader = BodyReader()
-    began = time.process_time()
-    for _ in range(32):
-        reader.feed(piece)
-    assert 32 * len(piece) / (time.process_time() - began) > 100e6

@@ -78,10 +78,6 @@ def test_a_stream_without_line_end_does_not_grow() -> None:
     assert [reader.next(), reader.next(), reader.next()] == [LineFault.TOO_LONG, b"NOOP", None]
 
 
-def test_a_long_line_may_end_exactly_at_a_piece_that_holds_its_cr() -> None:
-    assert read([b"x" * 100, b"y\r", b"\nNOOP\r\n"]) == [LineFault.TOO_LONG, b"NOOP"]
-
-
 def test_clear_forgets_pipelined_input() -> None:
     reader = LineReader(512)
     reader.feed(b"STARTTLS\r\nMAIL FROM:<injected@example.org>\r\n")

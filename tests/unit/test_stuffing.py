@@ -76,10 +76,3 @@ def test_what_is_sent_ends_exactly_once_and_has_no_bare_line_end(pieces: list[by
 def test_clean_chunk_is_passed_on_without_a_copy() -> None:
     chunk = b"a line\r\n" * 1000
     assert DotStuffer().feed(chunk) is chunk
-
-
-@given(st.lists(st.text(alphabet=".\r\na\x00", max_size=9).map(str.encode), max_size=9))
-def test_whoever_removes_leading_dots_has_the_body_again(pieces: list[bytes]) -> None:
-    lines = stuff(pieces).split(b"\r\n")
-    assert lines[-2:] == [b".", b""]
-    assert b"".join(line.removeprefix(b".") + b"\r\n" for line in lines[:-2]) == normal(b"".join(pieces))
