@@ -6,13 +6,14 @@ import pytest
 
 from tests.support.mail import make_batch, make_message, route_to
 from zonerelay.delivery.batch.batch_state import NO_8BITMIME, BatchProgress
-from zonerelay.delivery.peer import HostFailure, NoSource
+from zonerelay.delivery.peer import HostFailure
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.transaction import Peer
 
 OTHERWISE = Outcome(Verdict.DEFERRED, Reply(451, "4.4", "no host"), Scope.LOCAL)
 NO_ANSWER = HostFailure(Reply(451, "4.2", "no answer"), asked=False)
+NO_SOURCE = HostFailure(Reply(451, "3.5", "no source"), asked=False, scope=Scope.LOCAL)
 
 
 def progress() -> BatchProgress:
@@ -32,7 +33,7 @@ def test_what_every_host_lacks_is_final() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "scope"), [(NO_ANSWER, Scope.HOST), (NoSource("default"), Scope.LOCAL)], ids=["host", "ours"]
+    ("trouble", "scope"), [(NO_ANSWER, Scope.HOST), (NO_SOURCE, Scope.LOCAL)], ids=["host", "ours"]
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_is_final_while_a_host_could_not_be_asked(

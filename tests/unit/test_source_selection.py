@@ -13,7 +13,6 @@ from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms
 from zonerelay.delivery.source import (
     ABSENT_FOR,
     MAX_REMEMBERED,
-    SourceMemory,
     SourceSelection,
     from_elsewhere,
 )
@@ -327,9 +326,10 @@ def test_one_refused_source_does_not_suspend_a_destination() -> None:
 
 
 def test_memory_is_bounded_and_forgets_the_oldest() -> None:
-    memory = SourceMemory(ManualClock())
+    stage = Stage(A, B)
     for number in range(MAX_REMEMBERED + 10):
-        memory.refused("a", f"mx{number}", BLOCKED, seconds=60.0, ipv6=False)
-    assert len(memory.penalties()) == MAX_REMEMBERED
-    assert memory.refused_at("a", "mx0") is None
-    assert memory.refused_at("a", f"mx{MAX_REMEMBERED + 9}") is not None
+        stage.refuse("a", route=route_to(1000 + number))
+    found = [each.hosts for each in stage.selection.penalties()]
+    assert len(found) == MAX_REMEMBERED
+    assert not any(hosts.endswith(":1000") for hosts in found)
+    assert found[-1].endswith(f":{1000 + MAX_REMEMBERED + 9}")

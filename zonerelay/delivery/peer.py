@@ -148,10 +148,8 @@ class HostFailure(Exception):
 
     `reply` says why. `asked` is false if nothing was sent to a peer. `said` is the host's own reply, if there
     was one. `down` says that the host serves no mail now, so other hosts are tried before it for a while
-    (`connection/session_limits.py`).
+    (`connection/session_limits.py`). `scope` is LOCAL if the failure says nothing about the host.
     """
-
-    scope = Scope.HOST
 
     def __init__(
         self,
@@ -161,6 +159,7 @@ class HostFailure(Exception):
         asked: bool = True,
         said: Reply | None = None,
         down: bool = False,
+        scope: Scope = Scope.HOST,
     ) -> None:
         super().__init__(str(reply))
         self.reply = reply
@@ -168,6 +167,7 @@ class HostFailure(Exception):
         self.asked = asked
         self.said = said
         self.down = down
+        self.scope = scope
 
 
 class SourceFailure(HostFailure):
@@ -175,23 +175,11 @@ class SourceFailure(HostFailure):
     message.
     """
 
-    scope = Scope.LOCAL
-
     def __init__(self, source: str, ip: str, reason: str) -> None:
         text = f"the address {ip} of source {source} cannot be used: {reason}"
-        super().__init__(Reply(451, "3.5", text), asked=False)
+        super().__init__(Reply(451, "3.5", text), asked=False, scope=Scope.LOCAL)
         self.ip = ip
         self.reason = reason
-
-
-class NoSource(HostFailure):
-    """No source of the zone is currently usable."""
-
-    scope = Scope.LOCAL
-
-    def __init__(self, zone: str) -> None:
-        text = f"no source of zone {zone} can be used now"
-        super().__init__(Reply(451, "3.5", text), asked=False)
 
 
 def display_address(ip: str, port: int) -> str:

@@ -9,6 +9,13 @@ Policies:
 - A source that cannot use its IPv6 for either reason sends over IPv4. To hosts without IPv4 it sends over
   IPv6 if that can be bound.
 - A zone without a usable source sends nothing: its mail waits.
+
+A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over.
+While a source has IPv4 as well, a refusal over IPv6 counts only for its IPv6, and the next attempt uses IPv4.
+An address that cannot be bound is skipped for all mail for `ABSENT_FOR` seconds and then tried again.
+
+This memory is lost with the process. After a restart each refusal is learnt again, at the cost of one
+deferral. It is bounded by `MAX_REMEMBERED`, and the oldest refusal is forgotten first.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from ipaddress import ip_address
 from operator import itemgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms, own_address
@@ -33,15 +40,6 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_address_of_this_machine
 from zonerelay.routing.destinations.route import Route, SiteKey
 from zonerelay.smtp.client.reputation import blames_address
-
-# Remembers hosts that have refused a source, and source addresses that this machine lacks.
-#
-# A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over.
-# While a source has IPv4 as well, a refusal over IPv6 counts only for its IPv6, and the next attempt uses
-# IPv4. An address that cannot be bound is skipped for all mail for `ABSENT_FOR` seconds and then tried again.
-#
-# The memory is lost with the process. After a restart each refusal is learnt again, at the cost of one
-# deferral. It is bounded by `MAX_REMEMBERED`, and the oldest refusal is forgotten first. No I/O.
 
 MAX_REMEMBERED = 10_000
 ABSENT_FOR = 60.0
@@ -60,8 +58,7 @@ class Penalty:
     ipv6: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceRejection:
+class _SourceRejection(NamedTuple):
     """A rejection of a source by a destination."""
 
     at: float
@@ -69,92 +66,11 @@ class _SourceRejection:
     reply: Reply
 
 
-@dataclass(frozen=True, slots=True)
-class _MissingAddress:
+class _MissingAddress(NamedTuple):
     """A source address that this machine does not have."""
 
     until: float
     reason: str
-
-
-_Key = tuple[str, str, bool]
-
-
-class SourceMemory:
-    """Remembers rejected and missing source addresses. Its times are monotonic, so setting the clock does not
-    extend a penalty.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._refusals: BoundedDict[_Key, _SourceRejection] = BoundedDict(MAX_REMEMBERED)
-        self._absences: dict[tuple[str, str], _MissingAddress] = {}
-
-    def keep(self, sources: Iterable[SourceSettings]) -> None:
-        """Forget every other source."""
-        names = {source.name for source in sources}
-        owners = {(source.name, ip) for source in sources for ip in source.address}
-        for key in [key for key in self._refusals if key[0] not in names]:
-            del self._refusals[key]
-        for owner in [owner for owner in self._absences if owner not in owners]:
-            del self._absences[owner]
-
-    # Refusals.
-
-    def refused(self, source: str, hosts: str, reply: Reply, *, seconds: float, ipv6: bool) -> bool:
-        """Note a refusal. Return true when the source had no penalty there before."""
-        key = (source, hosts, ipv6)
-        is_new = self._in_force(key) is None
-        now = self._clock.monotonic()
-        self._refusals[key] = _SourceRejection(now, now + seconds, reply)
-        return is_new
-
-    def refused_at(self, source: str, hosts: str, *, ipv6: bool = False) -> float | None:
-        """Return when these hosts last refused the source, or None if no penalty is active. With `ipv6`,
-        return when they refused only its IPv6.
-        """
-        refusal = self._in_force((source, hosts, ipv6))
-        return None if refusal is None else refusal.at
-
-    def penalties(self) -> list[Penalty]:
-        """Return all active penalties, the latest last."""
-        now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
-        return [
-            Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
-            for (source, hosts, ipv6), refusal in self._refusals.items()
-            if refusal.until > now
-        ]
-
-    def _in_force(self, key: _Key) -> _SourceRejection | None:
-        refusal = self._refusals.get(key)
-        if refusal is None or refusal.until > self._clock.monotonic():
-            return refusal
-        del self._refusals[key]
-        return None
-
-    # Missing addresses.
-
-    def absent(self, source: str, ip: str, reason: str) -> bool:
-        """Note that an address cannot be bound. Return true if that is new."""
-        now = self._clock.monotonic()
-        is_new = (source, ip) not in self._absences
-        self._absences[source, ip] = _MissingAddress(now + ABSENT_FOR, reason)
-        return is_new
-
-    def present(self, source: str, ip: str) -> bool:
-        """Note that an address can be bound. Return true if that is new."""
-        return self._absences.pop((source, ip), None) is not None
-
-    def is_absent(self, source: str, ip: str) -> bool:
-        """Return whether the address should not be tried now."""
-        if not self._absences:
-            return False
-        absence = self._absences.get((source, ip))
-        return absence is not None and absence.until > self._clock.monotonic()
-
-    def absences(self) -> list[tuple[str, str, str]]:
-        """Return the source, address and reason of all addresses that could not be bound at the last try."""
-        return [(source, ip, absence.reason) for (source, ip), absence in self._absences.items()]
 
 
 # Chooses the source of a message by weighted rendezvous hashing, without state.
@@ -224,25 +140,30 @@ class SourceStatus:
 
 
 class SourceSelection:
-    """Selects the source address for each connection."""
+    """Selects the source address for each connection, and remembers rejected and missing source addresses.
+    The remembered times are monotonic, so setting the clock does not extend a penalty.
+    """
 
     def __init__(self, clock: Clock, observer: SourceObserver) -> None:
         self._clock = clock
         self._observer = observer
-        self._memory = SourceMemory(clock)
-        self.penalties = self._memory.penalties
+        self._refusals: BoundedDict[tuple[str, str, bool], _SourceRejection] = BoundedDict(MAX_REMEMBERED)
+        self._absences: dict[tuple[str, str], _MissingAddress] = {}
         self._sources: dict[str, SourceSettings] = {}
         self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
     def configure(self, sources: Iterable[SourceSettings]) -> None:
         """Replace the sources. A source whose addresses have changed loses its penalties."""
         new = {source.name: source for source in sources}
-        same = [
-            each
+        same = {
+            name
             for name, each in new.items()
             if name in self._sources and self._sources[name].address == each.address
-        ]
-        self._memory.keep(same)
+        }
+        for refusal in [key for key in self._refusals if key[0] not in same]:
+            del self._refusals[refusal]
+        for absence in [key for key in self._absences if key[0] not in same]:
+            del self._absences[absence]
         self._sources = new
         self._keys.clear()
         for source in new.values():
@@ -282,9 +203,7 @@ class SourceSelection:
     def another_left(self, terms: Terms, unfit: Collection[str] = ()) -> bool:
         """Return whether another source, not in `unfit`, may send the mail that was just refused."""
         hosts = _hosts(terms.route.site)
-        return any(
-            self._memory.refused_at(source.name, hosts) is None for source in self._usable(terms.zone, unfit)
-        )
+        return any(self._refusal(source.name, hosts) is None for source in self._usable(terms.zone, unfit))
 
     def _usable(self, zone: ZoneSettings, unfit: Collection[str]) -> list[SourceSettings]:
         named = (self._sources.get(name) for name in zone.sources if name not in unfit)
@@ -294,26 +213,40 @@ class SourceSelection:
         ranked = in_order(usable, drawn_by) if len(usable) > 1 else usable
         refused: list[tuple[float, SourceSettings]] = []
         for source in ranked:
-            at = self._memory.refused_at(source.name, hosts)
-            if at is None:
+            refusal = self._refusal(source.name, hosts)
+            if refusal is None:
                 return source
-            refused.append((at, source))
+            refused.append((refusal.at, source))
         return min(refused, key=itemgetter(0))[1] if refused else None
 
     def _is_absent(self, source: SourceSettings) -> bool:
         """Return whether the source's IPv4 address is absent, or its IPv6 address if it has no IPv4."""
         ip = own_address(source, ipv6=False) or own_address(source, ipv6=True)
-        return self._memory.is_absent(source.name, ip)
+        return self._is_missing(source.name, ip)
 
     def _avoids_ipv6(self, source: SourceSettings, hosts: str) -> bool:
         return len(source.address) > 1 and (
-            self._memory.refused_at(source.name, hosts, ipv6=True) is not None
-            or not self._has(source, ipv6=True)
+            self._refusal(source.name, hosts, ipv6=True) is not None or not self._has(source, ipv6=True)
         )
 
     def _has(self, source: SourceSettings, *, ipv6: bool) -> bool:
         ip = own_address(source, ipv6=ipv6)
-        return bool(ip) and not self._memory.is_absent(source.name, ip)
+        return bool(ip) and not self._is_missing(source.name, ip)
+
+    def _is_missing(self, source: str, ip: str) -> bool:
+        """Return whether the address should not be tried now."""
+        absence = self._absences.get((source, ip))
+        return absence is not None and absence.until > self._clock.monotonic()
+
+    def _refusal(self, source: str, hosts: str, *, ipv6: bool = False) -> _SourceRejection | None:
+        """Return the last refusal of the source by these hosts, or None if no penalty is active. With `ipv6`,
+        return that of its IPv6 alone.
+        """
+        refusal = self._refusals.get((source, hosts, ipv6))
+        if refusal is None or refusal.until > self._clock.monotonic():
+            return refusal
+        del self._refusals[source, hosts, ipv6]
+        return None
 
     # Results of attempts.
 
@@ -325,8 +258,10 @@ class SourceSelection:
         zone, hosts = terms.zone, _hosts(terms.route.site)
         # A source that was to use IPv4 but used IPv6 has no IPv4 to return to.
         ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.key.ipv4_only
-        seconds = zone.source_penalty
-        if self._memory.refused(source.name, hosts, reply, seconds=seconds, ipv6=ipv6_alone):
+        seconds, now = zone.source_penalty, self._clock.monotonic()
+        is_new = self._refusal(source.name, hosts, ipv6=ipv6_alone) is None
+        self._refusals[source.name, hosts, ipv6_alone] = _SourceRejection(now, now + seconds, reply)
+        if is_new:
             until = self._clock.now() + seconds
             self._observer.source_refused(zone.name, source.name, hosts, reply, until)
         else:
@@ -340,12 +275,16 @@ class SourceSelection:
 
     def bound(self, source: SourceSettings, peer: str) -> None:
         """Note a connection from the source to this address of a host."""
-        ip = own_address(source, ipv6=":" in peer)
-        if self._memory.present(source.name, ip):
-            self._observer.source_back(source.name, ip)
+        self._present(source.name, own_address(source, ipv6=":" in peer))
+
+    def _present(self, source: str, ip: str) -> None:
+        if self._absences.pop((source, ip), None) is not None:
+            self._observer.source_back(source, ip)
 
     def _absent(self, source: str, ip: str, reason: str) -> None:
-        if self._memory.absent(source, ip, reason):
+        is_new = (source, ip) not in self._absences
+        self._absences[source, ip] = _MissingAddress(self._clock.monotonic() + ABSENT_FOR, reason)
+        if is_new:
             self._observer.source_absent(source, ip, reason)
 
     # Reports for operators.
@@ -355,18 +294,26 @@ class SourceSelection:
         since.
         """
         found = []
-        for name, ip, reason in self._memory.absences():
+        for (name, ip), absence in list(self._absences.items()):
             if is_address_of_this_machine(ip_address(ip)):
-                self._memory.present(name, ip)
-                self._observer.source_back(name, ip)
+                self._present(name, ip)
             else:
-                found.append(f"source {name}: the address {ip} cannot be sent from: {reason}")
+                found.append(f"source {name}: the address {ip} cannot be sent from: {absence.reason}")
         return tuple(found)
+
+    def penalties(self) -> list[Penalty]:
+        """Return all active penalties, the latest last."""
+        now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
+        return [
+            Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
+            for (source, hosts, ipv6), refusal in self._refusals.items()
+            if refusal.until > now
+        ]
 
     def penalty_counts(self) -> dict[str, int]:
         """Return, for every source, how many destinations skip it."""
         counts = dict.fromkeys(self._sources, 0)
-        for penalty in self._memory.penalties():
+        for penalty in self.penalties():
             counts[penalty.source] = counts.get(penalty.source, 0) + 1
         return counts
 
@@ -384,7 +331,7 @@ class SourceSelection:
                 source,
                 share,
                 penalties.get(source.name),
-                tuple(ip for ip in source.address if self._memory.is_absent(source.name, ip)),
+                tuple(ip for ip in source.address if self._is_missing(source.name, ip)),
                 source is first if settled else None,
             )
             for source, share in zip(sources, shares(sources), strict=True)

@@ -85,8 +85,7 @@ class NoLogin(HostFailure):
     """No credential allows the batch to log in at any host of the zone. The attempt does not count."""
 
     def __init__(self, reply: Reply, scope: Scope, *, address: str = "") -> None:
-        super().__init__(reply, address=address, asked=False)
-        self.scope = scope
+        super().__init__(reply, address=address, asked=False, scope=scope)
 
 
 class StaleTokenError(Exception):

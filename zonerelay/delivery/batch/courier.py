@@ -66,7 +66,6 @@ from zonerelay.delivery.peer import (
     ConnectionKey,
     ExpiringSet,
     HostFailure,
-    NoSource,
     SourceFailure,
     Terms,
     display_address,
@@ -255,7 +254,8 @@ class SmtpCourier:
         while state.progress.open:
             key = self._sources.choose(batch.zone, batch.route, batch.message, state.unfit)
             if key is None or key.source is None:
-                state.progress.host_failed("", NoSource(batch.zone.name))
+                reply = Reply(451, "3.5", f"no source of zone {batch.zone.name} can be used now")
+                state.progress.host_failed("", HostFailure(reply, asked=False, scope=Scope.LOCAL))
                 return
             state.terms = Terms(batch.zone, state.terms.route, state.terms.key.from_source(key))
             state.source_unfit = state.family_missed = False

@@ -90,7 +90,7 @@ async def conversion_of(
         async for piece in pieces:
             survey.feed(piece)
     finally:
-        await _close(pieces)
+        await close_pieces(pieces)
     survey.finish()
     if not survey.plan.needed:
         return None
@@ -113,10 +113,10 @@ async def _converted(plan: ConversionPlan, pieces: AsyncIterator[bytes]) -> Asyn
         if written := writer.finish():
             yield written
     finally:
-        await _close(pieces)
+        await close_pieces(pieces)
 
 
-async def _close(pieces: AsyncIterator[bytes]) -> None:
+async def close_pieces(pieces: AsyncIterator[bytes]) -> None:
     close = getattr(pieces, "aclose", None)  # generators hold resources, plain iterators need not
     if close is not None:
         await close()
@@ -282,9 +282,7 @@ class StoredPieces:
             await self.close()
 
     async def close(self) -> None:
-        close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
-        if close is not None:
-            await close()
+        await close_pieces(self._pieces)
 
     async def _next(self) -> bytes:
         return self._held.popleft() if self._held else await anext(self._pieces, b"")
