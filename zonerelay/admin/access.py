@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
 
-from zonerelay.config.credentials.identities import Identities, Token
-from zonerelay.model.bounded import BoundedDict
+from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
+from zonerelay.control.runner import OnError
 from zonerelay.model.clock import Clock
+
+if TYPE_CHECKING:
+    from zonerelay.admin.visit import RequestIdentity
 
 MAX_FAILURES = 30
 WINDOW = 60.0
@@ -21,12 +25,18 @@ _NETWORK = 64
 """The prefix length of an IPv6 network that counts as one client."""
 
 
-class DeniedError(Exception):
-    """The token is not valid. `retry_after` is not 0 if the client has failed too often."""
+DenialCode = Literal["clear_text", "unauthorized", "too_many_failures", "unavailable", "forbidden"]
 
-    def __init__(self, text: str, retry_after: int = 0) -> None:
+
+class DeniedError(Exception):
+    """A request is not allowed with its token. `status` and `fields` are those of the HTTP response."""
+
+    def __init__(
+        self, status: int, code: DenialCode, text: str, fields: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(text)
-        self.retry_after = retry_after
+        self.status, self.fields = status, dict(fields or {})
+        self.code: DenialCode = code
 
 
 class Access:
@@ -35,17 +45,32 @@ class Access:
     """
 
     def __init__(
-        self, identities: Identities, clock: Clock, audit: Callable[[Mapping[str, str]], None]
+        self,
+        identities: Identities,
+        clock: Clock,
+        audit: Callable[[Mapping[str, str]], None],
+        on_error: OnError,
     ) -> None:
         self._identities = identities
         self._clock = clock
         self._audit = audit
-        self._failures: BoundedDict[str, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
+        self._on_error = on_error
+        self._failures: dict[str, tuple[float, int]] = {}
 
-    def admit(self, text: str, client: str) -> Token:
-        """Return the token. Raise DeniedError if it is not valid, or IdentitiesError if tokens cannot be
-        read.
+    def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
+        """Return the token of a request, and record its name in the visit. Raise DeniedError if the token is
+        not valid, cannot be read, or has none of the scopes.
         """
+        try:
+            token = self._identified(text, visit.client)
+        except IdentitiesError as error:
+            self._on_error("identities", error)
+            raise DeniedError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
+        require(token, *scopes)
+        visit.who = token.name
+        return token
+
+    def _identified(self, text: str, client: str) -> Token:
         found = self._identities.identify(text)
         if found is not None:
             return found
@@ -57,8 +82,25 @@ class Access:
         if count in (0, MAX_FAILURES):
             self._audit({"client": client, "request": "refused: a token that is not valid"})
         if count >= MAX_FAILURES:
-            raise DeniedError("too many invalid tokens", int(began + WINDOW - now) + 1)
-        raise DeniedError("the token is invalid: it has expired, was removed, or is incomplete")
+            again = str(int(began + WINDOW - now) + 1)
+            raise DeniedError(429, "too_many_failures", "too many invalid tokens", {"Retry-After": again})
+        challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
+        text = "the token is invalid: it has expired, was removed, or is incomplete"
+        raise DeniedError(401, "unauthorized", text, challenge)
+
+
+def require(token: Token, *scopes: Scope) -> None:
+    """Raise DeniedError if the token has none of these scopes."""
+    if scopes and not any(map(token.may, scopes)):
+        text = f"the token {token.name} has the scope {token.scope}; this request requires {scopes[0]}"
+        raise DeniedError(403, "forbidden", text)
+
+
+def require_private(visit: RequestIdentity) -> None:
+    """Raise DeniedError if a token would cross a network in clear text."""
+    if not visit.private:
+        text = "remote clients must send tokens over TLS, or through a trusted proxy"
+        raise DeniedError(403, "clear_text", text)
 
 
 def _client(address: str) -> str:

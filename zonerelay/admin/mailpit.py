@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from zonerelay import __version__
-from zonerelay.admin.access import DeniedError
+from zonerelay.admin.access import DeniedError, require_private
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
@@ -33,7 +33,6 @@ from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import CaptureRow
-from zonerelay.config.credentials.identities import IdentitiesError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.model.message_id import MessageIdSource
@@ -200,7 +199,7 @@ class Mailpit:
             if not self._mail.is_on:
                 raise _MailpitError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
-        except _MailpitError as error:
+        except (_MailpitError, DeniedError) as error:
             return _error_response(error.status, str(error), error.fields)
         except _WRONG as error:
             return _error_response(400, str(error))
@@ -218,31 +217,21 @@ class Mailpit:
                 raise _MailpitError(403, "the request was sent by a page of another origin")
             visit.who = "sandbox"
             return ""
-        if not visit.private:
-            raise _MailpitError(403, "tokens must be sent over TLS, or from this machine")
+        require_private(visit)
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "basic":
             try:
                 text = base64.b64decode(text.strip(), validate=True).decode().partition(":")[2]
             except (binascii.Error, UnicodeDecodeError):
                 text = ""
-        challenge = {"WWW-Authenticate": 'Basic realm="zonerelay"'}
-        if not text.strip():
-            raise _MailpitError(
-                401, "send a token as Bearer, or as the password of Basic authentication", **challenge
-            )
         try:
-            token = self._operators.access.admit(text.strip(), visit.client)
+            if not text.strip():
+                words = "send a token as Bearer, or as the password of Basic authentication"
+                raise DeniedError(401, "unauthorized", words)
+            token = self._operators.access.admit(text.strip(), visit, "operate")
         except DeniedError as error:
-            raise _MailpitError(429 if error.retry_after else 401, str(error), **challenge) from error
-        except IdentitiesError as error:
-            self._operators.on_error("identities", error)
-            raise _MailpitError(503, "tokens cannot be read; see the relay's log") from error
-        if not token.may("operate"):
-            raise _MailpitError(
-                403, f"the token {token.name} has the scope {token.scope}; this request requires operate"
-            )
-        visit.who = token.name
+            error.fields["WWW-Authenticate"] = 'Basic realm="zonerelay"'
+            raise
         return f"token {token.name}"
 
     async def _find(self, request: web.Request, by: str) -> web.StreamResponse:

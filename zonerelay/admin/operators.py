@@ -157,7 +157,7 @@ def build_operators(
     return Operators(
         asking=Runner(handler, on_error),
         identities=identities,
-        access=Access(identities, clock, audit),
+        access=Access(identities, clock, audit, on_error),
         settings=settings,
         on_error=on_error,
         audit=audit,

@@ -16,14 +16,14 @@ from functools import cache
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.access import DeniedError
+from zonerelay.admin.access import DeniedError, require, require_private
 from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import ApiError, decoded, invalid, problem_of, wrong
 from zonerelay.admin.api.verbs import JSON, LINES, ApiCall, Verb
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
-from zonerelay.config.credentials.identities import IdentitiesError, Token
+from zonerelay.config.credentials.identities import Token
 from zonerelay.operations.errors import ControlError
 from zonerelay.telemetry.logs.redact import RedactKeyError
 
@@ -59,6 +59,8 @@ class Api:
             return await self._serve(request)
         except ApiError as problem:
             return problem.response()
+        except DeniedError as error:
+            return ApiError(error.status, error.code, str(error), fields=error.fields).response()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if request.path == DESCRIPTION:
@@ -76,12 +78,7 @@ class Api:
         verb = verbs.get("GET" if request.method == "HEAD" else request.method)
         if verb is None:
             raise _not_allowed(allowed)
-        if not token.may(verb.scope) and not (verb.also and token.may(verb.also)):
-            raise ApiError(
-                403,
-                "forbidden",
-                f"the token {token.name} has the scope {token.scope}; this request requires {verb.scope}",
-            )
+        require(token, verb.scope, *([verb.also] if verb.also else []))
         lines = _accepts_lines(request, verb)
         parameters = _parameters(request, verb)
         body = None if verb.body is None else await _body(request, verb.body)
@@ -94,29 +91,13 @@ class Api:
         visit = VISIT.get()
         if visit.peer:
             return Token(name=visit.peer, scope="operate", sha256="", created=0.0)
-        if not visit.private:
-            raise ApiError(
-                403,
-                "clear_text",
-                "remote clients must send tokens over TLS, or through a trusted proxy",
-            )
+        require_private(visit)
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-        challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}
         if scheme.lower() != "bearer":
-            raise ApiError(401, "unauthorized", "send a token: Authorization: Bearer zrt_…", fields=challenge)
-        try:
-            token = self._operators.access.admit(text.strip(), visit.client)
-        except DeniedError as error:
-            if error.retry_after:
-                again = {"Retry-After": str(error.retry_after)}
-                raise ApiError(429, "too_many_failures", str(error), fields=again) from error
-            challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
-            raise ApiError(401, "unauthorized", str(error), fields=challenge) from error
-        except IdentitiesError as error:
-            self._operators.on_error("identities", error)
-            raise ApiError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
-        visit.who = token.name
-        return token
+            challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}
+            words = "send a token: Authorization: Bearer zrt_…"
+            raise DeniedError(401, "unauthorized", words, challenge)
+        return self._operators.access.admit(text.strip(), visit)
 
     def _find(self, path: str) -> tuple[dict[str, str], dict[str, Verb]]:
         if path in self._paths:

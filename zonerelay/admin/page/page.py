@@ -26,7 +26,7 @@ from zonerelay.admin.page.sessions import LONGEST, PageSession, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, own_path, see_other
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
-from zonerelay.config.credentials.identities import IdentitiesError, Scope
+from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 
@@ -170,28 +170,21 @@ class PageRoutes:
     async def _identified(
         self, request: web.Request, visitor: PageRequest, text: str, to: str
     ) -> web.StreamResponse:
-        client = VISIT.get().client
+        visit = VISIT.get()
         try:
-            token = self._operators.access.admit(text, client)
+            token = self._operators.access.admit(text, visit, "read")
         except DeniedError as error:
-            return await visitor.page("login.html", 429 if error.retry_after else 401, to=to, problem=error)
-        except IdentitiesError as error:
-            self._operators.on_error("identities", error)
-            problem = "tokens cannot be read; see the relay's log"
-            return await visitor.page("login.html", 503, to=to, problem=problem)
-        if not token.may("read"):
-            problem = "tokens with the scope submit are for programs, not for this page"
-            return await visitor.page("login.html", 403, to=to, problem=problem)
-        secret = self._sessions.begin(token, client)
-        self._operators.audit({"by": f"token {token.name}", "request": f"log-in to the page from {client}"})
+            return await visitor.page("login.html", error.status, to=to, problem=error)
+        secret = self._sessions.begin(token, visit.client)
+        login = f"log-in to the page from {visit.client}"
+        self._operators.audit({"by": f"token {token.name}", "request": login})
         response = see_other(to)
-        is_secure = VISIT.get().secure
         response.set_cookie(
             _cookie(request),
             secret,
             max_age=int(LONGEST),
             path="/",
-            secure=is_secure,
+            secure=visit.secure,
             httponly=True,
             samesite="Strict",
         )
