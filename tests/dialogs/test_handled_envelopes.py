@@ -25,8 +25,7 @@ from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy
 from zonerelay.inbound.policy.api import WholeMessage
-from zonerelay.inbound.policy.runner import PolicyRunner
-from zonerelay.inbound.policy.threads import MAX_THREADS
+from zonerelay.inbound.policy.runner import MAX_THREADS, PolicyRunner
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox

@@ -32,8 +32,7 @@ from zonerelay.inbound.policy import (
     accept,
     refuse,
 )
-from zonerelay.inbound.policy.runner import NOT_AVAILABLE, PolicyRunner
-from zonerelay.inbound.policy.threads import MAX_CALLS, MAX_THREADS
+from zonerelay.inbound.policy.runner import MAX_CALLS, MAX_THREADS, NOT_AVAILABLE, PolicyRunner
 from zonerelay.model.clock import ManualClock
 
 LIMIT = 0.05

@@ -15,7 +15,7 @@ from zonerelay.config.load import ConfigError, load_text, read
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import masked, quoted
 from zonerelay.config.settings import REPEATED, TABLES
-from zonerelay.transfer.others.databases import _shown
+from zonerelay.transfer.others.slimta import _shown
 
 SECRET = "hunter2hunter2xyz"
 URLS = [

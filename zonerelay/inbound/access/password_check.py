@@ -23,6 +23,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from zonerelay.inbound.limits.connections import Key
@@ -95,23 +96,23 @@ class RememberedPasswords:
         return len(self._until)
 
 
+def _future() -> asyncio.Future[bool]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class PasswordCheck:
     """A pending password check. `waiting` is the number of logins that wait for it."""
 
-    __slots__ = ("begun", "client", "done", "key", "password", "rank", "regular", "stored_hash", "waiting")
-
-    def __init__(
-        self, key: bytes, stored_hash: str, password: str, client: Key, rank: Callable[[], int | None]
-    ) -> None:
-        self.key = key
-        self.stored_hash = stored_hash
-        self.password = password
-        self.client = client
-        self.rank = rank
-        self.regular = False
-        self.begun = False
-        self.waiting = 0
-        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    key: bytes
+    stored_hash: str
+    password: str
+    client: Key
+    rank: Callable[[], int | None]
+    regular: bool
+    begun: bool = False
+    waiting: int = 0
+    done: asyncio.Future[bool] = field(default_factory=_future)
 
 
 class PasswordChecks:
@@ -148,8 +149,7 @@ class PasswordChecks:
         if check is None:
             if self._of_client.get(client, 0) >= MAX_WAITING_PER_CLIENT:
                 raise ChecksBusyError
-            check = PasswordCheck(key, stored_hash, password, client, rank)
-            check.regular = regular
+            check = PasswordCheck(key, stored_hash, password, client, rank, regular)
             self._make_room(check)
             self._checks[key] = check
             self._of_client[client] = self._of_client.get(client, 0) + 1

@@ -28,8 +28,7 @@ from dataclasses import replace
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.config.user_limits import NONE
 from zonerelay.inbound.access.guard import Allowance, Guard
-from zonerelay.inbound.cleanup.intake import Intake
-from zonerelay.inbound.cleanup.whole_message import WholeIntake
+from zonerelay.inbound.cleanup.intake import Intake, WholeIntake
 from zonerelay.inbound.limits.auth_failures import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Connect, Decision, Helo, Mail, Rcpt

@@ -14,9 +14,8 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
-from typing import Any
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
@@ -92,6 +91,7 @@ def build_rules(settings: Settings) -> ListenerRules:
     )
 
 
+@dataclass(eq=False, repr=False)
 class Listeners:
     """Manages all listeners of a worker. `secret` is the key of the cached passwords; `zones` returns the
     names of the zones that a policy may choose.
@@ -100,58 +100,44 @@ class Listeners:
     usage of users is counted. `open_http` loads the HTTP server of a listener.
     """
 
-    def __init__(
+    settings: InitVar[Settings]
+    _: KW_ONLY
+    hostname: str
+    store: QueueStore
+    ids: MessageIdSource
+    choose_zone: ChooseZone
+    zones: Callable[[], Collection[str]]
+    resolver: InitVar[Resolver]
+    events: Events
+    clock: Clock
+    secret: bytes
+    records: InitVar[Callable[[], RecordStore]]
+    open_http: OpenHttp
+    srs: Callable[[], Srs | None] = lambda: None
+    webhooks: Callable[[], AcceptanceReporter | None] = lambda: None
+    orders: InitVar[SuspensionCheck | None] = None
+    inherited: InheritedSockets = NOTHING
+    share_failure: Callable[[str], None] = lambda _: None
+
+    def __post_init__(
         self,
         settings: Settings,
-        *,
-        hostname: str,
-        store: QueueStore,
-        ids: MessageIdSource,
-        choose_zone: ChooseZone,
-        zones: Callable[[], Collection[str]],
         resolver: Resolver,
-        events: Events,
-        clock: Clock,
-        secret: bytes,
         records: Callable[[], RecordStore],
-        open_http: OpenHttp,
-        srs: Callable[[], Srs | None] = lambda: None,
-        webhooks: Callable[[], AcceptanceReporter | None] = lambda: None,
-        orders: SuspensionCheck | None = None,
-        inherited: InheritedSockets = NOTHING,
-        share_failure: Callable[[str], None] = lambda _: None,
+        orders: SuspensionCheck | None,
     ) -> None:
-        self._share_failure = share_failure
-        self._hostname = hostname
-        self._zones = zones
-        self._events = events
-        self._clock = clock
-        self._secret = secret
-        self._srs = srs
-        self._webhooks = webhooks
+        events, clock = self.events, self.clock
         self._users: Authenticator | None = None
         self._credentials = settings.auth.credentials
-        self._guard = Guard(self._credentials, records, events=events, clock=clock)
+        self.guard = Guard(self._credentials, records, events=events, clock=clock)
+        """The object that enforces the limits of users for mail from every source."""
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
-            bursts=Bursts(store.counts, clock),
+            bursts=Bursts(self.store.counts, clock),
             orders=orders,
-            guard=self._guard,
+            guard=self.guard,
         )
-        parts: dict[str, Any] = {
-            "hostname": hostname,
-            "store": store,
-            "ids": ids,
-            "choose_zone": choose_zone,
-            "events": events,
-            "clock": clock,
-            "inherited": inherited,
-        }
-        self._make: dict[ListenerProtocol, Callable[..., Listener]] = {
-            ListenerProtocol.SMTP: partial(Listener, **parts),
-            ListenerProtocol.HTTP: partial(HttpListener, **parts, open_http=open_http),
-        }
         self._kept: list[_ActiveListener] = []
         self._socket: SubmitSocket | None = None
         """The socket on which another process submits mail, by the rules of the first listener."""
@@ -173,11 +159,6 @@ class Listeners:
         return sum(kept.listener.connections for kept in self._kept)
 
     @property
-    def guard(self) -> Guard:
-        """The object that enforces the limits of users for mail from every source."""
-        return self._guard
-
-    @property
     def rewriting(self) -> RewriteRules | None:
         """The current [[rewrite]] tables."""
         return self._shared.rewriting
@@ -193,7 +174,7 @@ class Listeners:
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
-        return tuple(dict.fromkeys((*found, *self._guard.problems())))
+        return tuple(dict.fromkeys((*found, *self.guard.problems())))
 
     def _expiries(self) -> list[tuple[str, float]]:
         return [each for kept in self._kept if kept.certificates for each in kept.certificates.expiries()]
@@ -266,7 +247,7 @@ class Listeners:
                 problems.append(str(error))
         self._first = settings.listener[0].address
         for problem in problems:
-            self._events.lifecycle("reload-incomplete", problem=problem)
+            self.events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
 
     def stop_accepting(self) -> None:
@@ -288,7 +269,7 @@ class Listeners:
                 await policy.close()
         if self._users is not None:
             self._users.close()
-        await self._guard.close()
+        await self.guard.close()
 
     def failed_elsewhere(self, text: str) -> None:
         """Count a failed login that another worker has shared."""
@@ -301,7 +282,7 @@ class Listeners:
         self._shared.memory.change(settings.max_session_memory)
         if settings.auth.credentials != self._credentials:
             self._credentials = settings.auth.credentials
-            self._guard.configure(self._credentials)
+            self.guard.configure(self._credentials)
         needs_users = bool(settings.admin.address) or any(
             each.auth is not ListenerAuth.OFF for each in settings.listener
         )
@@ -310,11 +291,11 @@ class Listeners:
         elif needs_users:
             self._users = Authenticator(
                 settings.auth,
-                clock=self._clock,
-                events=self._events,
-                secret=self._secret,
-                guard=self._guard,
-                share=self._share_failure,
+                clock=self.clock,
+                events=self.events,
+                secret=self.secret,
+                guard=self.guard,
+                share=self.share_failure,
                 cores=len(os.sched_getaffinity(0)),
             )
         self._shared = replace(
@@ -323,8 +304,8 @@ class Listeners:
             named=self._users,
             access=rules.access,
             rewriting=rules.rewriting,
-            srs=self._srs(),
-            webhooks=self._webhooks(),
+            srs=self.srs(),
+            webhooks=self.webhooks(),
             hash_bodies=bool(settings.dkim),
             capture_zone=next((zone.name for zone in settings.zone if zone.next_hop == CAPTURE), ""),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
@@ -335,8 +316,20 @@ class Listeners:
         """Build a listener from its settings. Raise ValueError on failure."""
         certificates = self._certificates(settings)
         policy = self._policy(settings)
-        listener = self._make[settings.protocol](
-            _bounded(settings, policy), shared=self._shared, certificates=certificates, policy=policy
+        is_http = settings.protocol is ListenerProtocol.HTTP
+        make = partial(HttpListener, open_http=self.open_http) if is_http else Listener
+        listener = make(
+            _bounded(settings, policy),
+            hostname=self.hostname,
+            store=self.store,
+            ids=self.ids,
+            choose_zone=self.choose_zone,
+            events=self.events,
+            clock=self.clock,
+            shared=self._shared,
+            certificates=certificates,
+            policy=policy,
+            inherited=self.inherited,
         )
         return _ActiveListener(listener, certificates, policy)
 
@@ -364,19 +357,19 @@ class Listeners:
         from zonerelay.inbound.tls.certificates import Certificates  # noqa: PLC0415
 
         try:
-            return Certificates(settings, clock=self._clock, events=self._events)
+            return Certificates(settings, clock=self.clock, events=self.events)
         except CertificateError as error:
             raise ValueError(f"cannot offer TLS at {settings.address}: {error}") from error
 
     def _policy(self, settings: ListenerSettings) -> PolicyRunner | None:
         if not settings.policy and not settings.authenticator:
             return None
-        context = PolicyContext(listener=settings.address, hostname=self._hostname, file=settings.policy_file)
+        context = PolicyContext(listener=settings.address, hostname=self.hostname, file=settings.policy_file)
         return PolicyRunner(
             load_policy(settings.policy, context) if settings.policy else Policy(context),
             timeout=settings.policy_timeout,
-            events=self._events,
-            zones=self._zones,
+            events=self.events,
+            zones=self.zones,
             authenticator=load_authenticator(settings.authenticator, context)
             if settings.authenticator
             else None,

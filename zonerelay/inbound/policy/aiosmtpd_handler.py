@@ -45,7 +45,7 @@ from zonerelay.inbound.policy.api import (
     Vrfy,
     WholeMessage,
 )
-from zonerelay.inbound.policy.threads import FailureKind, PolicyFailure
+from zonerelay.inbound.policy.runner import FailureKind, PolicyFailure
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MailCommand

@@ -12,16 +12,23 @@ release the GIL, or `os._exit`, stops everything.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import enum
 import inspect
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from zonerelay.inbound.policy.api import (
     ACCEPT,
     Auth,
+    Changes,
     Connect,
     Decision,
     EndOfData,
@@ -33,18 +40,286 @@ from zonerelay.inbound.policy.api import (
     PresentedLogin,
     Rcpt,
 )
-from zonerelay.inbound.policy.threads import (
-    FailureKind,
-    LoopThread,
-    PolicyCall,
-    PolicyFailure,
-    Result,
-    Threads,
-    result_of,
-    result_of_async,
-)
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
+
+# The threads that run an operator's code, so that it can block neither the event loop nor the process's
+# exit.
+#
+# `def` methods run in at most `MAX_THREADS` threads, `async def` methods on an event loop in a dedicated
+# thread. All threads are daemon threads, including those behind `asyncio.to_thread` on that event loop. A
+# thread that hangs forever does not prevent the process from exiting.
+# The result of an operator's code.
+#
+# It is computed in the operator's threads: no exception of that code leaves `result_of` and
+# `result_of_async`, not even SystemExit and KeyboardInterrupt. The result is checked there too, because even
+# that may run the operator's code.
+
+MAX_DETAIL = 500
+
+
+class FailureKind(enum.StrEnum):
+    """The kind of a failure, as a metric label. The list is fixed."""
+
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    BUSY = "busy"
+    BAD_DECISION = "bad-decision"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailure:
+    """A policy call failed or returned an unusable result. `detail` is for the operator."""
+
+    kind: FailureKind
+    detail: str
+
+
+Result = Decision | PolicyFailure
+_RESULTS = (Decision, Changes, PolicyFailure)  # exactly these classes: a subclass is an operator's code
+
+
+def result_of(question: Callable[[], object]) -> Result:
+    try:
+        return understood(question())
+    except BaseException as error:  # noqa: BLE001 - the thread must outlive it
+        return PolicyFailure(FailureKind.ERROR, described(error))
+
+
+async def result_of_async(question: Callable[[], object]) -> Result:
+    try:
+        # Only calls of `async def` methods reach this.
+        return understood(await _awaited(question()))
+    except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
+        return PolicyFailure(FailureKind.ERROR, described(error))
+
+
+def understood(answer: object) -> Result:
+    if answer is None:
+        return ACCEPT
+    if isinstance(answer, Decision | PolicyFailure) and type(answer) in _RESULTS:
+        return answer
+    hint = ""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        hint = ": write the method as async def"
+    kind = type(answer).__name__
+    return PolicyFailure(FailureKind.BAD_DECISION, f"returned {kind} instead of a Decision or None{hint}")
+
+
+def described(error: BaseException) -> str:
+    """Return the text of an exception with the innermost line of the operator's code."""
+    try:
+        text = str(error)[:MAX_DETAIL]
+    except BaseException:  # noqa: BLE001 - it is the operator's __str__
+        text = "(its text cannot be shown)"
+    where = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if not module.startswith("zonerelay.") or module.startswith("zonerelay.policies."):
+            where = f" at {code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {text}{where}"
+
+
+async def _awaited(answer: object) -> object:
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+MAX_THREADS = 8
+MAX_CALLS = 1000  # on the event loop, including calls that do not end when they are cancelled
+GRACE = 0.5  # seconds that cancelled tasks may take to end
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyCall(Generic[T]):
+    """A call that waits for a thread, or runs in one. A call whose `answer` is cancelled before it has
+    started is skipped; one that has started keeps its thread until it ends.
+    """
+
+    def __init__(self, function: Callable[[], T], asked: float = 0.0) -> None:
+        self.function = function
+        self.asked = asked
+        self.started = False
+        self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run(self) -> None:
+        try:
+            self.answer.set_result(self.function())
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
+            self.answer.set_exception(error)
+
+
+class Threads:
+    """A pool of at most `MAX_THREADS` daemon threads, which are created on demand."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ready = threading.Condition()
+        self._queue: deque[PolicyCall[Any]] = deque()
+        self._running: set[PolicyCall[Any]] = set()
+        self._idle = 0
+        self._count = 0
+        self._closed = False
+
+    def submit(self, call: PolicyCall[Any]) -> None:  # Any: callers read their own result
+        with self._ready:
+            self._queue.append(call)
+            if self._idle < len(self._queue) and self._count < MAX_THREADS:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._count += 1
+            self._ready.notify()
+
+    def stuck(self, since: float) -> bool:
+        """Return whether every thread runs a call that was submitted before `since`."""
+        with self._ready:
+            return len(self._running) >= MAX_THREADS and all(call.asked < since for call in self._running)
+
+    def close(self) -> None:
+        """End idle threads now, and the others after their call."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            call.run()
+            with self._ready:
+                self._running.discard(call)
+            del call  # free its data before waiting for the next call
+
+    def _next(self) -> PolicyCall[Any] | None:
+        with self._ready:
+            while True:
+                while self._queue:
+                    call = self._queue.popleft()
+                    if call.answer.set_running_or_notify_cancel():
+                        call.started = True
+                        self._running.add(call)
+                        return call
+                if self._closed:
+                    return None
+                self._idle += 1
+                self._ready.wait()
+                self._idle -= 1
+
+
+class LoopThread:
+    """An event loop that runs in a dedicated daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._executor = _DaemonExecutor(name)
+        self._running = 0  # calls
+        self._waiting: dict[PolicyCall[Any], None] = {}  # submitted calls that the event loop has not started
+        self._closing = False
+        self._ended: Callable[[], None] = lambda: None
+
+    def submit(self, call: PolicyCall[Any]) -> None:  # Any: as in `Threads`
+        """Call a function that returns an awaitable. Cancelling the answer also cancels a call that has
+        started.
+        """
+        self._waiting[call] = None
+        call.answer = asyncio.run_coroutine_threadsafe(self._perform(call), self._running_loop())
+        call.answer.add_done_callback(lambda _: self._forget(call))
+
+    def stuck(self, since: float) -> bool:
+        """Return whether the loop is blocked: it runs too many calls, or has not begun a call from before
+        `since`.
+        """
+        return self._running >= MAX_CALLS or any(call.asked < since for call in tuple(self._waiting))
+
+    async def close(self, timeout: float) -> None:
+        """Cancel all tasks and end the thread, waiting at most `timeout` seconds."""
+        loop, self._closing = self._loop, True
+        self._executor.shutdown(wait=False)
+        if loop is None:
+            return
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended = partial(_tell, asyncio.get_running_loop(), ended)
+        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.wait((ended,), timeout=timeout)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            loop = asyncio.new_event_loop()
+            loop.set_default_executor(self._executor)
+            threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True).start()
+            self._loop = loop
+        return self._loop
+
+    # ---- in the thread -----------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closing:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - a task of the policy's own asked to exit
+                _log.error("a policy's background task: %s", described(error))
+        with contextlib.suppress(BaseException):
+            _cancel_all(loop)
+        loop.close()
+        self._ended()
+
+    def _forget(self, call: PolicyCall[Any]) -> None:
+        """Forget a call that was cancelled, but only when the loop is not blocked."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
+            self._running_loop().call_soon_threadsafe(self._waiting.pop, call, None)
+
+    async def _perform(self, call: PolicyCall[Any]) -> object:
+        self._waiting.pop(call, None)
+        call.started = True
+        self._running += 1
+        try:
+            return await call.function()
+        finally:
+            self._running -= 1
+
+
+class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """The executor for `asyncio.to_thread`. Unlike the base class, it does not join its threads at exit."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(max_workers=1)
+        self._daemons = Threads(f"{name}-executor")
+
+    def submit(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        call = PolicyCall(partial(function, *args, **kwargs))
+        self._daemons.submit(call)
+        return call.answer
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        del wait, cancel_futures
+        self._daemons.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=GRACE))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_finish, ended)
+
+
+def _finish(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
 
 NOT_AVAILABLE = Decision(reply=Reply(451, "3.0", "Policy not available now"))
 
@@ -61,25 +336,22 @@ class _PolicyStep:
     is_async: bool
 
 
+@dataclass(eq=False, repr=False)
 class PolicyRunner:
     """Runs one policy of one listener, with its authenticator if there is one.
 
     `zones` returns the names of the zones that a decision may choose.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        timeout: float,
-        events: Events,
-        zones: Callable[[], Collection[str]],
-        authenticator: Callable[[PresentedLogin], object] | None = None,
-    ) -> None:
-        self._policy = policy
-        self._timeout = timeout
-        self._events = events
-        self._zones = zones
+    policy: Policy
+    _: KW_ONLY
+    timeout: float
+    events: Events
+    zones: Callable[[], Collection[str]]
+    authenticator: InitVar[Callable[[PresentedLogin], object] | None] = None
+
+    def __post_init__(self, authenticator: Callable[[PresentedLogin], object] | None) -> None:
+        policy, events = self.policy, self.events
         self._steps = {
             event: _PolicyStep(*found) for event in policy.events if (found := overridden(policy, event.step))
         }
@@ -105,12 +377,12 @@ class PolicyRunner:
             if isinstance(result, Decision):
                 result = self._checked(event, result)
             if isinstance(result, Decision):
-                self._events.metrics.policy.observe(asyncio.get_running_loop().time() - began)
+                self.events.metrics.policy.observe(asyncio.get_running_loop().time() - began)
                 return result
         except Exception as error:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
-            self._events.error("policy", error)
+            self.events.error("policy", error)
             return NOT_AVAILABLE
-        self._events.policy_failed(event.step, result.kind, result.detail)
+        self.events.policy_failed(event.step, result.kind, result.detail)
         return NOT_AVAILABLE
 
     async def close(self) -> None:
@@ -118,22 +390,22 @@ class PolicyRunner:
         if self._closed:
             return
         try:
-            if found := overridden(self._policy, _CLOSE):
+            if found := overridden(self.policy, _CLOSE):
                 method, is_async = found
                 result = await self._call(is_async, method)
                 if isinstance(result, PolicyFailure):
-                    self._events.policy_failed(_CLOSE, result.kind, result.detail)
+                    self.events.policy_failed(_CLOSE, result.kind, result.detail)
         except Exception as error:  # noqa: BLE001 - the relay stops all the same
-            self._events.error("policy", error)
+            self.events.error("policy", error)
         finally:
             self._closed = True
             self._threads.close()
-            await self._loop.close(self._timeout)
+            await self._loop.close(self.timeout)
 
     async def _call(self, is_async: bool, question: Callable[[], object]) -> Result:
         loop = asyncio.get_running_loop()
         executor = self._loop if is_async else self._threads
-        if self._closed or executor.stuck(loop.time() - self._timeout):
+        if self._closed or executor.stuck(loop.time() - self.timeout):
             return PolicyFailure(FailureKind.BUSY, "all threads are busy with events that timed out")
         call: PolicyCall[Any] = PolicyCall(
             partial(result_of_async if is_async else result_of, question), loop.time()
@@ -141,7 +413,7 @@ class PolicyRunner:
         executor.submit(call)
         answer: asyncio.Future[Result] = asyncio.wrap_future(call.answer)
         try:
-            await asyncio.wait((answer,), timeout=self._timeout)
+            await asyncio.wait((answer,), timeout=self.timeout)
         finally:
             if not answer.done():
                 answer.cancel()
@@ -149,15 +421,15 @@ class PolicyRunner:
         if not answer.cancelled():
             return answer.result()
         if not call.started:
-            return PolicyFailure(FailureKind.BUSY, f"no thread was available within {self._timeout:g} s")
-        return PolicyFailure(FailureKind.TIMEOUT, f"timed out after {self._timeout:g} s")
+            return PolicyFailure(FailureKind.BUSY, f"no thread was available within {self.timeout:g} s")
+        return PolicyFailure(FailureKind.TIMEOUT, f"timed out after {self.timeout:g} s")
 
     def _checked(self, event: Event, decision: Decision) -> Result:
         problem = ""
         if decision.zone:
             if type(event) not in _CHOOSES_ZONE:
                 problem = f"a zone cannot be chosen at {event.step}"
-            elif decision.zone not in self._zones():
+            elif decision.zone not in self.zones():
                 problem = f"zone {decision.zone!r} does not exist"
         if decision.edits_header and type(event) not in _EDITS_HEADER:
             problem = f"the header cannot be changed at {event.step}; change it at headers"

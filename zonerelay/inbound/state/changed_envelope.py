@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy.api import Changes
-from zonerelay.inbound.policy.threads import FailureKind
+from zonerelay.inbound.policy.runner import FailureKind
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState

@@ -20,7 +20,7 @@ _READERS = {
     "zonemta": ("zonemta", "reading_zonemta"),
     "slimta-redis": ("slimta", "reading_slimta_redis"),
     "slimta-disk": ("slimta", "reading_slimta_disk"),
-    "slimta-lua": ("slimta_lua", "reading_slimta_lua"),
+    "slimta-lua": ("slimta", "reading_slimta_lua"),
 }
 
 

@@ -1,4 +1,5 @@
-"""python-slimta: reads its Redis hashes and its disk storage, both of which contain pickled envelopes.
+"""python-slimta: reads its Redis hashes and its disk storage, both of which contain pickled envelopes; and
+slimta-lua.
 
 Sources are `redis://HOST:PORT/DB` (with `?prefix=…` unless the prefix is `slimta:`) and `DIR` or
 `ENV_DIR:META_DIR`. Recipients that python-slimta has recorded as delivered are left out. Its disk storage of
@@ -14,17 +15,115 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 
+from zonerelay.config.problems import masked
+from zonerelay.config.settings import RedisSettings
 from zonerelay.model.envelope import Origin
+from zonerelay.store.contract import StoreError
+from zonerelay.store.redis.connection import (
+    Argument,
+    RedisEndpoint,
+    Reply,
+    SharedConnection,
+    as_list,
+    open_wire,
+)
 from zonerelay.transfer.others import pickles
-from zonerelay.transfer.others.databases import Databases
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, number_of, source_of
 from zonerelay.transfer.others.pickles import InertObject, PickleError
 from zonerelay.transfer.stored import Source, TransferError
+
+# Reads the databases of a Redis server with the queue of python-slimta or slimta-lua, for an import.
+#
+# Every failure is a TransferError with a message for the operator.
+_PAGE = 1000
+
+
+class Databases:
+    """Reads several databases of a Redis server. `first` is the number in the URL; `url` is shown to
+    people.
+    """
+
+    def __init__(self, wire: SharedConnection, url: str) -> None:
+        self._wire = wire
+        self.url = _shown(url)
+        self.first = int(urlsplit(url).path.strip("/") or 0)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, url: str) -> AsyncIterator[Self]:
+        """Connect to the databases. Raise TransferError if that fails."""
+        if not (urlsplit(url).path.strip("/") or "0").isdigit():
+            raise TransferError(f"{_shown(url)}: expected redis://HOST:PORT/DATABASE")
+        try:
+            wire = await open_wire(RedisEndpoint(RedisSettings(url=url)), lambda _: None)
+        except StoreError as error:
+            raise TransferError(f"{_shown(url)}: {error}") from error
+        try:
+            yield cls(wire, url)
+        finally:
+            await wire.close()
+
+    async def select(self, number: int) -> None:
+        await self._ask("SELECT", number)
+
+    async def _ask(self, *command: Argument) -> Reply:
+        try:
+            return await self._wire.call(*command)
+        except StoreError as error:
+            raise TransferError(f"{self.url}: {command[0]!s}: {error}") from error
+
+    async def number(self, *command: Argument) -> int:
+        reply = await self._ask(*command)
+        return reply if isinstance(reply, int) else 0
+
+    async def texts(self, *command: Argument) -> list[bytes | None]:
+        """Return a list of strings, with `None` for those that do not exist."""
+        reply = as_list(await self._ask(*command))
+        return [each if isinstance(each, bytes) else None for each in reply]
+
+    async def keys(self, prefix: bytes) -> AsyncIterator[bytes]:
+        """Yield the keys that begin with a prefix."""
+        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix)
+        cursor: Argument = "0"
+        seen = set[bytes]()
+        while True:
+            reply = as_list(await self._ask("SCAN", cursor, "MATCH", pattern + b"*", "COUNT", _PAGE))
+            for key in as_list(reply[1]):
+                if isinstance(key, bytes) and key not in seen:
+                    seen.add(key)
+                    yield key
+            found = reply[0]
+            if found == b"0" or not isinstance(found, bytes):
+                return
+            cursor = found
+
+    async def is_hash(self, key: bytes) -> bool:
+        return await self._ask("TYPE", key) == b"hash"
+
+    async def clients(self, databases: Collection[int]) -> list[dict[str, str]]:
+        """Return the other clients of the server that use one of the databases."""
+        client_list = await self._ask("CLIENT", "LIST")
+        lines = client_list.decode("utf-8", "replace").splitlines() if isinstance(client_list, bytes) else []
+        found = [dict(fact.partition("=")[::2] for fact in line.split()) for line in lines]
+        return [
+            each
+            for each in found
+            if each["cmd"].partition("|")[0] != "client" and int(each["db"]) in databases
+        ]
+
+
+def _shown(url: str) -> str:
+    """Return a URL without user and password, wherever they are."""
+    scheme, mark, rest = url.partition("://")
+    return masked(f"{scheme}{mark}{rest.rpartition('@')[2]}")
+
 
 PREFIX = "slimta:"
 _META = ("attempts", "timestamp", "delivered_indexes")
@@ -147,4 +246,87 @@ def _origin(client: object) -> Origin:
 
     return Origin(
         client_address=fact("ip"), helo=fact("name"), protocol=fact("protocol") or "ESMTP", user=fact("auth")
+    )
+
+
+# slimta-lua: reads its four Redis databases, as described by its documents and its `to_meta` functions.
+#
+# The source is `redis://HOST:PORT/OFFSET`. Database OFFSET has the ids and the times of retries, the next one
+# a hash per message with its envelope, the next one its bytes, and the last one the locks of messages that
+# are being delivered. The import is refused while there is such a lock, or another client in one of the four
+# databases, because only slimta-lua uses them.
+
+
+@contextlib.asynccontextmanager
+async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
+    """Open the queue of a stopped slimta-lua. Raise TransferError if it runs or cannot be read."""
+    async with Databases.opened(place) as redis:
+        ids, metas, contents, locks = (redis.first + number for number in range(4))
+        for client in await redis.clients({ids, metas, contents, locks}):
+            raise TransferError(
+                f"slimta-lua is running: client {client['addr']} of {redis.url} uses "
+                f"database {client['db']}; stop it"
+            )
+        await redis.select(locks)
+        if locked := await redis.number("DBSIZE"):
+            raise TransferError(
+                f"slimta-lua is delivering {locked} messages; stop it, and wait until its locks in "
+                f"database {locks} have expired"
+            )
+        await redis.select(ids)
+        flat = await redis.texts("ZRANGE", "retry_queue", 0, -1, "WITHSCORES")
+        due = {key: number_of(score) for key, score in zip(flat[::2], flat[1::2], strict=True)}
+        names = sorted({each for each in (*await redis.texts("SMEMBERS", "message_ids"), *due) if each})
+        await redis.select(contents)
+        sizes = [await redis.number("STRLEN", name) for name in names]
+
+        async def read(name: bytes) -> ForeignMessage | None:
+            await redis.select(metas)
+            flat = await redis.texts("HGETALL", name)
+            await redis.select(contents)
+            (octets,) = await redis.texts("MGET", name)
+            if octets is None and not flat:
+                return None  # an id that was reserved for a message that was never stored
+            if octets is None or not flat:
+                raise ValueError("some of its records are missing in the databases")
+            meta = dict(zip(flat[::2], flat[1::2], strict=True))
+            return _lua_message(_lua_name(name), meta, octets, due.get(name, 0.0))
+
+        yield source_of(names, read, name=_lua_name, octets=sum(sizes), now=now)
+
+
+def _lua_name(name: bytes) -> str:
+    return name.decode("ascii", "replace")
+
+
+def _lua_message(
+    identity: str, meta: Mapping[bytes | None, bytes | None], octets: bytes, due: float
+) -> ForeignMessage:
+    def text(name: bytes) -> str:
+        return (meta.get(name) or b"").decode("utf-8", "surrogateescape")
+
+    attempts = int(number_of(meta.get(b"attempts")))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield octets
+
+    return ForeignMessage(
+        key=f"slimta-lua {identity}",
+        sender=text(b"sender"),
+        # Each recipient ends with a NUL.
+        recipients=[
+            OpenRecipient(address=each, attempts=attempts, due=due)
+            for each in text(b"recipients").split("\0")
+            if each
+        ],
+        created=number_of(meta.get(b"timestamp")),
+        body=body,
+        weight=len(octets),
+        eight_bit=not octets.isascii(),
+        origin=Origin(
+            client_address=text(b"ip"),
+            helo=text(b"ehlo"),
+            protocol=text(b"protocol") or "ESMTP",
+            user=text(b"auth_info"),
+        ),
     )
