@@ -13,6 +13,7 @@ import argparse
 import gzip
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -53,10 +54,10 @@ the configuration file, where \-\-config names none
 )
 FORMAT = (
     "The file is TOML. A [table] is there once, a [[table]] as often as wanted. Durations are written 30s, "
-    "5m, 2h and 5d, sizes 64 KB, 50 MB and 1 GB, both in quotes. Every option has a default. `zonerelay "
-    "check-config` reports every mistake with its line; `zonerelay config show` prints what is active. "
-    "Files conf.d/*.toml next to the file are read after it, in the order of their names: [[tables]] are "
-    "joined, and a value that is given twice is an error."
+    "5m, 2h and 5d, sizes 64 KB, 50 MB and 1 GB, both in quotes. Options are listed with their defaults. "
+    "`zonerelay check-config` reports every mistake with its line; `zonerelay config show` prints what is "
+    "active. Files conf.d/*.toml next to the file are read after it, in the order of their names: [[tables]] "
+    "are joined, and a value that is given twice is an error."
 )
 COMMON = ("--config ", "--socket ")
 COMMON_FROM = 3
@@ -159,9 +160,10 @@ def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
         f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n\n"
         "A command takes `--config FILE` where it needs the configuration, and `--socket PATH` where it asks "
         "the relay. These arguments have the same meaning wherever a command takes them; "
-        "`[FILTER]` stands for the conditions, `[OPTION]` for what a table lists.\n"
+        "`[FILTER]` stands for the conditions, `[OPTION]` for what is listed below a command.\n"
     )
-    yield from table("argument", [row for row in counts if row in common and not row[0].startswith(COMMON)])
+    yield "\n"
+    yield from listing([row for row in counts if row in common and not row[0].startswith(COMMON)])
     for each in commands:
         words = re.sub(r" \[(-h|--config FILE|--socket PATH)\]", "", f" {usage(each)}")
         rows = []
@@ -177,15 +179,15 @@ def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
         if any(about for about, _ in groups(each)):
             words = f" [FILTER]{words}"
         yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog}{words}\n"
-        yield from table("argument", rows)
+        yield from listing(rows)
 
 
-def table(heading: str, rows: list[tuple[str, str]]) -> Iterator[str]:
-    """A table in Markdown of names and their texts, nothing for no rows."""
-    if rows:
-        yield f"\n| {heading} | |\n|---|---|\n"
+def listing(rows: list[tuple[str, str]]) -> Iterator[str]:
+    """Names with their texts as `--help` shows them, nothing for no rows."""
+    width = min(max((len(name) for name, _ in rows), default=0), 28)
     for name, text in rows:
-        yield f"| `{name.replace('|', chr(92) + '|')}` | {cell(text)} |\n"
+        first = f"{'':6}{name:{width}}  "
+        yield textwrap.fill(text, 110, initial_indent=first, subsequent_indent=" " * (width + 8)) + "\n"
 
 
 def operations_page() -> Iterator[str]:
@@ -199,7 +201,8 @@ def operations_page() -> Iterator[str]:
         "`GET /v1/queue` takes, `about` one with the fields below it. "
         "These fields have the same meaning in all requests that list them in a last line:\n"
     )
-    yield from table("field", common)
+    yield "\n"
+    yield from listing(common)
     for each in OPERATIONS:
         if not each.path:
             continue
@@ -207,7 +210,9 @@ def operations_page() -> Iterator[str]:
         yield f"\n## {each.method} {each.path}\n\n{each.help}{command}. Scope `{each.scope}`.\n"
         rows = fields[each.path + each.method]
         own = [row for row in rows if row not in common and not row[0].startswith("filter.")]
-        yield from table("field", own)
+        if own:
+            yield "\n"
+        yield from listing(own)
         others = dict.fromkeys(name.partition(".")[0] for name, text in rows if (name, text) not in own)
         if also := [f"`{name}`" for name in others if f"{{{name}}}" not in each.path]:
             yield f"\nAlso {', '.join(also)}.\n"
@@ -259,10 +264,9 @@ def configuration_page() -> Iterator[str]:
         yield f"\n## {heading or 'Top of the file'}\n"
         if table:
             yield f"\n{linked(about_table(table))}\n"
-        yield "\n| option | default | |\n|---|---|---|\n"
+        yield "\n"
         for each in group:
-            default = each.default.replace("|", "\\|")
-            yield f"| `{each.key}` | `{default}` | {linked(cell(each.doc))} |\n"
+            yield f"- `{each.key} = {each.default}`: {linked(cell(each.doc))}\n"
 
 
 def linked(text: str) -> str:

@@ -111,22 +111,22 @@ class Settings:
     """
 
     hostname: str = text("", form=forms.ehlo_name)
-    """The name of this relay in EHLO, greetings and Received fields. It should resolve to the relay's
-    address. If it is empty, the machine's fully qualified name is used.
+    """The name of this relay in EHLO, greetings and Received fields, which should resolve to its address.
+    Empty: the machine's fully qualified name.
     """
     workers: int = workers(1)
-    """The number of worker processes, each with its own spool, or "auto" for one per core that the relay may
-    use. A supervisor manages several workers (docs/operate/workers.md).
+    """The number of worker processes, each with its own spool, or "auto": one per core that the relay may use
+    (docs/operate/workers.md).
     """
     worker_timeout: float = duration(20.0, least=1.0, most=HOUR)
-    """With several workers, a worker that does not respond for this time is replaced."""
+    """One of several workers that does not respond for this time is replaced."""
     shutdown_timeout: float = duration(30.0, most=HOUR)
-    """How long a stopping relay waits for transactions in progress. Interrupted deliveries are tried again at
-    the next start, so a longer wait avoids duplicates.
+    """How long a stopping relay waits for running transactions. Those that it interrupts are tried again at
+    the next start, perhaps as duplicates.
     """
     max_session_memory: int = size(256 * MB, least=16 * MB)
-    """The maximum memory of all client connections together. Near the limit, new connections are refused with
-    421; at the limit, the connection that uses the most memory is ended.
+    """The maximum memory of all client connections together. Near it, new connections get 421; at it, the
+    connection that uses the most memory is ended.
     """
     spool: SpoolSettings = table(SpoolSettings)
     redis: RedisSettings = table(RedisSettings)

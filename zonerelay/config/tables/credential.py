@@ -59,32 +59,32 @@ class CredentialSettings:
     name: str = text("", form=forms.name)
     """The name of this credential in zones, logs and metrics."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """Use this credential only for mail of these envelope senders: "user@example.com", "example.com",
-    "*.example.com", "<>". Empty: for all mail. A zone uses the first of its credentials that matches.
+    """Only for mail of these envelope senders: "user@example.com", "example.com", "*.example.com", "<>".
+    Empty: for all mail. A zone uses the first of its credentials that matches.
     """
     user: str = text("")
     """The user name at the smarthost."""
     password: str = text("", form=forms.secret)
     """The place of the password: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
-    "credential:NAME" (systemd's LoadCredential). Never write the password itself.
+    "credential:NAME" (systemd's LoadCredential), never the password itself.
     """
     mechanism: SaslMechanismName = choice(SaslMechanismName.AUTO)
-    """auto: the strongest mechanism that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN,
-    or xoauth2 if token_url is set. After a refused login, no other mechanism is tried.
+    """auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or
+    xoauth2 if token_url is set. After a refused login, no other is tried.
     """
     token_url: str = text("", form=forms.url)
     """XOAUTH2: the https:// URL from which access tokens are fetched."""
     grant: OauthGrant = choice(OauthGrant.REFRESH_TOKEN)
-    """XOAUTH2: refresh_token, for access that a user has granted once, or client_credentials, for an
-    application that an administrator has authorized.
+    """XOAUTH2: refresh_token, for access that a user has granted, or client_credentials, for an application
+    that an administrator has authorized.
     """
     client_id: str = text("")
     """XOAUTH2: the application's id."""
     client_secret: str = text("", form=forms.secret)
     """XOAUTH2: the place of the application's secret, as in password. Some applications need none."""
     refresh_token: str = text("", form=forms.secret)
-    """XOAUTH2: the place of the refresh token, as in password. If the server issues a new one, it is written
-    to the same file, or stored next to the spool if that is not possible.
+    """XOAUTH2: the place of the refresh token, as in password. A new one is written to the same file, or next
+    to the spool if that is not possible.
     """
     scope: str = text("")
     """XOAUTH2: the requested scope, as in "https://outlook.office365.com/.default"."""

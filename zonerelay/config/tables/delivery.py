@@ -39,24 +39,21 @@ class DnsSettings:
     """The DNS resolvers (`[dns]`)."""
 
     servers: tuple[str, ...] = texts((), form=forms.name_server)
-    """Resolvers to use instead of those in /etc/resolv.conf, which is read again when it changes:
-    "192.0.2.53", "127.0.0.1:5353". A resolver on this machine is best.
+    """Resolvers instead of those in /etc/resolv.conf, which is read again when it changes: "192.0.2.53",
+    "127.0.0.1:5353". One on this machine is best.
     """
     trust_ad: bool = switch(False)
-    """Trust these servers when they report that an answer was validated by DNSSEC (the AD bit), which DANE
-    requires. Use this only for a validating resolver on this machine, or over a path that no attacker can
-    tamper with.
+    """Trust these servers when they report that DNSSEC validated an answer (the AD bit), which DANE requires.
+    Only for a validating resolver on this machine, or over a path that no attacker can tamper with.
     """
     timeout: float = duration(10.0, most=5 * MINUTE)
     """The time limit of one lookup over all servers. After it, the mail is deferred."""
     cache_size: int = count(10_000, least=0)
-    """The number of domains whose hosts are cached. Each takes about a kilobyte of memory."""
+    """The number of domains whose hosts are cached, at about a kilobyte each."""
     max_ttl: float = duration(1 * HOUR)
-    """The maximum time for which an answer is cached, whatever its TTL. Changes are noticed within this
-    time.
-    """
+    """The maximum time for which an answer is cached, whatever its TTL."""
     negative_ttl: float = duration(1 * MINUTE)
-    """How long a failed lookup is cached, so that a queue for one broken domain causes one query."""
+    """How long a failed lookup is cached."""
 
 
 def dns_advice(dns: DnsSettings) -> Findings:
@@ -98,35 +95,24 @@ class RetrySettings:
 
     policy: RetryPolicyName = choice(RetryPolicyName.SCHEDULE)
     """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
-    ten attempts. schedule is the default because only it covers the 4 to 5 days that RFC 5321 4.5.4.1
-    recommends.
+    ten attempts. Only schedule covers the 4 to 5 days of RFC 5321 4.5.4.1.
     """
     schedule: tuple[float, ...] = durations(
         (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR)
     )
-    """Delays between attempts. The last one is repeated until max_age. The first ones are short, because
-    greylisting and restarts are over in minutes.
-    """
+    """Delays between attempts. The last one is repeated until max_age."""
     max_attempts: int = count(0, optional=True, most=10_000)
-    """The number of attempts after which a delivery fails. 0: no limit except those of the policy and
-    max_age.
-    """
+    """Attempts after which a delivery fails. 0: only the limits of the policy and max_age."""
     backoff: str = text("", form=forms.function)
-    """A Python function instead of a policy, "module:function". It receives the envelope and the number of
-    attempts, and returns seconds, or None to let the delivery fail.
-    """
+    """A Python function instead of a policy, "module:function" (docs/deliver/retry.md)."""
     jitter: float = ratio(0.1)
-    """The fraction by which each delay is varied randomly, so that mail deferred together is not retried
-    together.
-    """
+    """The fraction by which each delay is varied randomly."""
     max_age: float = duration(5 * DAY, least=1.0, most=YEAR)
     """Mail that could not be delivered for this time is returned to its sender."""
     suspend_min: float = duration(30.0)
-    """The first pause of a destination if none of its hosts can be reached. Each further pause is twice as
-    long, up to suspend_max.
-    """
+    """The first pause of a destination if none of its hosts can be reached. It doubles up to suspend_max."""
     suspend_max: float = duration(10 * MINUTE)
-    """The longest such pause. It limits how late mail is when a destination is reachable again."""
+    """The longest such pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +124,10 @@ class BounceSettings:
     delay_warning: float = duration(4 * HOUR, most=YEAR, optional=True)
     """Notify the sender once if a message has waited this long. 0: never."""
     max_age: float = duration(1 * DAY, least=1.0, most=YEAR)
-    """How long a DSN itself is tried. It is shorter than for mail, because most senders that cannot be
-    reached for a day were forged.
-    """
+    """How long a DSN itself is tried."""
     return_size: int = size(50 * KB, most=MB)
-    """The maximum size of the returned header in a DSN. A header can be long, and the recipient of the DSN
-    may never have sent the message. A failed message up to this size is returned completely if its sender
-    requested that (RET=FULL).
+    """The maximum size of the returned header in a DSN. A failed message up to this size is returned
+    completely if its sender requested that (RET=FULL).
     """
 
 
@@ -157,7 +140,7 @@ class DeliverySettings:
     connect_timeout: float = duration(30.0)
     """Until a host accepts the connection. It is short, because the next MX host may respond immediately."""
     greeting_timeout: float = duration(5 * MINUTE)
-    """Until the greeting. Busy servers delay it on purpose."""
+    """Until the greeting."""
     ehlo_timeout: float = duration(5 * MINUTE)
     """Until the reply to EHLO or HELO."""
     starttls_timeout: float = duration(2 * MINUTE)
@@ -165,25 +148,19 @@ class DeliverySettings:
     mail_timeout: float = duration(5 * MINUTE)
     """Until the reply to MAIL."""
     rcpt_timeout: float = duration(5 * MINUTE)
-    """Until the reply to each RCPT. Servers perform a lookup for each recipient."""
+    """Until the reply to each RCPT."""
     data_timeout: float = duration(2 * MINUTE)
     """Until the reply to DATA."""
     block_timeout: float = duration(3 * MINUTE)
     """Until the peer accepts the next block of the message."""
     final_dot_timeout: float = duration(10 * MINUTE)
-    """Until the reply to the message. It is the longest, because a timeout here duplicates mail (RFC
-    1047).
-    """
+    """Until the reply to the message. A timeout here duplicates mail (RFC 1047)."""
     quit_timeout: float = duration(5.0)
-    """Until the reply to QUIT. Nothing depends on it."""
+    """Until the reply to QUIT."""
     max_hosts_per_attempt: int = count(5, most=100)
-    """The number of MX hosts tried in one attempt (RFC 5321 5.1 permits a limit). The next attempt starts
-    again.
-    """
+    """The number of MX hosts tried in one attempt."""
     remember_broken_tls: float = duration(1 * HOUR, optional=True)
-    """How long mail is sent unencrypted to a host whose TLS handshake failed (tls = opportunistic only), so
-    that not every message is delayed by the failure.
-    """
+    """How long mail is sent unencrypted to a host whose TLS handshake failed (tls = opportunistic only)."""
 
 
 def shorter_delays(schedule: tuple[float, ...]) -> Findings:

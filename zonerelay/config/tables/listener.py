@@ -46,14 +46,12 @@ class SendmailSettings:
     """The files of sendmail(1) on this machine (docs/send/applications.md)."""
 
     drop: Path = path(Path(DROP))
-    """The directory in which sendmail stores a message while the relay does not respond; the relay submits it
-    when it runs. It has the directories tmp and new, owned by the relay's user, with mode 3733. Without them,
+    """The directory in which sendmail stores a message while the relay does not respond, for the relay to
+    submit. It has the directories tmp and new, owned by the relay's user, with mode 3733. Without them,
     sendmail fails with status 75.
     """
     aliases: Path = path(Path(ALIASES))
-    """Addresses for the users of this machine, as in "root: admin@example.com". sendmail reads the file for
-    each message.
-    """
+    """Addresses for the users of this machine, as in "root: admin@example.com", read for each message."""
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -125,164 +123,143 @@ class ListenerSettings:
 
     address: str = text("127.0.0.1:2525", form=forms.listen)
     """The address to listen on: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock".
-    The default is loopback with an unprivileged port, which is safe and needs no privileges.
     """
     protocol: ListenerProtocol = choice(ListenerProtocol.SMTP)
-    """http: applications submit mail with POST /v1/messages and a token (docs/send/http.md), by the limits of
-    this listener. It requires auth = "required", and tls must be none or implicit.
+    """http: applications submit mail with POST /v1/messages and a token (docs/send/http.md). It requires auth
+    = "required", and tls must be none or implicit.
     """
     tls: ListenerTls = choice(ListenerTls.NONE)
     """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first byte (port 465). Both
-    require a certificate: zonerelay cert self-signed makes one to begin with.
+    require a certificate, such as one of zonerelay cert self-signed.
     """
     certificate: tuple[Path, ...] = paths()
-    """A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, such as certbot's
-    fullchain.pem. If there are several, the name that the client requests (SNI) selects one; the first is
-    used for all other clients. Changed files are read again automatically.
+    """One PEM file, or several, each a certificate with its chain, such as certbot's fullchain.pem. The name
+    that the client requests (SNI) selects one, the first by default. Changed files are read again.
     """
     key: tuple[Path, ...] = paths()
-    """The private keys, one PEM file for each certificate, in the same order. Empty: the keys are in the
+    """The private keys, one PEM file for each certificate, in the same order. Empty: they are in the
     certificate files.
     """
     require_tls: bool = switch(False)
-    """With starttls: only EHLO, STARTTLS, NOOP, RSET and QUIT are accepted unencrypted; everything else is
-    answered with 530 5.7.0.
+    """With starttls: only EHLO, STARTTLS, NOOP, RSET and QUIT are accepted unencrypted; everything else gets
+    530 5.7.0.
     """
     auth: ListenerAuth = choice(ListenerAuth.OFF)
-    """SMTP AUTH (PLAIN, LOGIN) for the users of [auth], who may relay from anywhere. optional: allow_networks
-    may relay without it. required: clients must log in, or have a certificate of allow_certificates. AUTH is
-    offered over TLS only.
+    """SMTP AUTH (PLAIN, LOGIN), over TLS only, for the users of [auth], who may relay from anywhere.
+    optional: allow_networks may relay without it. required: clients must log in, or have a certificate of
+    allow_certificates.
     """
     max_auth_failures: int = count(3, most=100)
-    """Failed logins in one connection before it is closed with 421. Each reply is delayed longer than the
-    last.
-    """
+    """Failed logins in one connection before it is closed with 421."""
     allow_networks: tuple[Network, ...] = networks(
         (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
     )
     """Clients that may relay without a login. All others are refused (550 5.7.1), unless auth or
-    allow_certificates permits them. The default is only this machine, so that a relay is closed until its
-    operator opens it.
+    allow_certificates permits them.
     """
     allow_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
     """SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint -sha256
-    prints them. Clients are asked for a certificate. A missing or unlisted certificate changes nothing.
+    prints them. A missing or unlisted certificate changes nothing.
     """
     unsafe: tuple[UnsafeListener, ...] = choices(UnsafeListener)
-    """open-relay: every client may relay, whatever allow_networks contains. Without it, allow_networks that
-    cover (nearly) the whole Internet are refused, because spammers find an open relay within hours.
-    cleartext-auth: AUTH is also offered without TLS, for a network on which no other machine can listen.
+    """open-relay: every client may relay; without it, allow_networks that cover (nearly) the whole Internet
+    are refused. cleartext-auth: AUTH is also offered without TLS, for a network on which no other machine can
+    listen.
     """
     proxy_networks: tuple[Network, ...] = networks(())
-    """Load balancers that use the PROXY protocol (version 1 or 2). Connections from these must begin with its
-    header; from any other address, the header ends the session. A client's permissions depend on its own
-    address, never on the balancer's.
+    """Load balancers whose connections must begin with a PROXY header (version 1 or 2); from any other
+    address, the header ends the session. Permissions depend on the client that it names, never on the
+    balancer.
     """
     xclient_networks: tuple[Network, ...] = networks(())
-    """Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as whom it
-    has logged in; over HTTP, with X-Forwarded-For who the client is. Trust them as you trust the relay
-    itself.
+    """Servers in front of this one, such as nginx, that may name the client and its user with XCLIENT, and
+    over HTTP the client with X-Forwarded-For. Trust them as the relay itself.
     """
     lenient_paths: bool = switch(True)
-    """Read the addresses of clients that may relay as devices write them that nobody can change, in MAIL and
-    RCPT: <Backup <backup@example.org>>, < backup@example.org >, backup@example.org, <backup@example.org.>.
+    """Accept addresses of clients that may relay as some devices write them in MAIL and RCPT: <Backup
+    <backup@example.org>>, < backup@example.org >, backup@example.org, <backup@example.org.>.
     """
     check_sender_domain: bool = switch(False)
-    """Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null MX), 550
-    5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.
+    """Look up the sender's domain at MAIL: 550 5.7.27 if it accepts no mail (null MX), 550 5.1.8 if it does
+    not exist, 451 4.4.3 if DNS does not answer.
     """
     policy: str = text("", form=forms.function)
-    """A policy of your own in Python, "module:Class", asked at every step, or a handler of aiosmtpd
+    """A policy in Python, "module:Class", called at every step, or a handler of aiosmtpd
     (docs/send/policy.md).
     """
     policy_file: Path | None = optional_path()
-    """A file for that policy: what is in it is the policy's business."""
+    """A file for the policy, which decides what it contains."""
     policy_timeout: float = duration(5.0, most=5 * MINUTE)
-    """How long the policy may think about one step; then the client is answered 451."""
+    """The time limit of the policy for each step; then the client gets 451."""
     policy_max_size: int = size(10 * MB)
-    """The largest message of a listener whose policy is a handler of aiosmtpd with handle_DATA: that gets the
-    message whole, which takes twice its size of max_session_memory.
+    """The largest message for a handler of aiosmtpd with handle_DATA, which takes twice its size of
+    max_session_memory.
     """
     authenticator: str = text("", form=forms.function)
-    """Checks log-ins instead of the users of [auth]: an authenticator of aiosmtpd, "module:callable"
+    """An authenticator of aiosmtpd, "module:callable", that checks logins instead of the users of [auth]
     (docs/send/policy.md).
     """
     priority: Priority = choice(Priority.NORMAL)
-    """Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it another.
-    Within a zone what is high goes first and what is bulk last.
+    """The priority of mail accepted here, unless the user or a route sets another: high, normal or bulk
+    (docs/deliver/routing.md).
     """
     drop_headers: tuple[str, ...] = texts(
         ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"), form=forms.dropped_field
     )
-    """Header fields that are taken out of every message: blind copies must not show, and the others are for
-    the end of the way.
-    """
+    """Header fields that are removed from every message (docs/deliver/rewriting.md)."""
     zone_header: str = text("", form=forms.field_name)
-    """A header field, such as "X-Sending-Zone", in which clients that are trusted to do so name the zone of
-    their mail; no [[route]] is asked then. It is taken out of every message that comes in here; from other
-    clients, and when there is no such zone, that is all. Empty: no such field.
+    """A header field, such as "X-Sending-Zone", in which trusted clients name the zone of their mail, instead
+    of the routes (docs/deliver/routing.md). It is removed from every message, also from other clients. Empty:
+    none.
     """
     zone_header_users: tuple[str, ...] = texts(())
-    """Users who are trusted to name zones; "*" is every user who may log in."""
+    """Users who may name zones; "*" is every user."""
     zone_header_networks: tuple[Network, ...] = networks(())
-    """Addresses and networks of clients that are trusted to name zones, if they may relay. By default no
-    client is, because a zone can have better addresses, and no limits.
-    """
+    """Clients that may name zones, if they may relay."""
     hide_client: bool = switch(False)
-    """Leave the client's name and address out of the Received field: for submission, where they are people's.
-    The log still has them.
+    """Leave the client's name and address out of the Received field, for submission by people. The log still
+    has them.
     """
     bare_line_ends: BareLineEnds = choice(BareLineEnds.NORMALIZE)
-    """A bare CR or LF in a message can smuggle a second message past another server. normalize makes bare LF
-    a CRLF and bare CR a space (many applications send bare LF); reject answers 550 5.6.0.
+    """Bare CR or LF in a message, which can smuggle a second message past another server. normalize: bare LF
+    becomes CRLF, bare CR a space. reject: 550 5.6.0.
     """
     header_controls: HeaderControls = choice(HeaderControls.REJECT)
-    """NUL in the header, or a control character in a field's name, hides a field from all readers but those
-    that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does with
-    message_strip_characters.
+    """NUL in the header, or a control character in a field's name, which hides a field from most readers.
+    reject: 550 5.6.0. remove: these characters are removed, as by Postfix's message_strip_characters.
     """
     idempotency: Idempotency = choice(Idempotency.OFF)
-    """message-id: a message whose Message-ID this client, with the same sender and recipients, has sent
-    before gets the first answer and is not sent again, for clients that lost our 250 and repeat themselves
-    (docs/send/idempotency.md). off: only a message with the field Idempotency-Key is looked at.
+    """message-id: a message with the Message-ID, sender and recipients of an earlier one of this client gets
+    the first answer and is not sent again (docs/send/idempotency.md). off: only the field Idempotency-Key
+    counts.
     """
     max_message_size: int = size(50 * MB)
-    """Announced in EHLO and enforced while the message arrives. It costs disk, not memory."""
+    """The maximum size of a message, announced in EHLO. It costs disk, not memory."""
     max_recipients: int = count(1000, most=100_000)
-    """Recipients per message; more are answered 452 4.5.3, and the client sends the message again for them.
-    RFC 5321 4.5.3.1.8 asks for at least 100.
+    """Recipients per message; more get 452 4.5.3, and the client sends the message again for them. RFC 5321
+    4.5.3.1.8 asks for at least 100.
     """
     max_connections: int = count(1000)
-    """Open connections on this listener; the next one is answered 421."""
+    """Open connections on this listener; the next one gets 421."""
     max_connections_per_client: int = count(50)
-    """Open connections from one client (an IPv4 address, an IPv6 /64), so that one client cannot use up the
-    total.
-    """
+    """Open connections from one client (an IPv4 address, an IPv6 /64)."""
     max_connections_per_network: int = count(200)
-    """Open connections from one network (IPv4 /24, IPv6 /48), so that a client with many addresses cannot use
-    up the total.
-    """
+    """Open connections from one network (IPv4 /24, IPv6 /48)."""
     max_commands: int = count(100_000, least=10, most=1_000_000_000)
-    """Commands in one connection: enough for a client that keeps its connection all day, and an end for one
-    that only sends NOOP.
-    """
+    """Commands in one connection."""
     max_errors: int = count(20)
-    """Refused or unknown commands in one connection; then 421: a client in that state is lost or guessing."""
+    """Refused or unknown commands in one connection; then 421."""
     max_received: int = count(100, least=10, most=1000)
-    """Received fields in a message; more means that it goes in circles: 554 5.4.6. RFC 5321 6.3 asks for at
-    least 100.
-    """
+    """Received fields in a message; more are a mail loop: 554 5.4.6. RFC 5321 6.3 asks for at least 100."""
     max_header_size: int = size(256 * KB, least=4 * KB, most=16 * MB)
-    """The header section of a message is held in memory, so it is bounded."""
+    """The maximum size of the header, which is held in memory."""
     idle_timeout: float = duration(5 * MINUTE)
     """How long to wait for the client's next command or data; RFC 5321 4.5.3.2.7 asks for 5 minutes."""
     transaction_timeout: float = duration(30 * MINUTE)
-    """How long one message may take from MAIL to its last octet, so that a client that sends an octet a
-    minute does not hold a connection for ever.
-    """
+    """The time limit of one message, from MAIL to its last byte."""
     min_data_rate: int = count(500, optional=True)
-    """Octets a second that a message must come in with on average, once idle_timeout has passed. Slower
-    clients are cut off (421): a few octets a minute would hold a connection for hours. 0: any rate.
+    """The minimum bytes per second of a message on average, once idle_timeout has passed; slower clients get
+    421. 0: any rate.
     """
     max_hold: float = duration(7 * DAY, least=1.0, most=30 * DAY, optional=True)
     """How far ahead clients that may relay can set the time of delivery (FUTURERELEASE, RFC 4865). 0: not

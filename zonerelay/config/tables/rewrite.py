@@ -35,7 +35,7 @@ class SrsSettings:
 
     domain: str = text("", form=forms.domain)
     """The domain of rewritten senders. Its MX must be this relay, and its SPF record must allow the relay's
-    addresses. Bounces to it are accepted from every client, and forwarded to the original sender.
+    addresses.
     """
     secret: str = text("", form=forms.secret)
     """The place of the secret for the hash in rewritten addresses, as in password of [[credential]]; at least
@@ -44,14 +44,12 @@ class SrsSettings:
     old_secrets: tuple[str, ...] = texts((), form=forms.secret)
     """The places of former secrets, which are still accepted."""
     local_domains: tuple[str, ...] = texts((), form=forms.domain)
-    """Senders in these domains are not rewritten, because their SPF records allow this relay: "example.com",
-    "*.example.com".
-    """
+    """Senders in these domains are not rewritten, because their SPF records allow this relay."""
     max_age: float = duration(21 * DAY, least=DAY, most=YEAR)
     """How long bounces to a rewritten sender are accepted."""
     accept_legacy: bool = switch(False)
     """Accept bounces to addresses in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
-    guessed. Use it for max_age after a migration from one of these.
+    guessed, for max_age after a migration.
     """
 
 
@@ -142,11 +140,11 @@ class DkimSettings:
     key_file: Path = path(Path())
     """The private key in PEM format: RSA with at least 1024 bits (2048 recommended), or Ed25519."""
     signing_domain: str = text("", form=forms.domain)
-    """The signing domain (d=) if it differs from the domain in From: with domain = "*.example.com",
-    "example.com" needs only one DNS record. Empty: the domain in From.
+    """The signing domain (d=), if it differs from the domain in From: "example.com" for domain =
+    "*.example.com" needs only one DNS record.
     """
     not_before: float = date()
-    """The time from which the key signs, so that it can be published first. Empty: now."""
+    """The time from which the key signs. Empty: now."""
     not_after: float = date()
     """The time until which the key signs. Empty: no limit."""
 

@@ -47,19 +47,18 @@ class AuthSettings:
     """User authentication for all listeners (docs/send/users.md)."""
 
     credentials: Path = path(Path("/etc/zonerelay/credentials"))
-    """The file of users and argon2 password hashes, which zonerelay user maintains. It is required by
-    listeners with auth; a changed file is used at the next login.
+    """The file of users and argon2 password hashes, which zonerelay user maintains. Listeners with auth
+    require it; changes count from the next login.
     """
     max_client_failures: int = count(10)
-    """The number of failed logins of one client (an IPv4 address or an IPv6 /64) within forget_failures after
-    which it gets 454 4.7.0 without a password check. Users who recently logged in from its network are
-    counted separately.
+    """Failed logins of one client (an IPv4 address or an IPv6 /64) within forget_failures, after which it
+    gets 454 4.7.0 without a password check.
     """
     max_network_failures: int = count(50)
     """The same for a network (an IPv4 /24 or an IPv6 /48)."""
     max_account_failures: int = count(100)
-    """The same for an account, from all clients. Users are never locked out of networks from which they
-    recently logged in.
+    """The same for an account. Users who recently logged in from a network are not locked out of it by
+    others' failures.
     """
     forget_failures: float = duration(15 * MINUTE, most=DAY)
     """How long a failed login is counted."""
@@ -73,19 +72,18 @@ class AccessSettings:
     """Addresses and networks of clients."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
     """Envelope senders: "user@example.com", "example.com", "*.example.com" (every subdomain),
-    "bounce-*@example.com", "<>" (the null sender).
+    "bounce-*@example.com", "<>".
     """
     recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
     """Recipients, in the same forms."""
     user: tuple[str, ...] = texts(())
     """Authenticated users; "*" is any user."""
     action: AccessAction = choice(AccessAction.REFUSE)
-    """refuse: 550 5.7.1. defer: 450 4.7.1, so that the client tries again. accept: later rules are skipped.
-    accept does not allow clients to relay that otherwise could not.
+    """refuse: 550 5.7.1. defer: 450 4.7.1. accept: later rules are skipped; it does not allow clients to
+    relay that otherwise could not.
     """
     reply: str = text("", form=forms.reply)
-    """The reply instead: "554 5.7.1 Ask postmaster@example.org", a 5yz code for refuse, a 4yz code for defer.
-    """
+    """Another reply: "554 5.7.1 Ask postmaster@example.org", a 5yz code for refuse, a 4yz code for defer."""
 
 
 def access_problems(rule: AccessSettings) -> Findings:
@@ -146,7 +144,7 @@ class RouteSettings:
     zone: str = text("default", form=forms.name)
     """The zone of mail that matches all conditions."""
     set_priority: str = text("", form=forms.priority)
-    """The priority of this mail: high, normal or bulk. Empty: that of the user or listener."""
+    """The priority of this mail: high, normal or bulk. Empty: unchanged."""
     recipient_domain: tuple[str, ...] = texts((), form=forms.domain)
     """The recipient's domain: "example.com", "*.example.com" (every subdomain), "*" (any)."""
     recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
@@ -154,7 +152,7 @@ class RouteSettings:
     sender_domain: tuple[str, ...] = texts((), form=forms.domain)
     """The domain of the envelope sender, as in recipient_domain."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """The envelope sender, as in recipient; "<>" is the null sender, for example of bounces."""
+    """The envelope sender, as in recipient; "<>" is the null sender."""
     user: tuple[str, ...] = texts(())
     """The authenticated user; "*" is any user."""
     listener: tuple[str, ...] = texts((), form=forms.listen)
@@ -162,9 +160,7 @@ class RouteSettings:
     client: tuple[Network, ...] = networks(())
     """The client's address or network."""
     certificate: tuple[str, ...] = texts((), form=forms.fingerprint)
-    """The SHA-256 fingerprint of the client's certificate. Clients are asked for one if the listener has
-    allow_certificates.
-    """
+    """The SHA-256 fingerprint of the client's certificate. It requires allow_certificates of the listener."""
     priority: tuple[str, ...] = texts((), form=forms.priority)
     """The priority: "high", "normal", "bulk"."""
     min_size: int = size(0, least=1, optional=True)

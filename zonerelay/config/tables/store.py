@@ -62,12 +62,10 @@ class LogSettings:
     with clear addresses.
     """
     redact: bool = switch(True)
-    """Replace addresses in the log by stable pseudonyms (a keyed hash), so that the log contains no personal
-    data but can still be searched.
-    """
+    """Replace addresses in the log by stable pseudonyms (a keyed hash), which can still be searched."""
     redact_key_file: Path | None = optional_path()
-    """The key of the pseudonyms. Empty: a generated key next to the spool. Use the same file on machines
-    whose logs are searched together.
+    """The key of the pseudonyms. Empty: a generated key next to the spool. Machines whose logs are searched
+    together need the same.
     """
 
 
@@ -84,17 +82,17 @@ class HistorySettings:
 
     enabled: bool = switch(True)
     """Record what happens to mail (accepted, rejected, each attempt, the outcome) in the directory history
-    next to the spool, for zonerelay log find. Mail never waits for it.
+    next to the spool. Mail never waits for it.
     """
     keep: float = duration(14 * DAY, least=DAY, most=10 * YEAR)
     """How long events are kept."""
     max_size: int = size(1 * GB, least=16 * MB)
-    """The maximum size of the file of each worker. If it is full, the oldest events are removed. A message
-    with one recipient takes about a kilobyte.
+    """The maximum size of the file of each worker; then the oldest events are removed. A message with one
+    recipient takes about a kilobyte.
     """
     addresses: HistoryAddresses = choice(HistoryAddresses.HASHED)
-    """hashed: the history contains the pseudonyms of the log, and a search computes the pseudonym of the
-    given address. clear: it contains addresses, which anyone who may read the files can see.
+    """hashed: the history contains the pseudonyms of the log. clear: it contains addresses, for everyone who
+    may read the files.
     """
 
 
@@ -104,7 +102,7 @@ class AdminSettings:
 
     address: str = text("127.0.0.1:8025", form=forms.listen, optional=True)
     """The HTTP address of /metrics, /healthz and /readyz, of the API at /v1/, and of the page. Empty: no
-    HTTP. If the address is in use, the relay starts without HTTP, reports a problem in zonerelay status, and
+    HTTP. While the address is in use, the relay runs without HTTP, reports a problem in zonerelay status, and
     tries again.
     """
     page: bool = switch(False)
@@ -116,17 +114,17 @@ class AdminSettings:
     key: Path | None = optional_path()
     """The private key. Empty: it is in the certificate file."""
     proxy_networks: tuple[Network, ...] = networks(())
-    """Trusted reverse proxies, whose X-Forwarded-For and X-Forwarded-Proto are used. On other addresses than
-    loopback, API and page are available only over TLS or through such a proxy.
+    """Trusted reverse proxies, whose X-Forwarded-For and X-Forwarded-Proto are used. Without one, API and
+    page need TLS on other addresses than loopback.
     """
     hosts: tuple[str, ...] = texts((), form=forms.domain)
     """Host names allowed in HTTP requests, in addition to localhost and IP addresses ("*.example.org": every
-    subdomain). This prevents DNS rebinding. On other addresses than loopback, /metrics, /healthz and /readyz
-    accept every name.
+    subdomain), against DNS rebinding. On other addresses than loopback, /metrics, /healthz and /readyz accept
+    every name.
     """
     token_file: Path | None = optional_path()
     """A file with one more token, of scope operate: a line of at least 32 characters. Prefer zonerelay token
-    add, whose tokens have a name, a scope and an expiry.
+    add.
     """
     socket: Path | None = optional_path()
     """The Unix socket for the command line; its file permissions control access. Empty: control.sock next to
@@ -195,16 +193,14 @@ class CaptureSettings:
     """Captured mail, which is stored for inspection instead of being sent (docs/start/sandbox.md)."""
 
     keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
-    """How long captured mail is kept. Mail of each [[zone]] with next_hop = "capture:" is captured, in the
-    directory captured next to the spool.
+    """How long the mail of zones with next_hop = "capture:" is kept, in the directory captured next to the
+    spool.
     """
     max_size: int = size(500 * MB, least=MB)
-    """The maximum size of all captured mail. If it is reached, the oldest is removed. A larger message
-    bounces.
-    """
+    """The maximum size of all captured mail; then the oldest is removed. A larger message bounces."""
     release_to: str = text("", form=forms.listen, optional=True)
-    """The SMTP server that receives captured mail when an operator releases it: an address of this relay or
-    of another ("127.0.0.1:25"). Empty: captured mail cannot be released.
+    """The SMTP server to which an operator can release captured mail: this relay or another ("127.0.0.1:25").
+    Empty: none.
     """
 
 
@@ -230,42 +226,39 @@ class SpoolSettings:
     """The spool, in which mail is stored until it is delivered (docs/store/engines.md)."""
 
     backend: Backend = choice(Backend.LEVELDB)
-    """leveldb: a local database, safe against crashes and power cuts. disk: the same safety with files that
-    people and tools can read, for more work per message. redis, postgres: a server that several relays can
-    share. s3: a bucket. memory: for tests; everything is lost when the relay stops.
+    """leveldb: a local database, safe against crashes and power cuts. disk: as safe, in files that people and
+    tools can read, for more work per message. redis, postgres: a server that several relays can share. s3: a
+    bucket. memory: for tests; everything is lost when the relay stops.
     """
     path: Path = path(Path("/var/lib/zonerelay/spool"))
-    """The directory of the spool, used by one relay only. With redis, postgres and s3 it contains only the
-    files next to the queue. A relative path starts at the working directory. The default is the
-    StateDirectory of the systemd unit.
+    """The directory of the spool, used by one relay only; with redis, postgres and s3, of the files next to
+    the queue. A relative path starts at the working directory.
     """
     env_directory: Path | None = optional_path()
     """disk: the directory of the messages. Empty: messages in path."""
     meta_directory: Path | None = optional_path()
-    """disk: the directory of the log of queue changes, which may be on another file system than the messages.
-    Empty: path.
-    """
+    """disk: the directory of the log of queue changes, perhaps on another file system. Empty: path."""
     scratch_directory: Path | None = optional_path()
-    """disk: the directory of the index, which is rebuilt if it is missing, so it may be on a fast disk
-    without backup. Empty: scratch in path.
+    """disk: the directory of the index, which is rebuilt if it is missing: a fast disk without backup is
+    enough. Empty: scratch in path.
     """
     shelve: Path | None = optional_path()
-    """memory: a file to which the queue is saved at an orderly stop. It is not durable: a crash loses all
-    mail accepted since the start.
+    """memory: a file to which the queue is saved at an orderly stop. A crash loses all mail accepted since
+    the start.
     """
     min_free_space: int = size(100 * MB, least=MB, optional=True)
     """With less free space on the spool's file system, new mail is rejected with 452 4.3.1 and /readyz fails,
     so that queued mail can still be delivered. Half of it is reserved in a file that is released if the disk
     becomes full anyway. 0: neither. With leveldb, at least four times write_buffer and 4 MB, and more while a
-    burst is compacted. With redis, it is the memory below maxmemory, without a reserve.
+    burst is compacted. With redis: the memory below maxmemory, without a reserve.
     """
     write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
-    """The memory in which LevelDB collects writes before it writes a table. Larger buffers were not faster in
-    tests, and take about four times their size.
+    """The memory in which LevelDB collects writes; it takes about four times this size. Larger buffers were
+    not faster in tests.
     """
     idempotency_window: float = duration(DAY, least=60.0, most=7 * DAY)
-    """How long an idempotency key is remembered. During this time the same key gets the first answer, and the
-    message is not sent again. A message with a key takes about 200 bytes more.
+    """How long an idempotency key is remembered, and a message with the same key gets the first answer and is
+    not sent again (docs/send/idempotency.md).
     """
 
 
@@ -359,21 +352,21 @@ class RedisSettings:
     """The certificate authorities for rediss://. Empty: those of the system."""
     prefix: str = text("zonerelay:", form=forms.key_prefix)
     """The prefix of all keys. Relays with the same server, database and prefix share one queue. In a cluster
-    use a hash tag, such as {zonerelay}:.
+    use a hash tag: {zonerelay}:.
     """
     lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
-    """How long a relay that does not respond keeps its mail; after that, other relays take it over. It must
-    be longer than any pause of a running relay.
+    """How long a relay that does not respond keeps its mail; then other relays take it over. It must be
+    longer than any pause of a running relay.
     """
     replicas: int = count(0, least=0, most=16, optional=True)
-    """The number of replicas that must have a message before it is acknowledged (WAIT). With fewer replicas,
-    no mail is accepted.
+    """The number of replicas that must have a message before it is acknowledged (WAIT). With fewer, no mail
+    is accepted.
     """
     timeout: float = duration(10.0, most=MINUTE)
     """The time limit for a reply; after it, the relay reconnects."""
     unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
-    """mail-loss: use a server that does not sync its append-only file before it replies, that evicts keys, or
-    whose settings cannot be read, although it may lose acknowledged mail. Otherwise such a server is refused.
+    """mail-loss: accept a server that may lose acknowledged mail, because it does not sync its append-only
+    file before it replies, evicts keys, or hides its settings.
     """
 
 
@@ -425,8 +418,8 @@ class PostgresSettings:
     """
 
     url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
-    """The database: "postgresql://USER@HOST:5432/DATABASE", or a Unix socket as in the default, without the
-    password. Over a network, add ?sslmode=verify-full&sslrootcert=FILE.
+    """The database: "postgresql://USER@HOST:5432/DATABASE", or a Unix socket, without the password. Over a
+    network, add ?sslmode=verify-full&sslrootcert=FILE.
     """
     password: str = text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
@@ -435,17 +428,17 @@ class PostgresSettings:
     one queue.
     """
     node: int = count(0, least=0, most=255, optional=True)
-    """The number of this relay among those that share the queue. Each relay has its own number and keeps it:
-    after a restart it continues with the mail of its number.
+    """The number of this relay among those that share the queue, its own and always the same: after a restart
+    it continues with the mail of its number.
     """
     lease: float = duration(15 * MINUTE, least=1.0)
-    """How long a relay that does not respond keeps its mail; after that, other relays take it over. It should
-    be longer than any transaction ([delivery] final_dot_timeout alone is 10 minutes), because a relay that
-    lost only its database connection may still be sending.
+    """How long a relay that does not respond keeps its mail; then other relays take it over. It should be
+    longer than any transaction ([delivery] final_dot_timeout alone is 10 minutes): a relay that lost only its
+    database connection may still be sending.
     """
     unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
-    """mail-loss: use a server with fsync or full_page_writes off, and keep its synchronous_commit, although
-    it may lose acknowledged mail. Otherwise such a server is refused.
+    """mail-loss: accept a server with fsync or full_page_writes off, and keep its synchronous_commit, though
+    it may lose acknowledged mail.
     """
 
 
@@ -526,24 +519,24 @@ class S3Settings:
     region: str = text("", optional=True)
     """The region. Empty: from the environment, or us-east-1."""
     addressing: Addressing = choice(Addressing.AUTO)
-    """The style of bucket URLs: path (https://HOST/BUCKET/) or virtual (https://BUCKET.HOST/). auto: path
+    """The style of bucket URLs: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/), or auto: path
     with an endpoint_url, otherwise virtual.
     """
     access_key: str = text("", optional=True)
-    """The id of the access key. Empty: from the environment (AWS_ACCESS_KEY_ID), the shared files of the AWS
-    tools, or the role of the machine.
+    """The id of the access key. Empty: from AWS_ACCESS_KEY_ID, the shared files of the AWS tools, or the role
+    of the machine.
     """
     secret_key: str = text("", form=forms.secret)
     """The place of the secret key: a file, env:NAME or credential:NAME."""
     ca_file: Path | None = optional_path()
     """The certificate authorities for https. Empty: those of the system."""
     shared: bool = switch(True)
-    """Several relays may share the queue. This requires a service with conditional writes, which are tested
-    at each start. false: one relay only; a second one is refused.
+    """Several relays may share the queue, if the service has conditional writes, which are tested at each
+    start. false: a second relay is refused.
     """
     lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
-    """How long a relay that does not respond keeps its mail; after that, other relays take it over. It must
-    be longer than any pause of a running relay.
+    """How long a relay that does not respond keeps its mail; then other relays take it over. It must be
+    longer than any pause of a running relay.
     """
     timeout: float = duration(10.0, most=5 * MINUTE)
     """The time limit of one request."""
@@ -606,21 +599,21 @@ class OutboxSettings:
     zone: str = text("default", form=forms.name)
     """The zone of rows without a zone and a mailbox."""
     keys: tuple[str, ...] = texts((), form=forms.secret)
-    """The places of the keys of smtp_password_encrypted: files, env:NAME or credential:NAME. The first key
-    encrypts; all are tried for decryption.
+    """The places of the keys of smtp_password_encrypted: files, env:NAME or credential:NAME. The first
+    encrypts; all decrypt.
     """
     poll_interval: float = duration(10.0, least=0.1, most=10 * MINUTE)
     """How often to look for rows without a notification. Inserts notify the relay at once."""
     lease: float = duration(15 * MINUTE, least=1.0)
-    """How long a relay that does not respond keeps its rows; after that, they return to the queue. It should
-    be longer than any transaction ([delivery] final_dot_timeout alone is 10 minutes).
+    """How long a relay that does not respond keeps its rows; then they return to the queue. It should be
+    longer than any transaction, as in [postgres].
     """
     max_attempts: int = count(10, most=1000)
-    """The number of failed attempts for a recipient after which the row fails. The delay after attempt n is
+    """The number of failed attempts for a recipient after which the row fails. After attempt n the delay is
     n² minutes.
     """
     max_message_size: int = size(25 * MB)
-    """The maximum size of a row's message. Larger rows fail."""
+    """Rows with a larger message fail."""
 
 
 def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Findings:

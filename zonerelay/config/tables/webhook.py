@@ -40,7 +40,7 @@ class WebhookSettings:
     url: str = text("")
     """The https:// URL to which events are posted."""
     events: tuple[str, ...] = texts(())
-    """The types of events to post (docs/operate/webhooks.md). Empty: all."""
+    """The types of events to post. Empty: all."""
     secret: str = text("", form=forms.secret)
     """The place of the signing secret, as in password of [[credential]]: whsec_ and 24 to 64 bytes in base64
     (HMAC-SHA256), or whsk_ and 32 bytes (Ed25519).
@@ -54,8 +54,8 @@ class WebhookSettings:
     timeout: float = duration(20.0, least=1.0, most=60.0)
     """The time limit for the endpoint's response."""
     max_queued: int = count(10_000, least=100, most=1_000_000)
-    """The maximum number of waiting events in a worker's spool. Beyond it the oldest are dropped, and an
-    event webhook.gap has their number.
+    """The maximum number of waiting events in a worker's spool. Then the oldest are dropped, and an event
+    webhook.gap has their number.
     """
     max_age: float = duration(3 * DAY, least=60.0, most=14 * DAY)
     """Events that wait longer are dropped in the same way."""

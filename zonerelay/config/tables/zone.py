@@ -99,7 +99,7 @@ class ZoneSettings:
 
     name: str = text("default", form=forms.name)
     """The name of this zone in routes, logs, metrics and the spool: letters, digits, dot, dash and
-    underscore. Mail that no route matches uses the zone named default.
+    underscore.
     """
 
     # Where it is sent
@@ -107,46 +107,43 @@ class ZoneSettings:
     next_hop: str = text("", form=forms.next_hops)
     """The destination of all mail of this zone. Empty: the MX hosts of each recipient's domain. A smarthost:
     "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), "192.0.2.1:25" or
-    "[2001:db8::1]:25". Several, separated by commas: the first that can be reached is used. "capture:": mail
-    is not sent but captured for inspection on the page ([capture], docs/start/sandbox.md).
+    "[2001:db8::1]:25". Several, separated by commas: the first that can be reached. "capture:": mail is kept
+    for inspection instead of sent (docs/start/sandbox.md).
     """
     next_hop_share: bool = switch(False)
-    """Distribute the mail evenly over several next hops, instead of using the first that can be reached."""
+    """Distribute the mail evenly over several next hops, instead of preferring the first."""
     mix_domains: bool | None = switch_or_auto()
-    """Whether recipients in several domains may share a transaction. auto: yes at a next hop; at MX hosts
-    only if the host announces support with LIMITS RCPTDOMAINMAX (RFC 9422), because Google defers all but the
-    first domain. true: always; false: never. A limit that a host announces is never exceeded.
+    """Whether recipients in several domains may share a transaction. auto: yes at a next hop, and at MX hosts
+    that announce it with LIMITS RCPTDOMAINMAX (RFC 9422); true: always; false: never. A limit that a host
+    announces is never exceeded.
     """
     port: int = count(25, most=65_535)
-    """The port of MX hosts, and of a next hop without a port. 25 is the standard port for mail."""
+    """The port of MX hosts, and of a next hop without a port."""
     ipv6: bool = switch(True)
-    """Also deliver over IPv6. Turn it off when this machine has no working IPv6."""
+    """Also deliver over IPv6."""
     allow_private_addresses: bool = switch(False)
-    """Deliver to MX hosts that resolve to loopback or private addresses. The default is false, because every
-    owner of a domain can point an MX at them and so reach servers inside your network. A next_hop is not
-    affected.
+    """Deliver to MX hosts that resolve to loopback or private addresses. Every owner of a domain can point an
+    MX at servers inside your network. A next_hop is not affected.
     """
 
     # TLS, and logging in at next hops
 
     tls: TlsMode = choice(TlsMode.OPPORTUNISTIC)
-    """none; opportunistic: STARTTLS if it is offered, with any certificate, and unencrypted if it fails, as
-    for most mail on the Internet; required: never unencrypted; verify: required, and the certificate must be
-    valid for the host; dane: required, and the host's TLSA records (RFC 7672) must match the certificate.
+    """none; opportunistic: STARTTLS if it is offered, with any certificate, and unencrypted if it fails;
+    required: never unencrypted; verify: required, and the certificate must be valid for the host; dane:
+    required, and the host's TLSA records (RFC 7672) must match the certificate (docs/deliver/tls.md).
     """
     tls_on_connect: bool = switch(False)
-    """TLS from the first byte, as smarthosts offer it on port 465 (RFC 8314), instead of STARTTLS."""
+    """TLS from the first byte instead of STARTTLS, as on port 465 of smarthosts (RFC 8314)."""
     dane: bool = switch(True)
-    """If a host has TLSA records, its certificate must match them (RFC 7672). This requires trust_ad in
-    [dns]; without it, the records are not looked up.
+    """If a host has TLSA records, its certificate must match them (RFC 7672). Without trust_ad in [dns], they
+    are not looked up.
     """
     mta_sts: bool = switch(False)
-    """Obey the MTA-STS policies of recipient domains (RFC 8461). They are fetched over HTTPS, which must not
-    be blocked, and stored on disk.
-    """
+    """Obey the MTA-STS policies of recipient domains (RFC 8461), which are fetched over HTTPS."""
     credentials: tuple[str, ...] = texts(())
-    """Names of [[credential]] tables for the login at the next hop. The first one that matches the sender is
-    used. This requires tls = verify, or required if the certificate cannot be verified.
+    """Names of [[credential]] tables for the login at the next hop; the first that matches the sender is
+    used. They require tls = verify or dane, or required if the certificate cannot be verified.
     """
 
     # From which address
@@ -154,9 +151,7 @@ class ZoneSettings:
     sources: tuple[str, ...] = texts(())
     """Names of [[source]] to send from. Empty: the address that the system chooses."""
     source_by: SourceUnit = choice(SourceUnit.MESSAGE)
-    """message: a source is chosen for each message, by weight; sender: for each sender, so that the sender's
-    reputation depends on one address.
-    """
+    """message: a source is chosen for each message, by weight; sender: for each sender."""
     source_penalty: float = duration(2 * HOUR, most=7 * DAY)
     """How long a source is not used for a destination that has refused it for its reputation, if there is
     another source.
@@ -167,25 +162,23 @@ class ZoneSettings:
     # How much: connections, rates, sizes
 
     max_connections: int = count(100, most=10_000)
-    """The maximum number of open connections of this zone, so that its mail cannot crowd out the mail of
-    another zone. Hosts that do not respond hold some of them, for half a minute each.
-    """
+    """Open connections of this zone. Hosts that do not respond hold some of them, for half a minute each."""
     max_connections_per_destination: int = count(10, most=10_000)
-    """The maximum number of open connections to one destination (one set of MX hosts, however many domains
-    they serve). Large providers start to refuse mail at 10 to 20.
+    """Open connections to one destination (one set of MX hosts, however many domains they serve). Large
+    providers start to refuse mail at 10 to 20.
     """
     max_recipients_per_transaction: int = count(50, most=10_000)
-    """The maximum number of recipients of one message in one transaction. Servers must accept 100 (RFC 5321
-    4.5.3.1.8); some accept fewer.
+    """Recipients of one message in one transaction. Servers must accept 100 (RFC 5321 4.5.3.1.8); some accept
+    fewer.
     """
     max_messages_per_connection: int = count(1000)
-    """Messages after which a connection is closed and opened again, to distribute load over the hosts."""
+    """Messages after which a connection is closed and opened again."""
     connection_idle_timeout: float = duration(5.0, most=HOUR)
-    """How long an idle connection is kept for the next message; longer is impolite to busy servers."""
+    """How long an idle connection is kept for the next message."""
     max_rate: Rate | None = rate()
     """The maximum rate of transactions of this zone, evenly distributed: "600/1m". Empty: no limit."""
     max_rate_per_destination: Rate | None = rate()
-    """The maximum rate of transactions to one destination, evenly distributed: "100/1m". Empty: no limit."""
+    """The same to one destination: "100/1m"."""
     max_message_size: int = size(0, optional=True)
     """Larger messages are returned to the sender (5.3.4). 0: no limit."""
 
@@ -194,13 +187,12 @@ class ZoneSettings:
     schedule: tuple[float, ...] = durations(())
     """Delays between attempts in this zone. Empty: those of [retry]."""
     max_attempts: int = count(0, optional=True, most=10_000)
-    """The number of attempts after which a delivery in this zone fails. 0: max_attempts of [retry]."""
+    """Attempts after which a delivery in this zone fails. 0: max_attempts of [retry]."""
     max_age: float = duration(0.0, optional=True, most=YEAR)
     """How long this zone's mail is tried. 0: max_age of [retry]."""
     in_doubt: InDoubtAction = choice(InDoubtAction.RETRY)
-    """What to do if the connection is lost after the message was sent and before the reply, so that the
-    message may have been delivered. retry risks a duplicate; hold waits for an operator; bounce risks a false
-    DSN. No mode loses mail.
+    """What to do if the connection is lost after the message was sent and before the reply. retry risks a
+    duplicate; hold waits for an operator; bounce risks a false DSN.
     """
 
     # What is changed in it, and how it is sent
@@ -219,13 +211,13 @@ class ZoneSettings:
     """Header fields to add: "Name: value"."""
     chunking: bool = switch(True)
     """Send messages of up to 64 KB with BDAT (RFC 3030) to servers that offer CHUNKING, so that no line in
-    them can be taken for the end of the message. A server that does not support BDAT, does not answer it or
-    refuses one gets DATA for a day; `zonerelay explain` shows this.
+    them can be taken for the end of the message. Servers that do not answer or accept it get DATA for a day;
+    `zonerelay explain` shows this.
     """
     convert: BodyConversion = choice(BodyConversion.UNSIGNED)
     """Which mail is converted to seven bits for servers without 8BITMIME or SMTPUTF8, and to lines of at most
-    998 bytes for all servers, with folded fields, encoded words and quoted-printable. unsigned: messages
-    without a DKIM signature of their author; always: also signed ones, whose signature breaks; never: none.
+    998 bytes for all servers. unsigned: messages without a DKIM signature of their author; always: also
+    signed ones, whose signature breaks; never: none.
     """
 
     @property
@@ -357,15 +349,13 @@ class SourceSettings:
     name: str = text("", form=forms.name)
     """The name of this source in zones, logs and metrics."""
     address: tuple[str, ...] = texts((), form=forms.ip_address)
-    """The addresses of this machine to send from: one IPv4 address, one IPv6 address, or both. With only one,
+    """The addresses of this machine to send from: one IPv4 address, one IPv6 address, or both. With one,
     hosts are reached over that address family only.
     """
     ehlo_name: str = text("", form=forms.ehlo_name)
     """The name in EHLO from these addresses, which should resolve back to it. Empty: the zone's."""
     weight: int = count(1, least=0, most=1000, optional=True)
-    """The source's share of the mail, relative to the other sources of a zone. 0: none, while the source
-    stays in the configuration.
-    """
+    """The share of the mail, relative to the other sources of a zone. 0: none."""
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
@@ -482,11 +472,11 @@ class DestinationSettings:
     domain: tuple[str, ...] = texts((), form=forms.domain)
     """Mail for these recipient domains: "example.com", "*.example.com" (every name below it)."""
     mx: tuple[str, ...] = texts((), form=forms.domain)
-    """Mail that is sent to these MX hosts, or this next hop. They are written like domains, and all hosts
-    must match: "*.mail.protection.outlook.com" is every domain hosted there.
+    """Mail for these MX hosts, or this next hop, written like domains. All hosts must match:
+    "*.mail.protection.outlook.com" is every domain hosted there.
     """
     zone: tuple[str, ...] = texts(())
-    """Only mail of these zones. Empty: of every zone."""
+    """Only mail of these zones. Empty: of all."""
     tls: DestinationTls = choice(DestinationTls.ZONE)
     """zone: as in the zone; otherwise as tls of [[zone]]."""
     tls_names: tuple[str, ...] = texts((), form=forms.domain)
@@ -498,15 +488,13 @@ class DestinationSettings:
     fingerprints.
     """
     max_connections: int = count(0, optional=True, most=10_000)
-    """Connections to such a destination, instead of max_connections_per_destination. 0: as the zone."""
+    """Instead of max_connections_per_destination. 0: as in the zone."""
     max_recipients_per_transaction: int = count(0, optional=True, most=10_000)
-    """Recipients of one transaction. 0: as the zone."""
+    """Recipients of one transaction. 0: as in the zone."""
     max_messages_per_connection: int = count(0, optional=True)
-    """Messages on one connection. 0: as the zone."""
+    """Messages on one connection. 0: as in the zone."""
     max_rate: Rate | None = rate()
-    """The maximum rate of transactions to such a destination, instead of max_rate_per_destination: "100/1m".
-    Empty: as in the zone.
-    """
+    """Instead of max_rate_per_destination: "100/1m". Empty: as in the zone."""
 
 
 _WEAK = {DestinationTls.NONE, DestinationTls.OPPORTUNISTIC}
