@@ -133,7 +133,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 class OwnAddresses:
     """Checks whether an address and port is one of our own listeners, because mail sent there would loop."""
 
-    def __init__(self, listeners: Iterable[ListenAddress]) -> None:
+    def __init__(self, listeners: Iterable[ListenAddress] = ()) -> None:
         self._exact: set[tuple[IPAddress, int]] = set()
         self._wildcard_ports: set[int] = set()
         for listener in listeners:

@@ -28,6 +28,7 @@ from zonerelay import durable
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
 from zonerelay.routing.addresses import is_private
@@ -411,10 +412,7 @@ class StsPolicies:
         self.observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
     async def close(self) -> None:
-        tasks = [*self._fetching.values(), *([self._loading] if self._loading is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*self._fetching.values(), self._loading)
 
     # ---- what to answer --------------------------------------------------------------------------
 

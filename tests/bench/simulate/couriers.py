@@ -15,8 +15,8 @@ from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
-from zonerelay.delivery.connection.pool import ConnectionPool
-from zonerelay.delivery.connection.session import AllowanceOf, OutgoingSession, Slot
+from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
+from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict

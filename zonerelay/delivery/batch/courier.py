@@ -40,10 +40,10 @@ Otherwise it returns its outcomes, so that mail that a peer has accepted is not 
 from __future__ import annotations
 
 import asyncio
-import random as random_module
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
+from random import Random
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.config.units import exact_span
@@ -51,9 +51,8 @@ from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
 from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
-from zonerelay.delivery.connection.pool import ConnectionPool
+from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
 from zonerelay.delivery.connection.session import (
-    AllowanceOf,
     OutgoingSession,
     SessionOpener,
     Slot,
@@ -93,48 +92,43 @@ MAX_LACKING = 20
 """Addresses of hosts that lack what the message needs, which one attempt may try."""
 
 
+@dataclass(eq=False, repr=False)
 class SmtpCourier:
     """Delivers batches over SMTP. It owns every outgoing connection."""
 
-    def __init__(
-        self,
-        settings: DeliverySettings,
-        *,
-        hostname: str,
-        addresses: HostLookup,
-        sources: SourceSelection,
-        logins: Logins,
-        read_body: ReadBody,
-        check_claim: CheckClaim,
-        renderer: Renderer,
-        observe_tls: TlsObserver,
-        skipped: Callable[[str, str, str], None],
-        transcripts: Transcripts,
-        clock: Clock,
-        random: random_module.Random,
-        shared: AllowanceOf | None = None,
-    ) -> None:
-        self._sources = sources
-        self._transcripts = transcripts
-        self._clock = clock
-        self._logins = logins
-        self._max_hosts = settings.max_hosts_per_attempt
+    settings: DeliverySettings
+    _: KW_ONLY
+    hostname: str
+    addresses: HostLookup
+    sources: SourceSelection
+    logins: Logins
+    read_body: ReadBody
+    check_claim: CheckClaim
+    renderer: Renderer
+    observe_tls: TlsObserver
+    skipped: Callable[[str, str, str], None]
+    transcripts: Transcripts
+    clock: Clock
+    random: Random
+    shared: AllowanceOf | None = None
+
+    def __post_init__(self) -> None:
+        settings, clock = self.settings, self.clock
         self._timeouts = phase_timeouts(settings)
-        self._addresses = addresses
-        self._read_body, self._check_claim = read_body, check_claim
-        self._renderer = renderer
-        self._order = HostOrder(clock, random)
-        self._tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
-        self._planner = TlsPlanner(addresses)
+        self._order = HostOrder(clock, self.random)
+        self._planner = TlsPlanner(self.addresses)
         self._opener = SessionOpener(
-            settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
+            settings,
+            TlsPolicy(clock, remember_broken=settings.remember_broken_tls),
+            hostname=self.hostname,
+            observe_tls=self.observe_tls,
+            logins=self.logins,
         )
-        self._skipped = skipped
         self._carried: set[BatchState] = set()
         self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
         self._extensions = UsedExtensions(clock)
         self._limits = SessionLimits(clock)
-        self.pool = ConnectionPool(quit_timeout=settings.quit_timeout, shared=shared)
+        self.pool = ConnectionPool(quit_timeout=settings.quit_timeout, shared=self.shared)
 
     def learned(self, address: str) -> tuple[str, ...]:
         """Return the adjustments for an address (`ip:port`) that result from the host's earlier behavior."""
@@ -179,8 +173,8 @@ class SmtpCourier:
         """
         route = named_after(batch.deliveries, batch.route, batch.zone)
         terms = Terms(batch.zone, route, ANY_CONNECTION)
-        now = self._clock.now()
-        state = BatchState(terms, batch, self._read_body, self._check_claim, now=now)
+        now = self.clock.now()
+        state = BatchState(terms, batch, self.read_body, self.check_claim, now=now)
         progress = state.progress
         self._carried.add(state)
         try:
@@ -209,7 +203,7 @@ class SmtpCourier:
             if not state.body.whole:
                 await state.body.close()
         outcomes = progress.outcomes(_NO_HOST)
-        if state.address_blamed and self._sources.another_left(state.terms, state.unfit):
+        if state.address_blamed and self.sources.another_left(state.terms, state.unfit):
             outcomes = [from_elsewhere(outcome) for outcome in outcomes]
         if state.unverified is not None:
             outcomes = [_for_its_tls(outcome, *state.unverified) for outcome in outcomes]
@@ -218,8 +212,8 @@ class SmtpCourier:
 
     async def _carry(self, state: BatchState) -> None:
         batch = state.batch
-        if self._renderer.changes(batch.zone, batch.message):
-            state.send(await self._renderer.render(batch.zone, batch.message))
+        if self.renderer.changes(batch.zone, batch.message):
+            state.send(await self.renderer.render(batch.zone, batch.message))
         await state.body.open()
         if batch.zone.credentials or batch.zone.next_hop_share:
             state.terms = Terms(batch.zone, state.terms.route, self._next_hop_key(batch))
@@ -234,7 +228,7 @@ class SmtpCourier:
         """Return the key with the batch's next hop and credential. Raise NoLogin."""
         zone, credential = batch.zone, None
         if zone.credentials:
-            credential = self._logins.credential_for(zone, batch.message.envelope.sender)
+            credential = self.logins.credential_for(zone, batch.message.envelope.sender)
         return ConnectionKey(
             credential=credential, host=self._order.first_of(batch.route) if zone.next_hop_share else ""
         )
@@ -252,7 +246,7 @@ class SmtpCourier:
         """
         batch = state.batch
         while state.progress.open:
-            key = self._sources.choose(batch.zone, batch.route, batch.message, state.unfit)
+            key = self.sources.choose(batch.zone, batch.route, batch.message, state.unfit)
             if key is None or key.source is None:
                 reply = Reply(451, "3.5", f"no source of zone {batch.zone.name} can be used now")
                 state.progress.host_failed("", HostFailure(reply, asked=False, scope=Scope.LOCAL))
@@ -322,7 +316,7 @@ class SmtpCourier:
             return failure
         self._order.talked(host, ip)
         if terms.key.source is not None:
-            self._sources.bound(terms.key.source, ip)
+            self.sources.bound(terms.key.source, ip)
         self._report_skipped(session, session.skipped)
         self._extensions.allow(session)
         self._limits.apply(session)
@@ -333,7 +327,7 @@ class SmtpCourier:
         peer = session.peer
         if line and peer.address not in self._seen_skipped:
             self._seen_skipped.add(peer.address)
-            self._skipped(peer.host, peer.address, line)
+            self.skipped(peer.host, peer.address, line)
 
     def _record(
         self, state: BatchState, host: str, peer: str, before: SessionRecorder | None
@@ -341,10 +335,10 @@ class SmtpCourier:
         """Return the record of a connection that carries this batch, if an operator has started a transcript
         of it.
         """
-        if not self._transcripts.on:
+        if not self.transcripts.on:
             return None
         names = {state.terms.route.name, host, peer, *(each.domain for each in state.batch.deliveries)}
-        return self._transcripts.outbound(names, state.batch.message.id, peer, before)
+        return self.transcripts.outbound(names, state.batch.message.id, peer, before)
 
     def _failed(self, failure: HostFailure, host: MxHost, ip: str, state: BatchState) -> None:
         is_too_many = failure.said is not None and self.pool.open_at(state.terms) > 1
@@ -353,11 +347,9 @@ class SmtpCourier:
             state.unverified = host.name, failure
         source, said = state.terms.key.source, failure.said
         if source is not None and isinstance(failure, SourceFailure):
-            state.source_unfit = self._sources.lost(source, failure)
+            state.source_unfit = self.sources.lost(source, failure)
         elif (
-            source is not None
-            and said is not None
-            and self._sources.heard(state.terms, said, failure.address)
+            source is not None and said is not None and self.sources.heard(state.terms, said, failure.address)
         ):
             state.address_blamed = True
             self._order.talked(host, ip)  # the host may be fine for other sources
@@ -371,7 +363,7 @@ class SmtpCourier:
 
         A host that lacks what the message needs does not count.
         """
-        left, lacking = self._max_hosts, MAX_LACKING
+        left, lacking = self.settings.max_hosts_per_attempt, MAX_LACKING
         found = False
         dead: list[tuple[MxHost, str, TlsRequirements]] = []
         again = None if state.suspect is None else state.suspect.session.peer
@@ -409,7 +401,7 @@ class SmtpCourier:
         key = state.terms.key
         if key.source is None or not found.ips:
             return found
-        reachable = self._sources.reachable(key, found.ips)
+        reachable = self.sources.reachable(key, found.ips)
         if not reachable:
             state.family_missed = True
             text = (
@@ -419,7 +411,7 @@ class SmtpCourier:
         return replace(found, ips=reachable)
 
     async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
-        found = await self._addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
+        found = await self.addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
         if not found.ips:
             reply = found.failure.reply if found.failure else Reply(451, NO_NAMES, "no address")
             # The failure is transient even if the name does not exist: the MX record may be corrected.
@@ -460,7 +452,7 @@ class SmtpCourier:
         """Run transactions as `_use` does, only on this connection."""
         in_step, transaction = False, None
         protocol = session.protocol
-        if self._transcripts.on or protocol.record is not None:
+        if self.transcripts.on or protocol.record is not None:
             peer = session.peer
             protocol.record = self._record(state, peer.host, peer.address, protocol.record)
         try:
@@ -469,7 +461,7 @@ class SmtpCourier:
                 if state.body.spent:
                     await state.reopen_body()
                 if state.wants_conversion(session):
-                    await state.convert(self._renderer)
+                    await state.convert(self.renderer)
                 transaction = state.transaction(session)
                 if transaction is None:
                     break
@@ -530,7 +522,7 @@ class SmtpCourier:
             if outcome is not None and outcome.verdict is not Verdict.DELIVERED and not outcome.local
         }
         for reply in replies:
-            if self._sources.heard(state.terms, reply, session.peer.address):
+            if self.sources.heard(state.terms, reply, session.peer.address):
                 state.address_blamed = True
 
 

@@ -17,16 +17,27 @@
   bytes is not used again.
 
 The scheduler starts no more batches than the limits allow. A batch beyond the limits waits here.
+
+A *slot* is the right to have one connection. It is taken before connecting and released when the socket is
+closed, so connecting, active, idle and closing connections all count. Destinations at the same hosts share a
+site. A destination's limit counts the connections of all destinations at the site whose limit is no larger:
+destinations with equal limits share the limit, a destination never exceeds its own, and all together never
+exceed the largest. If several workers share the limits, an allowance determines this worker's share
+(`limits/worker/allowance.py`). It is checked in addition, and is notified of every connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from zonerelay.delivery.connection.session import AllowanceOf, OutgoingSession, Slot, Slots
+from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import PoolKey, Terms
-from zonerelay.routing.destinations.route import Route
+from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.model.queue_name import queue_of
+from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 NOTICE_TIME = 0.3
 """Seconds that a host is given to notice closed connections."""
@@ -43,12 +54,28 @@ again sooner.
 _Idle = dict[Slot, OutgoingSession]
 
 
+AllowanceOf = Callable[[str], ZoneAllowance]
+"""Returns this worker's allowance of a zone's limits, by the zone's name."""
+
+
+@dataclass(slots=True)
+class _DestinationSlots:
+    """The connections of one destination, and its limit when it was last checked."""
+
+    limit: int = 0
+    open: int = 0
+
+
 class ConnectionPool:
-    """The connection pool of one courier. Belongs to one event loop."""
+    """The connection pool of one courier. Belongs to one event loop. `shared` returns the allowances if other
+    workers share the limits.
+    """
 
     def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
         self._quit_timeout = quit_timeout
-        self._slots = Slots(self._on_release, shared)
+        self._shared = shared
+        self._open_in: Counter[str] = Counter()
+        self._at_site: dict[SiteKey, dict[DestinationKey, _DestinationSlots]] = {}
         self._idle_of: dict[PoolKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # a part of _idle_in
@@ -65,14 +92,15 @@ class ConnectionPool:
         self._sweep_at = 0.0
         self._closed = False
 
-    def open_connections(self, zone: str) -> int:
-        return self._slots.open_under(zone)
+    def open_connections(self, label: str) -> int:
+        """Count the connections of all zones that have this label in metrics."""
+        return sum(count for name, count in self._open_in.items() if queue_of(name).label == label)
 
     def open_at(self, terms: Terms) -> int:
         """Return the number of connections to the route's hosts, without those that are being closed."""
         site = terms.route.site
         closing = sum(slot.site == site for slot in self._closing[terms.zone.name])
-        return self._slots.open_at(site) - closing
+        return sum(line.open for line in self._at_site.get(site, {}).values()) - closing
 
     async def next_idle(self, terms: Terms, timeout: float) -> OutgoingSession | None:
         """Wait until a connection is idle or none to the hosts is open. Return the idle one, or None."""
@@ -90,7 +118,7 @@ class ConnectionPool:
         try:
             while (session := self.take(terms)) is None:
                 if self._has_room(terms, place):
-                    return self._slots.take(terms)
+                    return self._slot(terms)
                 await self._change()
             return session
         finally:
@@ -102,7 +130,7 @@ class ConnectionPool:
         try:
             while not self._has_room(terms, place):
                 await self._change()
-            return self._slots.take(terms)
+            return self._slot(terms)
         finally:
             self._leave_line(terms.zone.name, place)
 
@@ -117,7 +145,7 @@ class ConnectionPool:
         elif (
             self._closed
             or session.transactions >= session.max_transactions
-            or not self._slots.may_keep(session.slot)
+            or not self._may_keep(session.slot)
         ):
             self._quit(session)
         else:
@@ -137,13 +165,13 @@ class ConnectionPool:
     def relieve(self, zone: str) -> None:
         """Close idle connections that other workers wait for."""
         idle = self._idle_in.get(zone)
-        if self._slots.shared is None or not idle:
+        if self._shared is None or not idle:
             return
-        allowance = self._slots.shared(zone)
+        allowance = self._shared(zone)
         now = asyncio.get_running_loop().time()
         for slot, session in list(idle.items()):
             since = session.idle_until - session.terms.zone.connection_idle_timeout
-            if not self._slots.may_keep(slot) or (
+            if not self._may_keep(slot) or (
                 since + IN_THE_WAY <= now and allowance.is_contended(slot.site, slot.line)
             ):
                 self._dismiss(session)
@@ -269,24 +297,62 @@ class ConnectionPool:
         and leaves it while another limit is reached, because it would only block others.
         """
         zone = terms.zone
-        if self._slots.site_is_full(terms):
+        if self._site_is_full(terms):
             self._leave_line(zone.name, place)
             self._evict_at(terms.route)
             return False
         line = self._lines.get(zone.name)
         ahead = 0 if line is None else _ahead(line, place)
         # Free capacity belongs to the earlier waiters.
-        lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
+        lacking = self._open_in[zone.name] + ahead + 1 - zone.max_connections
         if lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None
             if lacking > self._closing_now(zone.name):
                 self._make_room(zone.name)
             return False
-        if not self._slots.is_allowed(terms):
+        if not self._is_allowed(terms):
             self._leave_line(zone.name, place)
             self._evict_at(terms.route)
             return False
         return True
+
+    def _site_is_full(self, terms: Terms) -> bool:
+        lines = self._at_site.get(terms.route.site)
+        if lines is None:
+            return False
+        limit = terms.limits.max_connections
+        own = lines.get(terms.route.destination)
+        if own is not None:
+            own.limit = limit
+            if own.open >= limit:
+                return True
+            if len(lines) == 1:
+                return False
+        limits = {limit, *(line.limit for line in lines.values() if line.limit >= limit)}
+        return any(_open_within(lines, most) >= most for most in limits)
+
+    def _is_allowed(self, terms: Terms) -> bool:
+        """Return whether the limits allow this worker another connection. A refusal records a request."""
+        if self._shared is None:
+            return True
+        route, zone = terms.route, terms.zone
+        return self._shared(zone.name).may_connect(
+            route.site, route.destination, terms.limits.max_connections, zone.max_connections
+        )
+
+    def _may_keep(self, slot: Slot) -> bool:
+        """Return false if another worker is to have the connection after its transaction."""
+        return self._shared is None or self._shared(slot.zone).may_keep(slot.site, slot.line)
+
+    def _slot(self, terms: Terms) -> Slot:
+        route = terms.route
+        if self._shared is not None:
+            self._shared(terms.zone.name).connected(route.site, route.destination)
+        self._open_in[terms.zone.name] += 1
+        line = self._at_site.setdefault(route.site, {}).setdefault(route.destination, _DestinationSlots())
+        line.open += 1
+        line.limit = terms.limits.max_connections
+        return Slot(terms.zone.name, route.site, route.destination, self._on_release)
 
     def _leave_line(self, zone: str, place: object) -> None:
         line = self._lines.get(zone)
@@ -315,6 +381,17 @@ class ConnectionPool:
             self._dismiss(next(own, there[0]))
 
     def _on_release(self, slot: Slot) -> None:
+        self._open_in[slot.zone] -= 1
+        if not self._open_in[slot.zone]:
+            del self._open_in[slot.zone]
+        if self._shared is not None:
+            self._shared(slot.zone).disconnected(slot.site, slot.line)
+        lines = self._at_site[slot.site]
+        lines[slot.line].open -= 1
+        if not lines[slot.line].open:
+            del lines[slot.line]
+            if not lines:
+                del self._at_site[slot.site]  # destinations come and go by the million
         session = self._idle_in[slot.zone].get(slot)
         if session is not None:
             self._forget(session)
@@ -333,6 +410,10 @@ class ConnectionPool:
             await waiter
         finally:
             del self._waiters[waiter]
+
+
+def _open_within(lines: dict[DestinationKey, _DestinationSlots], most: int) -> int:
+    return sum(line.open for line in lines.values() if line.limit <= most)
 
 
 def _ahead(line: dict[object, None], place: object) -> int:

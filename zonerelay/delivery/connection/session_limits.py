@@ -60,15 +60,13 @@ PROBE_TIME = 60.0
 """Seconds for which a probe keeps other batches from the host if the probe never reports a result."""
 
 
+@dataclass(slots=True)
 class _DownHost:
     """A host that is considered down, and until when."""
 
-    __slots__ = ("failures", "probed", "until")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.probed = True
-        self.until = 0.0
+    failures: int = 0
+    probed: bool = True
+    until: float = 0.0
 
 
 class DeadHosts:

@@ -11,7 +11,6 @@ of entries nor with their patterns (`routing/zones/rule_index`). A look-up never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -24,12 +23,25 @@ from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTab
 from zonerelay.routing.zones.rule_index import RuleIndex, TextIndex
 
 
-@dataclass(frozen=True, slots=True)
 class DestinationEntry:
     """A compiled [[destination]] table. `number` counts from 0, as in the paths of configuration problems."""
 
-    number: int
-    settings: DestinationSettings
+    __slots__ = ("_domains", "_hosts", "_zones", "number", "settings")
+
+    def __init__(self, number: int, settings: DestinationSettings) -> None:
+        self.number = number
+        self.settings = settings
+        self._zones = frozenset(settings.zone)
+        self._domains = AddressPatterns(settings.domain) if settings.domain else None
+        self._hosts = AddressPatterns(settings.mx) if settings.mx else None
+
+    def holds(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> bool:
+        """Return whether all conditions hold for the mail."""
+        if self._zones and zone not in self._zones:
+            return False
+        if self._domains is not None and not (domain and self._domains.match(f"@{domain}")):
+            return False
+        return self._hosts is None or all(self._hosts.match(f"@{_name(host)}") for host in hosts)
 
     @property
     def name(self) -> str:
@@ -76,7 +88,7 @@ class DestinationTable:
     """
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
-        self._rules = tuple(_TableRule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
+        self._entries = tuple(DestinationEntry(at, each) for at, each in enumerate(destinations))
         self._index = RuleIndex(
             {"zone": TextIndex(), "domain": AddressTable(), "mx": AddressTable()}, destinations
         )
@@ -87,31 +99,9 @@ class DestinationTable:
             asked = {"zone": zone, "domain": domain and f"@{domain}", "mx": f"@{_name(hosts[0])}"}
             candidates = self._index.find(asked)
         else:
-            candidates = range(len(self._rules))
-        for at in candidates:
-            if self._rules[at].holds(zone, domain, hosts):
-                return self._rules[at].entry
-        return None
-
-
-class _TableRule:
-    """A rule that selects a [[destination]] table."""
-
-    __slots__ = ("_domains", "_hosts", "_zones", "entry")
-
-    def __init__(self, entry: DestinationEntry) -> None:
-        self.entry = entry
-        settings = entry.settings
-        self._zones = frozenset(settings.zone)
-        self._domains = AddressPatterns(settings.domain) if settings.domain else None
-        self._hosts = AddressPatterns(settings.mx) if settings.mx else None
-
-    def holds(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> bool:
-        if self._zones and zone not in self._zones:
-            return False
-        if self._domains is not None and not (domain and self._domains.match(f"@{domain}")):
-            return False
-        return self._hosts is None or all(self._hosts.match(f"@{_name(host)}") for host in hosts)
+            candidates = range(len(self._entries))
+        found = (self._entries[at] for at in candidates)
+        return next((entry for entry in found if entry.holds(zone, domain, hosts)), None)
 
 
 def _name(host: MxHost) -> str:

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
+from random import Random
 
 from msgspec import structs
 
@@ -59,35 +59,29 @@ class ExaminedRoute:
     sts: PolicyLookup | None = None
 
 
+@dataclass(eq=False, repr=False)
 class MxRouter:
-    """Finds the hosts of a domain (implements `queue.zone.zone.Router`). `hostname` is the relay's name in MX
+    """Finds the hosts of a domain (implements `queue.contract.Router`). `hostname` is the relay's name in MX
     records.
 
     Without `sts` no zone looks up MTA-STS policies.
     """
 
-    def __init__(
-        self,
-        resolver: Resolver,
-        *,
-        hostname: str,
-        clock: Clock,
-        random: random.Random,
-        own_addresses: OwnAddresses | None = None,
-        sts: StsPolicies | None = None,
-        destinations: DestinationTable | None = None,
-    ) -> None:
-        self._resolver = resolver
-        self._sts = sts
-        self._table = destinations or DestinationTable()
-        self._hostname = hostname.lower().removesuffix(".")
-        self._clock = clock
-        self._shuffle = random.shuffle
-        self._own = own_addresses or OwnAddresses(())
+    resolver: Resolver
+    _: KW_ONLY
+    hostname: str
+    clock: Clock
+    random: Random
+    own_addresses: OwnAddresses = field(default_factory=OwnAddresses)
+    sts: StsPolicies | None = None
+    destinations: DestinationTable = field(default_factory=DestinationTable)
+
+    def __post_init__(self) -> None:
+        self._hostname = self.hostname.lower().removesuffix(".")
 
     def configure(self, destinations: DestinationTable) -> None:
         """Replace the [[destination]] tables for routes from now on."""
-        self._table = destinations
+        self.destinations = destinations
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
         """Return the hosts by preference, with equal ones in a new random order at every call.
@@ -101,8 +95,8 @@ class MxRouter:
             if zone.next_hop:
                 found = await self._to_next_hops(zone)
                 return self._on_terms(zone, "", found)
-            if zone.mta_sts and self._sts is not None and not is_literal(domain):
-                return await self._with_policy(zone, domain, self._sts)
+            if zone.mta_sts and self.sts is not None and not is_literal(domain):
+                return await self._with_policy(zone, domain, self.sts)
             return self._on_terms(zone, domain, await self._to_domain(zone, domain))
         except Exception:  # noqa: BLE001 - an unknown error is temporary (rule 3)
             _log.exception("unexpected error while routing")
@@ -114,7 +108,7 @@ class MxRouter:
     def _on_terms(self, zone: ZoneSettings, domain: str, found: Route | Unroutable) -> ExaminedRoute:
         if isinstance(found, Unroutable):
             return ExaminedRoute(found)
-        entry = self._table.find(zone.name, domain, found.hosts)
+        entry = self.destinations.find(zone.name, domain, found.hosts)
         return ExaminedRoute(on_terms(zone, found, entry), entry)
 
     async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> ExaminedRoute:
@@ -126,7 +120,7 @@ class MxRouter:
             found = await self._to_domain(zone, domain)
             if isinstance(found, Unroutable):
                 return ExaminedRoute(found)
-            entry = self._table.find(zone.name, domain, found.hosts)
+            entry = self.destinations.find(zone.name, domain, found.hosts)
             if entry is not None and entry.has_tls:
                 return ExaminedRoute(on_terms(zone, found, entry), entry)
             policy = await asking
@@ -144,7 +138,7 @@ class MxRouter:
         if len(hops) == 1:
             return await self._to_next_hop(zone, texts[0], hops[0])
         finding = (self._to_next_hop(zone, text, hop) for text, hop in zip(texts, hops, strict=True))
-        return one_route(zone, await asyncio.gather(*finding), soon=self._clock.now() + FAILURE_TTL)
+        return one_route(zone, await asyncio.gather(*finding), soon=self.clock.now() + FAILURE_TTL)
 
     async def _to_next_hop(self, zone: ZoneSettings, text: str, hop: NextHop) -> Route | Unroutable:
         port = hop.port or zone.port
@@ -152,7 +146,7 @@ class MxRouter:
             literal = hop.kind is NextHopKind.ADDRESS
             hosts = [MxHost(hop.host, port, literal=literal)]
             # The operator configured the name, so only its addresses and TLSA records need DNSSEC.
-            return self._yes(zone, text, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal)
+            return self._yes(zone, text, hosts, STATIC_TTL, secure=self.resolver.trusts_ad and not literal)
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
             problem = f"next hop {text}: {found.outcome.reply.text}"
@@ -167,7 +161,7 @@ class MxRouter:
             ip = literal_address(domain)
             if ip is None:
                 return self._no(zone, domain, _bounced(550, "1.3", "not an address literal"), STATIC_TTL)
-            if self._own.includes(ip, zone.port):
+            if self.own_addresses.includes(ip, zone.port):
                 return self._no(zone, domain, _loop(domain), STATIC_TTL)
             return self._yes(zone, domain, [MxHost(ip, zone.port, literal=True)], STATIC_TTL)
         try:
@@ -177,8 +171,8 @@ class MxRouter:
         return await self._by_mx(zone, name, zone.port)
 
     async def _by_mx(self, zone: ZoneSettings, name: str, port: int) -> Route | Unroutable:
-        answer = await self._resolver.mx(name)
-        ttl = answer.expires - self._clock.monotonic()
+        answer = await self.resolver.mx(name)
+        ttl = answer.expires - self.clock.monotonic()
         match answer.status:
             case DnsStatus.OK:
                 return await self._from_records(zone, name, answer, port, ttl)
@@ -217,11 +211,11 @@ class MxRouter:
         """
         # Both families, whatever the zone uses: a domain that only has the other family may get ours
         # tomorrow.
-        found = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
+        found = await asyncio.gather(self.resolver.lookup(name, "A"), self.resolver.lookup(name, "AAAA"))
         # The hosts file may name a next hop that DNS denies, but not a recipient's domain.
         is_local = answer.status is DnsStatus.NODATA or bool(zone.next_hop)
         if any(each.records for each in found) or (
-            is_local and (await self._resolver.addresses(name, ipv6=True)).ips
+            is_local and (await self.resolver.addresses(name, ipv6=True)).ips
         ):
             host = MxHost(name, port)
             if await self._is_ours(host, ipv6=zone.ipv6):
@@ -250,10 +244,10 @@ class MxRouter:
     async def _is_ours(self, host: MxHost, *, ipv6: bool) -> bool:
         if host.name == self._hostname:
             return True
-        if not self._own.has_port(host.port):
+        if not self.own_addresses.has_port(host.port):
             return False
-        found = await self._resolver.addresses(host.name, ipv6=ipv6)
-        return any(self._own.includes(ip, host.port) for ip in found.ips)
+        found = await self.resolver.addresses(host.name, ipv6=ipv6)
+        return any(self.own_addresses.includes(ip, host.port) for ip in found.ips)
 
     # ---- answers -----------------------------------------------------------------------------
 
@@ -262,12 +256,12 @@ class MxRouter:
     ) -> Route:
         order = list(hosts)
         if len(order) > 1:
-            self._shuffle(order)
+            self.random.shuffle(order)
             order.sort(key=attrgetter("preference"))
-        return Route(zone.name, name, tuple(order), self._clock.now() + max(ttl, 0.0), secure=secure)
+        return Route(zone.name, name, tuple(order), self.clock.now() + max(ttl, 0.0), secure=secure)
 
     def _no(self, zone: ZoneSettings, name: str, outcome: Outcome, ttl: float) -> Unroutable:
-        return Unroutable(zone.name, name, outcome, self._clock.now() + max(ttl, 0.0))
+        return Unroutable(zone.name, name, outcome, self.clock.now() + max(ttl, 0.0))
 
 
 async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> PolicyLookup | None:
