@@ -14,23 +14,10 @@ from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import address_literal, is_domain, parse_listen
 from zonerelay.config.options import forms
+from zonerelay.config.options import options as declare
 from zonerelay.config.options.convert import AUTO
 from zonerelay.config.options.forms import selector as read_selector
-from zonerelay.config.options.options import (
-    DAY,
-    HOUR,
-    KB,
-    MAX_WORKERS,
-    MB,
-    MINUTE,
-    duration,
-    size,
-    table,
-    tables,
-    tables_of,
-    text,
-    workers,
-)
+from zonerelay.config.options.options import DAY, HOUR, KB, MAX_WORKERS, MB, MINUTE, tables_of
 from zonerelay.config.tables.credential import (
     CredentialSettings,
     OauthGrant,
@@ -110,51 +97,51 @@ class Settings:
     machine is used.
     """
 
-    hostname: str = text("", form=forms.ehlo_name)
+    hostname: str = declare.text("", form=forms.ehlo_name)
     """The name of this relay in EHLO, greetings and Received fields, which should resolve to its address.
     Empty: the machine's fully qualified name.
     """
-    workers: int = workers(1)
+    workers: int = declare.workers(1)
     """The number of worker processes, each with its own spool, or "auto": one per core that the relay may use
     (docs/operate/workers.md).
     """
-    worker_timeout: float = duration(20.0, least=1.0, most=HOUR)
+    worker_timeout: float = declare.duration(20.0, least=1.0, most=HOUR)
     """One of several workers that does not respond for this time is replaced."""
-    shutdown_timeout: float = duration(30.0, most=HOUR)
+    shutdown_timeout: float = declare.duration(30.0, most=HOUR)
     """How long a stopping relay waits for running transactions. Those that it interrupts are tried again at
     the next start, perhaps as duplicates.
     """
-    max_session_memory: int = size(256 * MB, least=16 * MB)
+    max_session_memory: int = declare.size(256 * MB, least=16 * MB)
     """The maximum memory of all client connections together. Near it, new connections get 421; at it, the
     connection that uses the most memory is ended.
     """
-    spool: SpoolSettings = table(SpoolSettings)
-    redis: RedisSettings = table(RedisSettings)
-    postgres: PostgresSettings = table(PostgresSettings)
-    s3: S3Settings = table(S3Settings)
-    outbox: OutboxSettings = table(OutboxSettings)
-    capture: CaptureSettings = table(CaptureSettings)
-    listener: tuple[ListenerSettings, ...] = tables(ListenerSettings, ListenerSettings())
-    sendmail: SendmailSettings = table(SendmailSettings)
-    auth: AuthSettings = table(AuthSettings)
-    access: tuple[AccessSettings, ...] = tables(AccessSettings)
-    zone: tuple[ZoneSettings, ...] = tables(ZoneSettings, ZoneSettings())
-    route: tuple[RouteSettings, ...] = tables(RouteSettings)
-    source: tuple[SourceSettings, ...] = tables(SourceSettings)
-    destination: tuple[DestinationSettings, ...] = tables(DestinationSettings)
-    credential: tuple[CredentialSettings, ...] = tables(CredentialSettings)
-    dkim: tuple[DkimSettings, ...] = tables(DkimSettings)
-    srs: SrsSettings = table(SrsSettings)
-    rewrite: tuple[RewriteSettings, ...] = tables(RewriteSettings)
-    retry: RetrySettings = table(RetrySettings)
-    bounce: BounceSettings = table(BounceSettings)
-    delivery: DeliverySettings = table(DeliverySettings)
-    dns: DnsSettings = table(DnsSettings)
-    log: LogSettings = table(LogSettings)
-    history: HistorySettings = table(HistorySettings)
-    webhook: tuple[WebhookSettings, ...] = tables(WebhookSettings)
-    report: ReportSettings = table(ReportSettings)
-    admin: AdminSettings = table(AdminSettings)
+    spool: SpoolSettings = declare.table(SpoolSettings)
+    redis: RedisSettings = declare.table(RedisSettings)
+    postgres: PostgresSettings = declare.table(PostgresSettings)
+    s3: S3Settings = declare.table(S3Settings)
+    outbox: OutboxSettings = declare.table(OutboxSettings)
+    capture: CaptureSettings = declare.table(CaptureSettings)
+    listener: tuple[ListenerSettings, ...] = declare.tables(ListenerSettings, ListenerSettings())
+    sendmail: SendmailSettings = declare.table(SendmailSettings)
+    auth: AuthSettings = declare.table(AuthSettings)
+    access: tuple[AccessSettings, ...] = declare.tables(AccessSettings)
+    zone: tuple[ZoneSettings, ...] = declare.tables(ZoneSettings, ZoneSettings())
+    route: tuple[RouteSettings, ...] = declare.tables(RouteSettings)
+    source: tuple[SourceSettings, ...] = declare.tables(SourceSettings)
+    destination: tuple[DestinationSettings, ...] = declare.tables(DestinationSettings)
+    credential: tuple[CredentialSettings, ...] = declare.tables(CredentialSettings)
+    dkim: tuple[DkimSettings, ...] = declare.tables(DkimSettings)
+    srs: SrsSettings = declare.table(SrsSettings)
+    rewrite: tuple[RewriteSettings, ...] = declare.tables(RewriteSettings)
+    retry: RetrySettings = declare.table(RetrySettings)
+    bounce: BounceSettings = declare.table(BounceSettings)
+    delivery: DeliverySettings = declare.table(DeliverySettings)
+    dns: DnsSettings = declare.table(DnsSettings)
+    log: LogSettings = declare.table(LogSettings)
+    history: HistorySettings = declare.table(HistorySettings)
+    webhook: tuple[WebhookSettings, ...] = declare.tables(WebhookSettings)
+    report: ReportSettings = declare.table(ReportSettings)
+    admin: AdminSettings = declare.table(AdminSettings)
 
 
 TABLES = {name: of for name, (of, _) in tables_of(Settings).items()}

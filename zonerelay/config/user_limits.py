@@ -43,20 +43,9 @@ from zonerelay.config.credentials.file import (
 from zonerelay.config.credentials.passwords import check_hash
 from zonerelay.config.load import read_options
 from zonerelay.config.options import convert, forms
+from zonerelay.config.options import options as declare
 from zonerelay.config.options.convert import Option
-from zonerelay.config.options.options import (
-    GB,
-    KEY,
-    choice,
-    count,
-    date,
-    networks,
-    options_of,
-    size,
-    switch,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import GB, KEY, options_of
 from zonerelay.config.problems import ConfigError, KeyPath, Report, did_you_mean, quoted
 from zonerelay.config.settings import Network
 from zonerelay.config.toml_lines import line_numbers
@@ -106,11 +95,11 @@ def _hash(line: str) -> str:
 
 
 def _octets() -> int:
-    return size(0, most=1024 * GB, optional=True)
+    return declare.size(0, most=1024 * GB, optional=True)
 
 
 def _number() -> int:
-    return count(0, most=_MOST, optional=True)
+    return declare.count(0, most=_MOST, optional=True)
 
 
 def _secret() -> str:
@@ -125,15 +114,15 @@ class UserLimits:
     with the value for no limit overrides the default table.
     """
 
-    disabled: bool = switch(False)
-    expires: float = date()
-    networks: tuple[Network, ...] = networks(())
-    recipients: tuple[str, ...] = texts((), form=forms.address_pattern)
-    zones: tuple[str, ...] = texts((), form=forms.name)
+    disabled: bool = declare.switch(False)
+    expires: float = declare.date()
+    networks: tuple[Network, ...] = declare.networks(())
+    recipients: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
+    zones: tuple[str, ...] = declare.texts((), form=forms.name)
     max_message_size: int = _octets()
-    mode: UserMode = choice(UserMode.DELIVER)
-    mailbox: str = text("", form=_mailbox)
-    idempotency: UserIdempotency = choice(UserIdempotency.LISTENER)
+    mode: UserMode = declare.choice(UserMode.DELIVER)
+    mailbox: str = declare.text("", form=_mailbox)
+    idempotency: UserIdempotency = declare.choice(UserIdempotency.LISTENER)
     messages_per_minute: int = _number()
     messages_per_hour: int = _number()
     messages_per_day: int = _number()

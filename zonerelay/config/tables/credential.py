@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import choice, text, texts
+from zonerelay.config.options import options as declare
 from zonerelay.config.problems import (
     Findings,
     Report,
@@ -56,37 +56,37 @@ class CredentialSettings:
     are never in this file.
     """
 
-    name: str = text("", form=forms.name)
+    name: str = declare.text("", form=forms.name)
     """The name of this credential in zones, logs and metrics."""
-    sender: tuple[str, ...] = texts((), form=forms.address_pattern)
+    sender: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """Only for mail of these envelope senders: "user@example.com", "example.com", "*.example.com", "<>".
     Empty: for all mail. A zone uses the first of its credentials that matches.
     """
-    user: str = text("")
+    user: str = declare.text("")
     """The user name at the smarthost."""
-    password: str = text("", form=forms.secret)
+    password: str = declare.text("", form=forms.secret)
     """The place of the password: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
     "credential:NAME" (systemd's LoadCredential), never the password itself.
     """
-    mechanism: SaslMechanismName = choice(SaslMechanismName.AUTO)
+    mechanism: SaslMechanismName = declare.choice(SaslMechanismName.AUTO)
     """auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or
     xoauth2 if token_url is set. After a refused login, no other is tried.
     """
-    token_url: str = text("", form=forms.url)
+    token_url: str = declare.text("", form=forms.url)
     """XOAUTH2: the https:// URL from which access tokens are fetched."""
-    grant: OauthGrant = choice(OauthGrant.REFRESH_TOKEN)
+    grant: OauthGrant = declare.choice(OauthGrant.REFRESH_TOKEN)
     """XOAUTH2: refresh_token, for access that a user has granted, or client_credentials, for an application
     that an administrator has authorized.
     """
-    client_id: str = text("")
+    client_id: str = declare.text("")
     """XOAUTH2: the application's id."""
-    client_secret: str = text("", form=forms.secret)
+    client_secret: str = declare.text("", form=forms.secret)
     """XOAUTH2: the place of the application's secret, as in password. Some applications need none."""
-    refresh_token: str = text("", form=forms.secret)
+    refresh_token: str = declare.text("", form=forms.secret)
     """XOAUTH2: the place of the refresh token, as in password. A new one is written to the same file, or next
     to the spool if that is not possible.
     """
-    scope: str = text("")
+    scope: str = declare.text("")
     """XOAUTH2: the requested scope, as in "https://outlook.office365.com/.default"."""
 
 

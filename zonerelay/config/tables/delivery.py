@@ -11,23 +11,8 @@ from itertools import pairwise
 
 from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    HOUR,
-    KB,
-    MB,
-    MINUTE,
-    YEAR,
-    choice,
-    count,
-    duration,
-    durations,
-    ratio,
-    size,
-    switch,
-    text,
-    texts,
-)
+from zonerelay.config.options import options as declare
+from zonerelay.config.options.options import DAY, HOUR, KB, MB, MINUTE, YEAR
 from zonerelay.config.problems import Findings, Report
 from zonerelay.config.units import format_duration
 
@@ -38,21 +23,21 @@ from zonerelay.config.units import format_duration
 class DnsSettings:
     """The DNS resolvers (`[dns]`)."""
 
-    servers: tuple[str, ...] = texts((), form=forms.name_server)
+    servers: tuple[str, ...] = declare.texts((), form=forms.name_server)
     """Resolvers instead of those in /etc/resolv.conf, which is read again when it changes: "192.0.2.53",
     "127.0.0.1:5353". One on this machine is best.
     """
-    trust_ad: bool = switch(False)
+    trust_ad: bool = declare.switch(False)
     """Trust these servers when they report that DNSSEC validated an answer (the AD bit), which DANE requires.
     Only for a validating resolver on this machine, or over a path that no attacker can tamper with.
     """
-    timeout: float = duration(10.0, most=5 * MINUTE)
+    timeout: float = declare.duration(10.0, most=5 * MINUTE)
     """The time limit of one lookup over all servers. After it, the mail is deferred."""
-    cache_size: int = count(10_000, least=0)
+    cache_size: int = declare.count(10_000, least=0)
     """The number of domains whose hosts are cached, at about a kilobyte each."""
-    max_ttl: float = duration(1 * HOUR)
+    max_ttl: float = declare.duration(1 * HOUR)
     """The maximum time for which an answer is cached, whatever its TTL."""
-    negative_ttl: float = duration(1 * MINUTE)
+    negative_ttl: float = declare.duration(1 * MINUTE)
     """How long a failed lookup is cached."""
 
 
@@ -93,25 +78,25 @@ class RetryPolicyName(enum.StrEnum):
 class RetrySettings:
     """The retry schedule for deferred deliveries (docs/deliver/retry.md)."""
 
-    policy: RetryPolicyName = choice(RetryPolicyName.SCHEDULE)
+    policy: RetryPolicyName = declare.choice(RetryPolicyName.SCHEDULE)
     """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
     ten attempts. Only schedule covers the 4 to 5 days of RFC 5321 4.5.4.1.
     """
-    schedule: tuple[float, ...] = durations(
+    schedule: tuple[float, ...] = declare.durations(
         (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR)
     )
     """Delays between attempts. The last one is repeated until max_age."""
-    max_attempts: int = count(0, optional=True, most=10_000)
+    max_attempts: int = declare.count(0, optional=True, most=10_000)
     """Attempts after which a delivery fails. 0: only the limits of the policy and max_age."""
-    backoff: str = text("", form=forms.function)
+    backoff: str = declare.text("", form=forms.function)
     """A Python function instead of a policy, "module:function" (docs/deliver/retry.md)."""
-    jitter: float = ratio(0.1)
+    jitter: float = declare.ratio(0.1)
     """The fraction by which each delay is varied randomly."""
-    max_age: float = duration(5 * DAY, least=1.0, most=YEAR)
+    max_age: float = declare.duration(5 * DAY, least=1.0, most=YEAR)
     """Mail that could not be delivered for this time is returned to its sender."""
-    suspend_min: float = duration(30.0)
+    suspend_min: float = declare.duration(30.0)
     """The first pause of a destination if none of its hosts can be reached. It doubles up to suspend_max."""
-    suspend_max: float = duration(10 * MINUTE)
+    suspend_max: float = declare.duration(10 * MINUTE)
     """The longest such pause."""
 
 
@@ -119,13 +104,13 @@ class RetrySettings:
 class BounceSettings:
     """Bounces and other DSNs to senders (RFC 3464)."""
 
-    enabled: bool = switch(True)
+    enabled: bool = declare.switch(True)
     """Send a DSN (RFC 3464) from <> to the sender of mail that could not be delivered."""
-    delay_warning: float = duration(4 * HOUR, most=YEAR, optional=True)
+    delay_warning: float = declare.duration(4 * HOUR, most=YEAR, optional=True)
     """Notify the sender once if a message has waited this long. 0: never."""
-    max_age: float = duration(1 * DAY, least=1.0, most=YEAR)
+    max_age: float = declare.duration(1 * DAY, least=1.0, most=YEAR)
     """How long a DSN itself is tried."""
-    return_size: int = size(50 * KB, most=MB)
+    return_size: int = declare.size(50 * KB, most=MB)
     """The maximum size of the returned header in a DSN. A failed message up to this size is returned
     completely if its sender requested that (RET=FULL).
     """
@@ -137,29 +122,29 @@ class DeliverySettings:
     4.5.3.2, if it has one.
     """
 
-    connect_timeout: float = duration(30.0)
+    connect_timeout: float = declare.duration(30.0)
     """Until a host accepts the connection. It is short, because the next MX host may respond immediately."""
-    greeting_timeout: float = duration(5 * MINUTE)
+    greeting_timeout: float = declare.duration(5 * MINUTE)
     """Until the greeting."""
-    ehlo_timeout: float = duration(5 * MINUTE)
+    ehlo_timeout: float = declare.duration(5 * MINUTE)
     """Until the reply to EHLO or HELO."""
-    starttls_timeout: float = duration(2 * MINUTE)
+    starttls_timeout: float = declare.duration(2 * MINUTE)
     """Until the reply to STARTTLS, and then for the handshake."""
-    mail_timeout: float = duration(5 * MINUTE)
+    mail_timeout: float = declare.duration(5 * MINUTE)
     """Until the reply to MAIL."""
-    rcpt_timeout: float = duration(5 * MINUTE)
+    rcpt_timeout: float = declare.duration(5 * MINUTE)
     """Until the reply to each RCPT."""
-    data_timeout: float = duration(2 * MINUTE)
+    data_timeout: float = declare.duration(2 * MINUTE)
     """Until the reply to DATA."""
-    block_timeout: float = duration(3 * MINUTE)
+    block_timeout: float = declare.duration(3 * MINUTE)
     """Until the peer accepts the next block of the message."""
-    final_dot_timeout: float = duration(10 * MINUTE)
+    final_dot_timeout: float = declare.duration(10 * MINUTE)
     """Until the reply to the message. A timeout here duplicates mail (RFC 1047)."""
-    quit_timeout: float = duration(5.0)
+    quit_timeout: float = declare.duration(5.0)
     """Until the reply to QUIT."""
-    max_hosts_per_attempt: int = count(5, most=100)
+    max_hosts_per_attempt: int = declare.count(5, most=100)
     """The number of MX hosts tried in one attempt."""
-    remember_broken_tls: float = duration(1 * HOUR, optional=True)
+    remember_broken_tls: float = declare.duration(1 * HOUR, optional=True)
     """How long mail is sent unencrypted to a host whose TLS handshake failed (tls = opportunistic only)."""
 
 

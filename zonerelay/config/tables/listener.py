@@ -14,24 +14,8 @@ from pathlib import Path
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    KB,
-    MB,
-    MINUTE,
-    choice,
-    choices,
-    count,
-    duration,
-    networks,
-    optional_path,
-    path,
-    paths,
-    size,
-    switch,
-    text,
-    texts,
-)
+from zonerelay.config.options import options as declare
+from zonerelay.config.options.options import DAY, KB, MB, MINUTE
 from zonerelay.config.problems import Findings, Report, all_sound, check_references, in_words, quoted
 from zonerelay.model.queue_name import Priority
 
@@ -45,12 +29,12 @@ DROP, ALIASES = "/var/spool/zonerelay", "/etc/aliases"
 class SendmailSettings:
     """The files of sendmail(1) on this machine (docs/send/applications.md)."""
 
-    drop: Path = path(Path(DROP))
+    drop: Path = declare.path(Path(DROP))
     """The directory in which sendmail stores a message while the relay does not respond, for the relay to
     submit. It has the directories tmp and new, owned by the relay's user, with mode 3733. Without them,
     sendmail fails with status 75.
     """
-    aliases: Path = path(Path(ALIASES))
+    aliases: Path = declare.path(Path(ALIASES))
     """Addresses for the users of this machine, as in "root: admin@example.com", read for each message."""
 
 
@@ -121,147 +105,147 @@ class ListenerSettings:
     one with these defaults.
     """
 
-    address: str = text("127.0.0.1:2525", form=forms.listen)
+    address: str = declare.text("127.0.0.1:2525", form=forms.listen)
     """The address to listen on: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock".
     """
-    protocol: ListenerProtocol = choice(ListenerProtocol.SMTP)
+    protocol: ListenerProtocol = declare.choice(ListenerProtocol.SMTP)
     """http: applications submit mail with POST /v1/messages and a token (docs/send/http.md). It requires auth
     = "required", and tls must be none or implicit.
     """
-    tls: ListenerTls = choice(ListenerTls.NONE)
+    tls: ListenerTls = declare.choice(ListenerTls.NONE)
     """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first byte (port 465). Both
     require a certificate, such as one of zonerelay cert self-signed.
     """
-    certificate: tuple[Path, ...] = paths()
+    certificate: tuple[Path, ...] = declare.paths()
     """One PEM file, or several, each a certificate with its chain, such as certbot's fullchain.pem. The name
     that the client requests (SNI) selects one, the first by default. Changed files are read again.
     """
-    key: tuple[Path, ...] = paths()
+    key: tuple[Path, ...] = declare.paths()
     """The private keys, one PEM file for each certificate, in the same order. Empty: they are in the
     certificate files.
     """
-    require_tls: bool = switch(False)
+    require_tls: bool = declare.switch(False)
     """With starttls: only EHLO, STARTTLS, NOOP, RSET and QUIT are accepted unencrypted; everything else gets
     530 5.7.0.
     """
-    auth: ListenerAuth = choice(ListenerAuth.OFF)
+    auth: ListenerAuth = declare.choice(ListenerAuth.OFF)
     """SMTP AUTH (PLAIN, LOGIN), over TLS only, for the users of [auth], who may relay from anywhere.
     optional: allow_networks may relay without it. required: clients must log in, or have a certificate of
     allow_certificates.
     """
-    max_auth_failures: int = count(3, most=100)
+    max_auth_failures: int = declare.count(3, most=100)
     """Failed logins in one connection before it is closed with 421."""
-    allow_networks: tuple[Network, ...] = networks(
+    allow_networks: tuple[Network, ...] = declare.networks(
         (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
     )
     """Clients that may relay without a login. All others are refused (550 5.7.1), unless auth or
     allow_certificates permits them.
     """
-    allow_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
+    allow_certificates: tuple[str, ...] = declare.texts((), form=forms.fingerprint)
     """SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint -sha256
     prints them. A missing or unlisted certificate changes nothing.
     """
-    unsafe: tuple[UnsafeListener, ...] = choices(UnsafeListener)
+    unsafe: tuple[UnsafeListener, ...] = declare.choices(UnsafeListener)
     """open-relay: every client may relay; without it, allow_networks that cover (nearly) the whole Internet
     are refused. cleartext-auth: AUTH is also offered without TLS, for a network on which no other machine can
     listen.
     """
-    proxy_networks: tuple[Network, ...] = networks(())
+    proxy_networks: tuple[Network, ...] = declare.networks(())
     """Load balancers whose connections must begin with a PROXY header (version 1 or 2); from any other
     address, the header ends the session. Permissions depend on the client that it names, never on the
     balancer.
     """
-    xclient_networks: tuple[Network, ...] = networks(())
+    xclient_networks: tuple[Network, ...] = declare.networks(())
     """Servers in front of this one, such as nginx, that may name the client and its user with XCLIENT, and
     over HTTP the client with X-Forwarded-For. Trust them as the relay itself.
     """
-    lenient_paths: bool = switch(True)
+    lenient_paths: bool = declare.switch(True)
     """Accept addresses of clients that may relay as some devices write them in MAIL and RCPT: <Backup
     <backup@example.org>>, < backup@example.org >, backup@example.org, <backup@example.org.>.
     """
-    check_sender_domain: bool = switch(False)
+    check_sender_domain: bool = declare.switch(False)
     """Look up the sender's domain at MAIL: 550 5.7.27 if it accepts no mail (null MX), 550 5.1.8 if it does
     not exist, 451 4.4.3 if DNS does not answer.
     """
-    policy: str = text("", form=forms.function)
+    policy: str = declare.text("", form=forms.function)
     """A policy in Python, "module:Class", called at every step, or a handler of aiosmtpd
     (docs/send/policy.md).
     """
-    policy_file: Path | None = optional_path()
+    policy_file: Path | None = declare.optional_path()
     """A file for the policy, which decides what it contains."""
-    policy_timeout: float = duration(5.0, most=5 * MINUTE)
+    policy_timeout: float = declare.duration(5.0, most=5 * MINUTE)
     """The time limit of the policy for each step; then the client gets 451."""
-    policy_max_size: int = size(10 * MB)
+    policy_max_size: int = declare.size(10 * MB)
     """The largest message for a handler of aiosmtpd with handle_DATA, which takes twice its size of
     max_session_memory.
     """
-    authenticator: str = text("", form=forms.function)
+    authenticator: str = declare.text("", form=forms.function)
     """An authenticator of aiosmtpd, "module:callable", that checks logins instead of the users of [auth]
     (docs/send/policy.md).
     """
-    priority: Priority = choice(Priority.NORMAL)
+    priority: Priority = declare.choice(Priority.NORMAL)
     """The priority of mail accepted here, unless the user or a route sets another: high, normal or bulk
     (docs/deliver/routing.md).
     """
-    drop_headers: tuple[str, ...] = texts(
+    drop_headers: tuple[str, ...] = declare.texts(
         ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"), form=forms.dropped_field
     )
     """Header fields that are removed from every message (docs/deliver/rewriting.md)."""
-    zone_header: str = text("", form=forms.field_name)
+    zone_header: str = declare.text("", form=forms.field_name)
     """A header field, such as "X-Sending-Zone", in which trusted clients name the zone of their mail, instead
     of the routes (docs/deliver/routing.md). It is removed from every message, also from other clients. Empty:
     none.
     """
-    zone_header_users: tuple[str, ...] = texts(())
+    zone_header_users: tuple[str, ...] = declare.texts(())
     """Users who may name zones; "*" is every user."""
-    zone_header_networks: tuple[Network, ...] = networks(())
+    zone_header_networks: tuple[Network, ...] = declare.networks(())
     """Clients that may name zones, if they may relay."""
-    hide_client: bool = switch(False)
+    hide_client: bool = declare.switch(False)
     """Leave the client's name and address out of the Received field, for submission by people. The log still
     has them.
     """
-    bare_line_ends: BareLineEnds = choice(BareLineEnds.NORMALIZE)
+    bare_line_ends: BareLineEnds = declare.choice(BareLineEnds.NORMALIZE)
     """Bare CR or LF in a message, which can smuggle a second message past another server. normalize: bare LF
     becomes CRLF, bare CR a space. reject: 550 5.6.0.
     """
-    header_controls: HeaderControls = choice(HeaderControls.REJECT)
+    header_controls: HeaderControls = declare.choice(HeaderControls.REJECT)
     """NUL in the header, or a control character in a field's name, which hides a field from most readers.
     reject: 550 5.6.0. remove: these characters are removed, as by Postfix's message_strip_characters.
     """
-    idempotency: Idempotency = choice(Idempotency.OFF)
+    idempotency: Idempotency = declare.choice(Idempotency.OFF)
     """message-id: a message with the Message-ID, sender and recipients of an earlier one of this client gets
     the first answer and is not sent again (docs/send/idempotency.md). off: only the field Idempotency-Key
     counts.
     """
-    max_message_size: int = size(50 * MB)
+    max_message_size: int = declare.size(50 * MB)
     """The maximum size of a message, announced in EHLO. It costs disk, not memory."""
-    max_recipients: int = count(1000, most=100_000)
+    max_recipients: int = declare.count(1000, most=100_000)
     """Recipients per message; more get 452 4.5.3, and the client sends the message again for them. RFC 5321
     4.5.3.1.8 asks for at least 100.
     """
-    max_connections: int = count(1000)
+    max_connections: int = declare.count(1000)
     """Open connections on this listener; the next one gets 421."""
-    max_connections_per_client: int = count(50)
+    max_connections_per_client: int = declare.count(50)
     """Open connections from one client (an IPv4 address, an IPv6 /64)."""
-    max_connections_per_network: int = count(200)
+    max_connections_per_network: int = declare.count(200)
     """Open connections from one network (IPv4 /24, IPv6 /48)."""
-    max_commands: int = count(100_000, least=10, most=1_000_000_000)
+    max_commands: int = declare.count(100_000, least=10, most=1_000_000_000)
     """Commands in one connection."""
-    max_errors: int = count(20)
+    max_errors: int = declare.count(20)
     """Refused or unknown commands in one connection; then 421."""
-    max_received: int = count(100, least=10, most=1000)
+    max_received: int = declare.count(100, least=10, most=1000)
     """Received fields in a message; more are a mail loop: 554 5.4.6. RFC 5321 6.3 asks for at least 100."""
-    max_header_size: int = size(256 * KB, least=4 * KB, most=16 * MB)
+    max_header_size: int = declare.size(256 * KB, least=4 * KB, most=16 * MB)
     """The maximum size of the header, which is held in memory."""
-    idle_timeout: float = duration(5 * MINUTE)
+    idle_timeout: float = declare.duration(5 * MINUTE)
     """How long to wait for the client's next command or data; RFC 5321 4.5.3.2.7 asks for 5 minutes."""
-    transaction_timeout: float = duration(30 * MINUTE)
+    transaction_timeout: float = declare.duration(30 * MINUTE)
     """The time limit of one message, from MAIL to its last byte."""
-    min_data_rate: int = count(500, optional=True)
+    min_data_rate: int = declare.count(500, optional=True)
     """The minimum bytes per second of a message on average, once idle_timeout has passed; slower clients get
     421. 0: any rate.
     """
-    max_hold: float = duration(7 * DAY, least=1.0, most=30 * DAY, optional=True)
+    max_hold: float = declare.duration(7 * DAY, least=1.0, most=30 * DAY, optional=True)
     """How far ahead clients that may relay can set the time of delivery (FUTURERELEASE, RFC 4865). 0: not
     offered.
     """

@@ -13,8 +13,9 @@ from pathlib import Path
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
+from zonerelay.config.options import options as declare
 from zonerelay.config.options.forms import date_text
-from zonerelay.config.options.options import DAY, YEAR, choice, date, duration, path, switch, text, texts
+from zonerelay.config.options.options import DAY, YEAR
 from zonerelay.config.problems import Findings, quoted, unreachable
 from zonerelay.config.tables.listener import (
     ListenerAuth,
@@ -33,21 +34,21 @@ class SrsSettings:
     (docs/deliver/rewriting.md).
     """
 
-    domain: str = text("", form=forms.domain)
+    domain: str = declare.text("", form=forms.domain)
     """The domain of rewritten senders. Its MX must be this relay, and its SPF record must allow the relay's
     addresses.
     """
-    secret: str = text("", form=forms.secret)
+    secret: str = declare.text("", form=forms.secret)
     """The place of the secret for the hash in rewritten addresses, as in password of [[credential]]; at least
     16 characters.
     """
-    old_secrets: tuple[str, ...] = texts((), form=forms.secret)
+    old_secrets: tuple[str, ...] = declare.texts((), form=forms.secret)
     """The places of former secrets, which are still accepted."""
-    local_domains: tuple[str, ...] = texts((), form=forms.domain)
+    local_domains: tuple[str, ...] = declare.texts((), form=forms.domain)
     """Senders in these domains are not rewritten, because their SPF records allow this relay."""
-    max_age: float = duration(21 * DAY, least=DAY, most=YEAR)
+    max_age: float = declare.duration(21 * DAY, least=DAY, most=YEAR)
     """How long bounces to a rewritten sender are accepted."""
-    accept_legacy: bool = switch(False)
+    accept_legacy: bool = declare.switch(False)
     """Accept bounces to addresses in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
     guessed, for max_age after a migration.
     """
@@ -131,21 +132,21 @@ class DkimSettings:
     Ed25519 together.
     """
 
-    domain: str = text("", form=forms.domain)
+    domain: str = declare.text("", form=forms.domain)
     """The domain in From whose mail is signed: "example.com", or "*.example.com" for every subdomain. An
     exact entry takes precedence over a wildcard.
     """
-    selector: str = text("", form=forms.selector)
+    selector: str = declare.text("", form=forms.selector)
     """The selector: the public key is published at SELECTOR._domainkey.DOMAIN."""
-    key_file: Path = path(Path())
+    key_file: Path = declare.path(Path())
     """The private key in PEM format: RSA with at least 1024 bits (2048 recommended), or Ed25519."""
-    signing_domain: str = text("", form=forms.domain)
+    signing_domain: str = declare.text("", form=forms.domain)
     """The signing domain (d=), if it differs from the domain in From: "example.com" for domain =
     "*.example.com" needs only one DNS record.
     """
-    not_before: float = date()
+    not_before: float = declare.date()
     """The time from which the key signs. Empty: now."""
-    not_after: float = date()
+    not_after: float = declare.date()
     """The time until which the key signs. Empty: no limit."""
 
 
@@ -229,19 +230,19 @@ class RewriteSettings:
     matches an address counts.
     """
 
-    address: tuple[str, ...] = texts((), form=forms.address_pattern)
+    address: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """The addresses to change: "user@old.example", "old.example" (every user), "*.old.example",
     "app-*@example.com".
     """
-    to: str = text("", form=forms.replacement)
+    to: str = declare.text("", form=forms.replacement)
     """The new address: "user@example.com", or "@example.com" to keep the local part."""
-    where: RewriteScope = choice(RewriteScope.ALL)
+    where: RewriteScope = declare.choice(RewriteScope.ALL)
     """sender, recipient: that envelope address. envelope: both. header: From, Sender, Reply-To, To and Cc.
     all: everywhere.
     """
-    user: tuple[str, ...] = texts(())
+    user: tuple[str, ...] = declare.texts(())
     """Only mail of these authenticated users; "*" is any user."""
-    listener: tuple[str, ...] = texts((), form=forms.listen)
+    listener: tuple[str, ...] = declare.texts((), form=forms.listen)
     """Only mail accepted by these listeners, by their addresses."""
 
 

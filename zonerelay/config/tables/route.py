@@ -9,18 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    MINUTE,
-    choice,
-    count,
-    duration,
-    networks,
-    path,
-    size,
-    text,
-    texts,
-)
+from zonerelay.config.options import options as declare
+from zonerelay.config.options.options import DAY, MINUTE
 from zonerelay.config.problems import Findings, Report, check_known, unreachable
 from zonerelay.config.tables.listener import (
     ListenerAuth,
@@ -46,21 +36,21 @@ class AccessAction(enum.StrEnum):
 class AuthSettings:
     """User authentication for all listeners (docs/send/users.md)."""
 
-    credentials: Path = path(Path("/etc/zonerelay/credentials"))
+    credentials: Path = declare.path(Path("/etc/zonerelay/credentials"))
     """The file of users and argon2 password hashes, which zonerelay user maintains. Listeners with auth
     require it; changes count from the next login.
     """
-    max_client_failures: int = count(10)
+    max_client_failures: int = declare.count(10)
     """Failed logins of one client (an IPv4 address or an IPv6 /64) within forget_failures, after which it
     gets 454 4.7.0 without a password check.
     """
-    max_network_failures: int = count(50)
+    max_network_failures: int = declare.count(50)
     """The same for a network (an IPv4 /24 or an IPv6 /48)."""
-    max_account_failures: int = count(100)
+    max_account_failures: int = declare.count(100)
     """The same for an account. Users who recently logged in from a network are not locked out of it by
     others' failures.
     """
-    forget_failures: float = duration(15 * MINUTE, most=DAY)
+    forget_failures: float = declare.duration(15 * MINUTE, most=DAY)
     """How long a failed login is counted."""
 
 
@@ -68,21 +58,21 @@ class AuthSettings:
 class AccessSettings:
     """A rule that allows or rejects recipients. The first rule whose every condition matches decides."""
 
-    client: tuple[Network, ...] = networks(())
+    client: tuple[Network, ...] = declare.networks(())
     """Addresses and networks of clients."""
-    sender: tuple[str, ...] = texts((), form=forms.address_pattern)
+    sender: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """Envelope senders: "user@example.com", "example.com", "*.example.com" (every subdomain),
     "bounce-*@example.com", "<>".
     """
-    recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
+    recipient: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """Recipients, in the same forms."""
-    user: tuple[str, ...] = texts(())
+    user: tuple[str, ...] = declare.texts(())
     """Authenticated users; "*" is any user."""
-    action: AccessAction = choice(AccessAction.REFUSE)
+    action: AccessAction = declare.choice(AccessAction.REFUSE)
     """refuse: 550 5.7.1. defer: 450 4.7.1. accept: later rules are skipped; it does not allow clients to
     relay that otherwise could not.
     """
-    reply: str = text("", form=forms.reply)
+    reply: str = declare.text("", form=forms.reply)
     """Another reply: "554 5.7.1 Ask postmaster@example.org", a 5yz code for refuse, a 4yz code for defer."""
 
 
@@ -141,33 +131,33 @@ class RouteSettings:
     condition matches counts; other mail goes to the zone named default.
     """
 
-    zone: str = text("default", form=forms.name)
+    zone: str = declare.text("default", form=forms.name)
     """The zone of mail that matches all conditions."""
-    set_priority: str = text("", form=forms.priority)
+    set_priority: str = declare.text("", form=forms.priority)
     """The priority of this mail: high, normal or bulk. Empty: unchanged."""
-    recipient_domain: tuple[str, ...] = texts((), form=forms.domain)
+    recipient_domain: tuple[str, ...] = declare.texts((), form=forms.domain)
     """The recipient's domain: "example.com", "*.example.com" (every subdomain), "*" (any)."""
-    recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
+    recipient: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """The recipient: "user@example.com", "example.com", "*.example.com", "bounce-*@example.com"."""
-    sender_domain: tuple[str, ...] = texts((), form=forms.domain)
+    sender_domain: tuple[str, ...] = declare.texts((), form=forms.domain)
     """The domain of the envelope sender, as in recipient_domain."""
-    sender: tuple[str, ...] = texts((), form=forms.address_pattern)
+    sender: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """The envelope sender, as in recipient; "<>" is the null sender."""
-    user: tuple[str, ...] = texts(())
+    user: tuple[str, ...] = declare.texts(())
     """The authenticated user; "*" is any user."""
-    listener: tuple[str, ...] = texts((), form=forms.listen)
+    listener: tuple[str, ...] = declare.texts((), form=forms.listen)
     """The listener that accepted the mail, by its address."""
-    client: tuple[Network, ...] = networks(())
+    client: tuple[Network, ...] = declare.networks(())
     """The client's address or network."""
-    certificate: tuple[str, ...] = texts((), form=forms.fingerprint)
+    certificate: tuple[str, ...] = declare.texts((), form=forms.fingerprint)
     """The SHA-256 fingerprint of the client's certificate. It requires allow_certificates of the listener."""
-    priority: tuple[str, ...] = texts((), form=forms.priority)
+    priority: tuple[str, ...] = declare.texts((), form=forms.priority)
     """The priority: "high", "normal", "bulk"."""
-    min_size: int = size(0, least=1, optional=True)
+    min_size: int = declare.size(0, least=1, optional=True)
     """The minimum size of the message as it was received. 0: any."""
-    max_size: int = size(0, least=1, optional=True)
+    max_size: int = declare.size(0, least=1, optional=True)
     """The maximum size of the message. 0: any."""
-    header: tuple[str, ...] = texts((), form=forms.header)
+    header: tuple[str, ...] = declare.texts((), form=forms.header)
     """A header field: "X-Stream" (any value) or "X-Stream: bulk" (the value contains the text)."""
 
     @property

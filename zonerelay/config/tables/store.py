@@ -19,26 +19,8 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from zonerelay.config.credentials.secrets import is_public
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    GB,
-    HOUR,
-    MB,
-    MINUTE,
-    YEAR,
-    choice,
-    choices,
-    count,
-    duration,
-    networks,
-    optional_path,
-    options_of,
-    path,
-    size,
-    switch,
-    text,
-    texts,
-)
+from zonerelay.config.options import options as declare
+from zonerelay.config.options.options import DAY, GB, HOUR, MB, MINUTE, YEAR, options_of
 from zonerelay.config.problems import Findings, Report, all_sound, check_known
 from zonerelay.config.tables.delivery import DeliverySettings
 from zonerelay.config.tables.listener import Network
@@ -57,13 +39,13 @@ class LogFormat(enum.StrEnum):
 class LogSettings:
     """The log, which is written to standard error (docs/operate/monitoring.md)."""
 
-    format: LogFormat = choice(LogFormat.JSON)
+    format: LogFormat = declare.choice(LogFormat.JSON)
     """json: one object per line, for log collectors. text: key=value, for people. A terminal always gets text
     with clear addresses.
     """
-    redact: bool = switch(True)
+    redact: bool = declare.switch(True)
     """Replace addresses in the log by stable pseudonyms (a keyed hash), which can still be searched."""
-    redact_key_file: Path | None = optional_path()
+    redact_key_file: Path | None = declare.optional_path()
     """The key of the pseudonyms. Empty: a generated key next to the spool. Machines whose logs are searched
     together need the same.
     """
@@ -80,17 +62,17 @@ class HistoryAddresses(enum.StrEnum):
 class HistorySettings:
     """Settings of the mail history that `zonerelay log find` searches (docs/operate/history.md)."""
 
-    enabled: bool = switch(True)
+    enabled: bool = declare.switch(True)
     """Record what happens to mail (accepted, rejected, each attempt, the outcome) in the directory history
     next to the spool. Mail never waits for it.
     """
-    keep: float = duration(14 * DAY, least=DAY, most=10 * YEAR)
+    keep: float = declare.duration(14 * DAY, least=DAY, most=10 * YEAR)
     """How long events are kept."""
-    max_size: int = size(1 * GB, least=16 * MB)
+    max_size: int = declare.size(1 * GB, least=16 * MB)
     """The maximum size of the file of each worker; then the oldest events are removed. A message with one
     recipient takes about a kilobyte.
     """
-    addresses: HistoryAddresses = choice(HistoryAddresses.HASHED)
+    addresses: HistoryAddresses = declare.choice(HistoryAddresses.HASHED)
     """hashed: the history contains the pseudonyms of the log. clear: it contains addresses, for everyone who
     may read the files.
     """
@@ -100,33 +82,33 @@ class HistorySettings:
 class AdminSettings:
     """The HTTP API, the page and metrics (docs/operate/api.md), and the control socket."""
 
-    address: str = text("127.0.0.1:8025", form=forms.listen, optional=True)
+    address: str = declare.text("127.0.0.1:8025", form=forms.listen, optional=True)
     """The HTTP address of /metrics, /healthz and /readyz, of the API at /v1/, and of the page. Empty: no
     HTTP. While the address is in use, the relay runs without HTTP, reports a problem in zonerelay status, and
     tries again.
     """
-    page: bool = switch(False)
+    page: bool = declare.switch(False)
     """Serve the operators' page at /. On other addresses than loopback it requires a certificate, or a proxy
     in proxy_networks.
     """
-    certificate: Path | None = optional_path()
+    certificate: Path | None = declare.optional_path()
     """A PEM file with the certificate and its chain, which enables TLS. A renewed file is read again."""
-    key: Path | None = optional_path()
+    key: Path | None = declare.optional_path()
     """The private key. Empty: it is in the certificate file."""
-    proxy_networks: tuple[Network, ...] = networks(())
+    proxy_networks: tuple[Network, ...] = declare.networks(())
     """Trusted reverse proxies, whose X-Forwarded-For and X-Forwarded-Proto are used. Without one, API and
     page need TLS on other addresses than loopback.
     """
-    hosts: tuple[str, ...] = texts((), form=forms.domain)
+    hosts: tuple[str, ...] = declare.texts((), form=forms.domain)
     """Host names allowed in HTTP requests, in addition to localhost and IP addresses ("*.example.org": every
     subdomain), against DNS rebinding. On other addresses than loopback, /metrics, /healthz and /readyz accept
     every name.
     """
-    token_file: Path | None = optional_path()
+    token_file: Path | None = declare.optional_path()
     """A file with one more token, of scope operate: a line of at least 32 characters. Prefer zonerelay token
     add.
     """
-    socket: Path | None = optional_path()
+    socket: Path | None = declare.optional_path()
     """The Unix socket for the command line; its file permissions control access. Empty: control.sock next to
     the spool.
     """
@@ -192,13 +174,13 @@ def _keeps_secrets(admin: AdminSettings) -> bool:
 class CaptureSettings:
     """Captured mail, which is stored for inspection instead of being sent (docs/start/sandbox.md)."""
 
-    keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
+    keep: float = declare.duration(7 * DAY, least=HOUR, most=10 * YEAR)
     """How long the mail of zones with next_hop = "capture:" is kept, in the directory captured next to the
     spool.
     """
-    max_size: int = size(500 * MB, least=MB)
+    max_size: int = declare.size(500 * MB, least=MB)
     """The maximum size of all captured mail; then the oldest is removed. A larger message bounces."""
-    release_to: str = text("", form=forms.listen, optional=True)
+    release_to: str = declare.text("", form=forms.listen, optional=True)
     """The SMTP server to which an operator can release captured mail: this relay or another ("127.0.0.1:25").
     Empty: none.
     """
@@ -225,38 +207,38 @@ class Backend(enum.StrEnum):
 class SpoolSettings:
     """The spool, in which mail is stored until it is delivered (docs/store/engines.md)."""
 
-    backend: Backend = choice(Backend.LEVELDB)
+    backend: Backend = declare.choice(Backend.LEVELDB)
     """leveldb: a local database, safe against crashes and power cuts. disk: as safe, in files that people and
     tools can read, for more work per message. redis, postgres: a server that several relays can share. s3: a
     bucket. memory: for tests; everything is lost when the relay stops.
     """
-    path: Path = path(Path("/var/lib/zonerelay/spool"))
+    path: Path = declare.path(Path("/var/lib/zonerelay/spool"))
     """The directory of the spool, used by one relay only; with redis, postgres and s3, of the files next to
     the queue. A relative path starts at the working directory.
     """
-    env_directory: Path | None = optional_path()
+    env_directory: Path | None = declare.optional_path()
     """disk: the directory of the messages. Empty: messages in path."""
-    meta_directory: Path | None = optional_path()
+    meta_directory: Path | None = declare.optional_path()
     """disk: the directory of the log of queue changes, perhaps on another file system. Empty: path."""
-    scratch_directory: Path | None = optional_path()
+    scratch_directory: Path | None = declare.optional_path()
     """disk: the directory of the index, which is rebuilt if it is missing: a fast disk without backup is
     enough. Empty: scratch in path.
     """
-    shelve: Path | None = optional_path()
+    shelve: Path | None = declare.optional_path()
     """memory: a file to which the queue is saved at an orderly stop. A crash loses all mail accepted since
     the start.
     """
-    min_free_space: int = size(100 * MB, least=MB, optional=True)
+    min_free_space: int = declare.size(100 * MB, least=MB, optional=True)
     """With less free space on the spool's file system, new mail is rejected with 452 4.3.1 and /readyz fails,
     so that queued mail can still be delivered. Half of it is reserved in a file that is released if the disk
     becomes full anyway. 0: neither. With leveldb, at least four times write_buffer and 4 MB, and more while a
     burst is compacted. With redis: the memory below maxmemory, without a reserve.
     """
-    write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
+    write_buffer: int = declare.size(8 * MB, least=MB, most=256 * MB)
     """The memory in which LevelDB collects writes; it takes about four times this size. Larger buffers were
     not faster in tests.
     """
-    idempotency_window: float = duration(DAY, least=60.0, most=7 * DAY)
+    idempotency_window: float = declare.duration(DAY, least=60.0, most=7 * DAY)
     """How long an idempotency key is remembered, and a message with the same key gets the first answer and is
     not sent again (docs/send/idempotency.md).
     """
@@ -342,29 +324,29 @@ _SCHEMES = ("redis", "rediss", "unix")
 class RedisSettings:
     """The Redis server for `[spool] backend = "redis"` (docs/store/redis.md)."""
 
-    url: str = text("redis://127.0.0.1:6379/0")
+    url: str = declare.text("redis://127.0.0.1:6379/0")
     """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE, without the password."""
-    user: str = text("")
+    user: str = declare.text("")
     """The ACL user. Empty: the server's default user."""
-    password: str = text("", form=forms.secret)
+    password: str = declare.text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
-    ca_file: Path | None = optional_path()
+    ca_file: Path | None = declare.optional_path()
     """The certificate authorities for rediss://. Empty: those of the system."""
-    prefix: str = text("zonerelay:", form=forms.key_prefix)
+    prefix: str = declare.text("zonerelay:", form=forms.key_prefix)
     """The prefix of all keys. Relays with the same server, database and prefix share one queue. In a cluster
     use a hash tag: {zonerelay}:.
     """
-    lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
+    lease: float = declare.duration(30.0, least=1.0, most=10 * MINUTE)
     """How long a relay that does not respond keeps its mail; then other relays take it over. It must be
     longer than any pause of a running relay.
     """
-    replicas: int = count(0, least=0, most=16, optional=True)
+    replicas: int = declare.count(0, least=0, most=16, optional=True)
     """The number of replicas that must have a message before it is acknowledged (WAIT). With fewer, no mail
     is accepted.
     """
-    timeout: float = duration(10.0, most=MINUTE)
+    timeout: float = declare.duration(10.0, most=MINUTE)
     """The time limit for a reply; after it, the relay reconnects."""
-    unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
+    unsafe: tuple[UnsafeStore, ...] = declare.choices(UnsafeStore)
     """mail-loss: accept a server that may lose acknowledged mail, because it does not sync its append-only
     file before it replies, evicts keys, or hides its settings.
     """
@@ -417,26 +399,26 @@ class PostgresSettings:
     share it.
     """
 
-    url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
+    url: str = declare.text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
     """The database: "postgresql://USER@HOST:5432/DATABASE", or a Unix socket, without the password. Over a
     network, add ?sslmode=verify-full&sslrootcert=FILE.
     """
-    password: str = text("", form=forms.secret)
+    password: str = declare.text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
-    schema: str = text("zonerelay", form=forms.schema)
+    schema: str = declare.text("zonerelay", form=forms.schema)
     """The schema of the tables, created if it does not exist. Relays with the same database and schema share
     one queue.
     """
-    node: int = count(0, least=0, most=255, optional=True)
+    node: int = declare.count(0, least=0, most=255, optional=True)
     """The number of this relay among those that share the queue, its own and always the same: after a restart
     it continues with the mail of its number.
     """
-    lease: float = duration(15 * MINUTE, least=1.0)
+    lease: float = declare.duration(15 * MINUTE, least=1.0)
     """How long a relay that does not respond keeps its mail; then other relays take it over. It should be
     longer than any transaction ([delivery] final_dot_timeout alone is 10 minutes): a relay that lost only its
     database connection may still be sending.
     """
-    unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
+    unsafe: tuple[UnsafeStore, ...] = declare.choices(UnsafeStore)
     """mail-loss: accept a server with fsync or full_page_writes off, and keep its synchronous_commit, though
     it may lose acknowledged mail.
     """
@@ -510,43 +492,43 @@ class Addressing(enum.StrEnum):
 class S3Settings:
     """The bucket for `[spool] backend = "s3"` (docs/store/s3.md)."""
 
-    bucket: str = text("", form=forms.bucket)
+    bucket: str = declare.text("", form=forms.bucket)
     """The bucket, which must exist."""
-    prefix: str = text("zonerelay/", form=forms.object_prefix)
+    prefix: str = declare.text("zonerelay/", form=forms.object_prefix)
     """The prefix of all objects. Relays with the same bucket and prefix share one queue."""
-    endpoint_url: str = text("", form=forms.service_url)
+    endpoint_url: str = declare.text("", form=forms.service_url)
     """The URL of a service other than Amazon's, such as "https://s3.example.org"."""
-    region: str = text("", optional=True)
+    region: str = declare.text("", optional=True)
     """The region. Empty: from the environment, or us-east-1."""
-    addressing: Addressing = choice(Addressing.AUTO)
+    addressing: Addressing = declare.choice(Addressing.AUTO)
     """The style of bucket URLs: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/), or auto: path
     with an endpoint_url, otherwise virtual.
     """
-    access_key: str = text("", optional=True)
+    access_key: str = declare.text("", optional=True)
     """The id of the access key. Empty: from AWS_ACCESS_KEY_ID, the shared files of the AWS tools, or the role
     of the machine.
     """
-    secret_key: str = text("", form=forms.secret)
+    secret_key: str = declare.text("", form=forms.secret)
     """The place of the secret key: a file, env:NAME or credential:NAME."""
-    ca_file: Path | None = optional_path()
+    ca_file: Path | None = declare.optional_path()
     """The certificate authorities for https. Empty: those of the system."""
-    shared: bool = switch(True)
+    shared: bool = declare.switch(True)
     """Several relays may share the queue, if the service has conditional writes, which are tested at each
     start. false: a second relay is refused.
     """
-    lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
+    lease: float = declare.duration(30.0, least=1.0, most=10 * MINUTE)
     """How long a relay that does not respond keeps its mail; then other relays take it over. It must be
     longer than any pause of a running relay.
     """
-    timeout: float = duration(10.0, most=5 * MINUTE)
+    timeout: float = declare.duration(10.0, most=5 * MINUTE)
     """The time limit of one request."""
-    max_requests: int = count(50, most=1000)
+    max_requests: int = declare.count(50, most=1000)
     """The maximum number of simultaneous requests."""
-    queue_url: str = text("", form=forms.service_url)
+    queue_url: str = declare.text("", form=forms.service_url)
     """An SQS queue by which relays announce mail that another relay may take over. Empty: relays list the
     bucket.
     """
-    queue_endpoint_url: str = text("", form=forms.service_url)
+    queue_endpoint_url: str = declare.text("", form=forms.service_url)
     """The URL of the queue service, if it is not Amazon's."""
 
 
@@ -584,35 +566,35 @@ def outbox_problems(outbox: OutboxSettings, zones: Sequence[ZoneSettings], repor
 class OutboxSettings:
     """The outbox, a PostgreSQL table whose rows are sent as mail if `url` is set (docs/send/outbox.md)."""
 
-    url: str = text("")
+    url: str = declare.text("")
     """The database of the outbox, in the form of [postgres] url. Empty: no outbox."""
-    password: str = text("", form=forms.secret)
+    password: str = declare.text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
-    schema: str = text("public", form=forms.sql_name)
+    schema: str = declare.text("public", form=forms.sql_name)
     """The schema of the tables."""
-    table: str = text("outbound_messages", form=forms.sql_name)
+    table: str = declare.text("outbound_messages", form=forms.sql_name)
     """The table into which applications insert. Relays with the same table share its rows."""
-    mailbox_table: str = text("mailboxes", form=forms.sql_name)
+    mailbox_table: str = declare.text("mailboxes", form=forms.sql_name)
     """The table of mailboxes to which rows may refer."""
-    create_tables: bool = switch(False)
+    create_tables: bool = declare.switch(False)
     """Create tables that do not exist. Otherwise zonerelay outbox schema prints the SQL."""
-    zone: str = text("default", form=forms.name)
+    zone: str = declare.text("default", form=forms.name)
     """The zone of rows without a zone and a mailbox."""
-    keys: tuple[str, ...] = texts((), form=forms.secret)
+    keys: tuple[str, ...] = declare.texts((), form=forms.secret)
     """The places of the keys of smtp_password_encrypted: files, env:NAME or credential:NAME. The first
     encrypts; all decrypt.
     """
-    poll_interval: float = duration(10.0, least=0.1, most=10 * MINUTE)
+    poll_interval: float = declare.duration(10.0, least=0.1, most=10 * MINUTE)
     """How often to look for rows without a notification. Inserts notify the relay at once."""
-    lease: float = duration(15 * MINUTE, least=1.0)
+    lease: float = declare.duration(15 * MINUTE, least=1.0)
     """How long a relay that does not respond keeps its rows; then they return to the queue. It should be
     longer than any transaction, as in [postgres].
     """
-    max_attempts: int = count(10, most=1000)
+    max_attempts: int = declare.count(10, most=1000)
     """The number of failed attempts for a recipient after which the row fails. After attempt n the delay is
     n² minutes.
     """
-    max_message_size: int = size(25 * MB)
+    max_message_size: int = declare.size(25 * MB)
     """Rows with a larger message fail."""
 
 

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import DAY, choice, count, duration, switch, text, texts
+from zonerelay.config.options import options as declare
+from zonerelay.config.options.options import DAY
 from zonerelay.config.problems import Findings, Report, check_names, check_references
 
 EVENTS = (
@@ -35,29 +36,29 @@ class WebhookAddresses(enum.StrEnum):
 class WebhookSettings:
     """An HTTP endpoint that receives signed events of mail (docs/operate/webhooks.md)."""
 
-    name: str = text("webhook", form=forms.name)
+    name: str = declare.text("webhook", form=forms.name)
     """The name in logs, metrics and zonerelay webhook."""
-    url: str = text("")
+    url: str = declare.text("")
     """The https:// URL to which events are posted."""
-    events: tuple[str, ...] = texts(())
+    events: tuple[str, ...] = declare.texts(())
     """The types of events to post. Empty: all."""
-    secret: str = text("", form=forms.secret)
+    secret: str = declare.text("", form=forms.secret)
     """The place of the signing secret, as in password of [[credential]]: whsec_ and 24 to 64 bytes in base64
     (HMAC-SHA256), or whsk_ and 32 bytes (Ed25519).
     """
-    old_secrets: tuple[str, ...] = texts((), form=forms.secret)
+    old_secrets: tuple[str, ...] = declare.texts((), form=forms.secret)
     """The places of former secrets. During a key rotation, events are signed with all secrets."""
-    addresses: WebhookAddresses = choice(WebhookAddresses.PSEUDONYM)
+    addresses: WebhookAddresses = declare.choice(WebhookAddresses.PSEUDONYM)
     """pseudonym: events contain the pseudonyms of the log. clear: they contain addresses."""
-    private: bool = switch(False)
+    private: bool = declare.switch(False)
     """Allow addresses that are not public (loopback, 10.0.0.0/8 …) and http:// URLs."""
-    timeout: float = duration(20.0, least=1.0, most=60.0)
+    timeout: float = declare.duration(20.0, least=1.0, most=60.0)
     """The time limit for the endpoint's response."""
-    max_queued: int = count(10_000, least=100, most=1_000_000)
+    max_queued: int = declare.count(10_000, least=100, most=1_000_000)
     """The maximum number of waiting events in a worker's spool. Then the oldest are dropped, and an event
     webhook.gap has their number.
     """
-    max_age: float = duration(3 * DAY, least=60.0, most=14 * DAY)
+    max_age: float = declare.duration(3 * DAY, least=60.0, most=14 * DAY)
     """Events that wait longer are dropped in the same way."""
 
 
@@ -65,11 +66,11 @@ class WebhookSettings:
 class ReportSettings:
     """The daily report by mail (docs/operate/report.md)."""
 
-    to: tuple[str, ...] = texts((), form=forms.address)
+    to: tuple[str, ...] = declare.texts((), form=forms.address)
     """The recipients of the report: "postmaster@example.com"."""
-    at: str = text("06:00", form=forms.time_of_day)
+    at: str = declare.text("06:00", form=forms.time_of_day)
     """The local time at which it is sent. A missed report is sent at the next start."""
-    sender: str = text("", form=forms.address)
+    sender: str = declare.text("", form=forms.address)
     """The sender, in the envelope and in From. Empty: postmaster at the relay's hostname."""
 
 

@@ -14,21 +14,8 @@ from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import CAPTURE, NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    HOUR,
-    YEAR,
-    choice,
-    count,
-    duration,
-    durations,
-    rate,
-    size,
-    switch,
-    switch_or_auto,
-    text,
-    texts,
-)
+from zonerelay.config.options import options as declare
+from zonerelay.config.options.options import DAY, HOUR, YEAR
 from zonerelay.config.problems import (
     Findings,
     KeyPath,
@@ -97,124 +84,124 @@ class ZoneSettings:
     [[zone]], there is one named default.
     """
 
-    name: str = text("default", form=forms.name)
+    name: str = declare.text("default", form=forms.name)
     """The name of this zone in routes, logs, metrics and the spool: letters, digits, dot, dash and
     underscore.
     """
 
     # Where it is sent
 
-    next_hop: str = text("", form=forms.next_hops)
+    next_hop: str = declare.text("", form=forms.next_hops)
     """The destination of all mail of this zone. Empty: the MX hosts of each recipient's domain. A smarthost:
     "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), "192.0.2.1:25" or
     "[2001:db8::1]:25". Several, separated by commas: the first that can be reached. "capture:": mail is kept
     for inspection instead of sent (docs/start/sandbox.md).
     """
-    next_hop_share: bool = switch(False)
+    next_hop_share: bool = declare.switch(False)
     """Distribute the mail evenly over several next hops, instead of preferring the first."""
-    mix_domains: bool | None = switch_or_auto()
+    mix_domains: bool | None = declare.switch_or_auto()
     """Whether recipients in several domains may share a transaction. auto: yes at a next hop, and at MX hosts
     that announce it with LIMITS RCPTDOMAINMAX (RFC 9422); true: always; false: never. A limit that a host
     announces is never exceeded.
     """
-    port: int = count(25, most=65_535)
+    port: int = declare.count(25, most=65_535)
     """The port of MX hosts, and of a next hop without a port."""
-    ipv6: bool = switch(True)
+    ipv6: bool = declare.switch(True)
     """Also deliver over IPv6."""
-    allow_private_addresses: bool = switch(False)
+    allow_private_addresses: bool = declare.switch(False)
     """Deliver to MX hosts that resolve to loopback or private addresses. Every owner of a domain can point an
     MX at servers inside your network. A next_hop is not affected.
     """
 
     # TLS, and logging in at next hops
 
-    tls: TlsMode = choice(TlsMode.OPPORTUNISTIC)
+    tls: TlsMode = declare.choice(TlsMode.OPPORTUNISTIC)
     """none; opportunistic: STARTTLS if it is offered, with any certificate, and unencrypted if it fails;
     required: never unencrypted; verify: required, and the certificate must be valid for the host; dane:
     required, and the host's TLSA records (RFC 7672) must match the certificate (docs/deliver/tls.md).
     """
-    tls_on_connect: bool = switch(False)
+    tls_on_connect: bool = declare.switch(False)
     """TLS from the first byte instead of STARTTLS, as on port 465 of smarthosts (RFC 8314)."""
-    dane: bool = switch(True)
+    dane: bool = declare.switch(True)
     """If a host has TLSA records, its certificate must match them (RFC 7672). Without trust_ad in [dns], they
     are not looked up.
     """
-    mta_sts: bool = switch(False)
+    mta_sts: bool = declare.switch(False)
     """Obey the MTA-STS policies of recipient domains (RFC 8461), which are fetched over HTTPS."""
-    credentials: tuple[str, ...] = texts(())
+    credentials: tuple[str, ...] = declare.texts(())
     """Names of [[credential]] tables for the login at the next hop; the first that matches the sender is
     used. They require tls = verify or dane, or required if the certificate cannot be verified.
     """
 
     # From which address
 
-    sources: tuple[str, ...] = texts(())
+    sources: tuple[str, ...] = declare.texts(())
     """Names of [[source]] to send from. Empty: the address that the system chooses."""
-    source_by: SourceUnit = choice(SourceUnit.MESSAGE)
+    source_by: SourceUnit = declare.choice(SourceUnit.MESSAGE)
     """message: a source is chosen for each message, by weight; sender: for each sender."""
-    source_penalty: float = duration(2 * HOUR, most=7 * DAY)
+    source_penalty: float = declare.duration(2 * HOUR, most=7 * DAY)
     """How long a source is not used for a destination that has refused it for its reputation, if there is
     another source.
     """
-    ehlo_name: str = text("", form=forms.ehlo_name)
+    ehlo_name: str = declare.text("", form=forms.ehlo_name)
     """The name in EHLO. Empty: the relay's hostname."""
 
     # How much: connections, rates, sizes
 
-    max_connections: int = count(100, most=10_000)
+    max_connections: int = declare.count(100, most=10_000)
     """Open connections of this zone. Hosts that do not respond hold some of them, for half a minute each."""
-    max_connections_per_destination: int = count(10, most=10_000)
+    max_connections_per_destination: int = declare.count(10, most=10_000)
     """Open connections to one destination (one set of MX hosts, however many domains they serve). Large
     providers start to refuse mail at 10 to 20.
     """
-    max_recipients_per_transaction: int = count(50, most=10_000)
+    max_recipients_per_transaction: int = declare.count(50, most=10_000)
     """Recipients of one message in one transaction. Servers must accept 100 (RFC 5321 4.5.3.1.8); some accept
     fewer.
     """
-    max_messages_per_connection: int = count(1000)
+    max_messages_per_connection: int = declare.count(1000)
     """Messages after which a connection is closed and opened again."""
-    connection_idle_timeout: float = duration(5.0, most=HOUR)
+    connection_idle_timeout: float = declare.duration(5.0, most=HOUR)
     """How long an idle connection is kept for the next message."""
-    max_rate: Rate | None = rate()
+    max_rate: Rate | None = declare.rate()
     """The maximum rate of transactions of this zone, evenly distributed: "600/1m". Empty: no limit."""
-    max_rate_per_destination: Rate | None = rate()
+    max_rate_per_destination: Rate | None = declare.rate()
     """The same to one destination: "100/1m"."""
-    max_message_size: int = size(0, optional=True)
+    max_message_size: int = declare.size(0, optional=True)
     """Larger messages are returned to the sender (5.3.4). 0: no limit."""
 
     # How long it is tried
 
-    schedule: tuple[float, ...] = durations(())
+    schedule: tuple[float, ...] = declare.durations(())
     """Delays between attempts in this zone. Empty: those of [retry]."""
-    max_attempts: int = count(0, optional=True, most=10_000)
+    max_attempts: int = declare.count(0, optional=True, most=10_000)
     """Attempts after which a delivery in this zone fails. 0: max_attempts of [retry]."""
-    max_age: float = duration(0.0, optional=True, most=YEAR)
+    max_age: float = declare.duration(0.0, optional=True, most=YEAR)
     """How long this zone's mail is tried. 0: max_age of [retry]."""
-    in_doubt: InDoubtAction = choice(InDoubtAction.RETRY)
+    in_doubt: InDoubtAction = declare.choice(InDoubtAction.RETRY)
     """What to do if the connection is lost after the message was sent and before the reply. retry risks a
     duplicate; hold waits for an operator; bounce risks a false DSN.
     """
 
     # What is changed in it, and how it is sent
 
-    dkim: DkimMode = choice(DkimMode.SIGN)
+    dkim: DkimMode = declare.choice(DkimMode.SIGN)
     """sign: with the [[dkim]] keys of the domain in From, if there are any; required: mail without a key
     waits; off.
     """
-    srs: bool = switch(False)
+    srs: bool = declare.switch(False)
     """Rewrite senders with [srs], for mail that is forwarded through this zone."""
-    header_remove: tuple[str, ...] = texts((), form=forms.removed_field)
+    header_remove: tuple[str, ...] = declare.texts((), form=forms.removed_field)
     """Header fields to remove before sending, by name."""
-    header_replace: tuple[str, ...] = texts((), form=forms.new_field)
+    header_replace: tuple[str, ...] = declare.texts((), form=forms.new_field)
     """Header fields to replace if a message has them: "Name: new value"."""
-    header_add: tuple[str, ...] = texts((), form=forms.new_field)
+    header_add: tuple[str, ...] = declare.texts((), form=forms.new_field)
     """Header fields to add: "Name: value"."""
-    chunking: bool = switch(True)
+    chunking: bool = declare.switch(True)
     """Send messages of up to 64 KB with BDAT (RFC 3030) to servers that offer CHUNKING, so that no line in
     them can be taken for the end of the message. Servers that do not answer or accept it get DATA for a day;
     `zonerelay explain` shows this.
     """
-    convert: BodyConversion = choice(BodyConversion.UNSIGNED)
+    convert: BodyConversion = declare.choice(BodyConversion.UNSIGNED)
     """Which mail is converted to seven bits for servers without 8BITMIME or SMTPUTF8, and to lines of at most
     998 bytes for all servers. unsigned: messages without a DKIM signature of their author; always: also
     signed ones, whose signature breaks; never: none.
@@ -346,15 +333,15 @@ class SourceSettings:
     use. Without any, the system chooses.
     """
 
-    name: str = text("", form=forms.name)
+    name: str = declare.text("", form=forms.name)
     """The name of this source in zones, logs and metrics."""
-    address: tuple[str, ...] = texts((), form=forms.ip_address)
+    address: tuple[str, ...] = declare.texts((), form=forms.ip_address)
     """The addresses of this machine to send from: one IPv4 address, one IPv6 address, or both. With one,
     hosts are reached over that address family only.
     """
-    ehlo_name: str = text("", form=forms.ehlo_name)
+    ehlo_name: str = declare.text("", form=forms.ehlo_name)
     """The name in EHLO from these addresses, which should resolve back to it. Empty: the zone's."""
-    weight: int = count(1, least=0, most=1000, optional=True)
+    weight: int = declare.count(1, least=0, most=1000, optional=True)
     """The share of the mail, relative to the other sources of a zone. 0: none."""
 
 
@@ -469,31 +456,31 @@ class DestinationSettings:
     conditions all match is used; options that it omits are as in the zone.
     """
 
-    domain: tuple[str, ...] = texts((), form=forms.domain)
+    domain: tuple[str, ...] = declare.texts((), form=forms.domain)
     """Mail for these recipient domains: "example.com", "*.example.com" (every name below it)."""
-    mx: tuple[str, ...] = texts((), form=forms.domain)
+    mx: tuple[str, ...] = declare.texts((), form=forms.domain)
     """Mail for these MX hosts, or this next hop, written like domains. All hosts must match:
     "*.mail.protection.outlook.com" is every domain hosted there.
     """
-    zone: tuple[str, ...] = texts(())
+    zone: tuple[str, ...] = declare.texts(())
     """Only mail of these zones. Empty: of all."""
-    tls: DestinationTls = choice(DestinationTls.ZONE)
+    tls: DestinationTls = declare.choice(DestinationTls.ZONE)
     """zone: as in the zone; otherwise as tls of [[zone]]."""
-    tls_names: tuple[str, ...] = texts((), form=forms.domain)
+    tls_names: tuple[str, ...] = declare.texts((), form=forms.domain)
     """Names to accept in the certificate with tls = verify, instead of the host's: "example.com",
     "*.example.com".
     """
-    tls_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
+    tls_certificates: tuple[str, ...] = declare.texts((), form=forms.fingerprint)
     """With tls = verify: accept only these certificates, whoever issued them, by their SHA-256
     fingerprints.
     """
-    max_connections: int = count(0, optional=True, most=10_000)
+    max_connections: int = declare.count(0, optional=True, most=10_000)
     """Instead of max_connections_per_destination. 0: as in the zone."""
-    max_recipients_per_transaction: int = count(0, optional=True, most=10_000)
+    max_recipients_per_transaction: int = declare.count(0, optional=True, most=10_000)
     """Recipients of one transaction. 0: as in the zone."""
-    max_messages_per_connection: int = count(0, optional=True)
+    max_messages_per_connection: int = declare.count(0, optional=True)
     """Messages on one connection. 0: as in the zone."""
-    max_rate: Rate | None = rate()
+    max_rate: Rate | None = declare.rate()
     """Instead of max_rate_per_destination: "100/1m". Empty: as in the zone."""
 
 
