@@ -15,7 +15,6 @@ from tests.support.tls_client import trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 
 IMPLICIT = ListenerSettings(address="127.0.0.1:0", tls=ListenerTls.IMPLICIT)
-LARGE = b"Subject: x\r\n\r\n" + b"y" * 200_000 + b"\r\n"
 
 
 async def greeted(house: House) -> Talk:

@@ -17,8 +17,6 @@ from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.server.line_ends import MAX_LINE, BodyReader, ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError
 
-Chunk = tuple[bytes, bool]
-
 ARGUMENTS = [
     ("1000", (1000, False), "a chunk"),
     ("1000 LAST", (1000, True), "the last chunk"),

@@ -42,16 +42,19 @@ class Desk:
         return [self.bursts.is_over(envelope) for _ in range(times)]
 
 
-def test_each_sender_has_so_many_fresh_ones_in_a_time() -> None:
-    desk = Desk()
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_each_sender_has_so_many_fresh_ones_in_a_time(desk: Desk) -> None:
     assert desk.over(mail("news@example.org"), MANY + 2) == [False] * MANY + [True] * 2
     assert desk.over(mail("reset@example.org")) == [False]
     assert desk.over(mail("news@example.org", user="crm")) == [False]
     assert desk.over(mail("news@example.org", client="192.0.2.2")) == [False]
 
 
-def test_it_stays_so_until_the_flood_has_leaked_away_however_short_the_queue_is() -> None:
-    desk = Desk()
+def test_it_stays_so_until_the_flood_has_leaked_away_however_short_the_queue_is(desk: Desk) -> None:
     desk.over(mail("news@example.org"), MANY + 100 * int(RATE))
     desk.counts[queue_of("default")].ready = 0
     desk.clock.advance(TIME / 2)
@@ -62,8 +65,7 @@ def test_it_stays_so_until_the_flood_has_leaked_away_however_short_the_queue_is(
     assert desk.over(mail("news@example.org"), 2 * MANY) == [False] * 2 * MANY
 
 
-def test_a_sender_of_a_few_in_each_second_is_never_put_behind() -> None:
-    desk = Desk()
+def test_a_sender_of_a_few_in_each_second_is_never_put_behind(desk: Desk) -> None:
     for _ in range(600):
         assert desk.over(mail("app@example.org"), int(RATE)) == [False] * int(RATE)
         desk.clock.advance(1.0)
@@ -74,8 +76,7 @@ def test_a_sender_of_a_few_in_each_second_is_never_put_behind() -> None:
     assert all(found[-100:]), "twice as much"
 
 
-def test_a_sender_that_was_never_over_is_not_put_behind_for_another_ones_sake() -> None:
-    desk = Desk()
+def test_a_sender_that_was_never_over_is_not_put_behind_for_another_ones_sake(desk: Desk) -> None:
     desk.over(mail("news@example.org"), MANY + 1)
     desk.counts[queue_of("default")].ready = 0
     desk.clock.advance(LOOK_EVERY)
@@ -84,14 +85,12 @@ def test_a_sender_that_was_never_over_is_not_put_behind_for_another_ones_sake() 
     assert desk.over(mail("app@example.org")) == [False]
 
 
-def test_recipients_count_and_not_messages() -> None:
-    desk = Desk()
+def test_recipients_count_and_not_messages(desk: Desk) -> None:
     assert desk.over(mail("news@example.org", recipients=60), 2) == [False, True]
 
 
 @pytest.mark.parametrize("pattern", ["bounce-{}@example.org", "list+u{}=example.com@example.org"])
-def test_addresses_made_for_each_message_are_one_sender(pattern: str) -> None:
-    desk = Desk()
+def test_addresses_made_for_each_message_are_one_sender(pattern: str, desk: Desk) -> None:
     assert [desk.bursts.is_over(mail(pattern.format(n))) for n in range(MANY + 1)][-1]
 
 
@@ -105,8 +104,7 @@ def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
     assert any(desk.over(mail("news@example.org"), MANY + 1))
 
 
-def test_memory_is_bounded() -> None:
-    desk = Desk()
+def test_memory_is_bounded(desk: Desk) -> None:
     for n in range(MAX_SENDERS + 10):
         desk.bursts.is_over(mail("a@example.org", user=f"u{n}"))
     assert len(desk.bursts._senders) == MAX_SENDERS

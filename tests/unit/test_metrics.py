@@ -27,8 +27,12 @@ def delivered_count(metrics: Metrics, outcome: str) -> float:
     return value(metrics, "zonerelay_deliveries_total", zone="default", outcome=outcome)
 
 
-def test_acceptance_counts_messages_recipients_and_octets() -> None:
-    metrics = Metrics()
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def test_acceptance_counts_messages_recipients_and_octets(metrics: Metrics) -> None:
     metrics.accepted(4096, 3)
     metrics.accepted(100, 1)
     assert value(metrics, "zonerelay_messages_accepted_total") == 2
@@ -36,8 +40,7 @@ def test_acceptance_counts_messages_recipients_and_octets() -> None:
     assert value(metrics, "zonerelay_accepted_bytes_total") == 4196
 
 
-def test_every_outcome_has_its_counter_and_only_delivery_its_time() -> None:
-    metrics = Metrics()
+def test_every_outcome_has_its_counter_and_only_delivery_its_time(metrics: Metrics) -> None:
     for outcome in ("delivered", "deferred", "bounced", "expired"):
         metrics.settled("default", outcome, 0.2)
         assert delivered_count(metrics, outcome) == 1
@@ -46,8 +49,7 @@ def test_every_outcome_has_its_counter_and_only_delivery_its_time() -> None:
     assert value(metrics, "zonerelay_delivery_seconds_bucket", le="0.25") == 1
 
 
-def test_replies_count_for_the_receiver_whose_host_gave_them() -> None:
-    metrics = Metrics()
+def test_replies_count_for_the_receiver_whose_host_gave_them(metrics: Metrics) -> None:
     for host, code, site, kind in (
         ("aspmx.l.google.com", 250, "google", "2xx"),
         ("example-com.mail.protection.outlook.com", 451, "microsoft", "4xx"),
@@ -65,20 +67,19 @@ def test_replies_count_for_the_receiver_whose_host_gave_them() -> None:
 
 
 @pytest.mark.parametrize(("outcome", "is_end"), [("deferred", False), ("bounced", True)])
-def test_what_is_in_doubt_counts_as_such_and_an_end_as_an_end_too(outcome: str, is_end: bool) -> None:
-    metrics = Metrics()
+def test_what_is_in_doubt_counts_as_such_and_an_end_as_an_end_too(
+    outcome: str, is_end: bool, metrics: Metrics
+) -> None:
     metrics.settled("default", outcome, 1.0, in_doubt=True)
     assert (delivered_count(metrics, "in_doubt"), delivered_count(metrics, outcome)) == (1, is_end)
 
 
-def test_a_clock_that_was_set_back_does_not_make_time_negative() -> None:
-    metrics = Metrics()
+def test_a_clock_that_was_set_back_does_not_make_time_negative(metrics: Metrics) -> None:
     metrics.settled("default", "delivered", -5.0)
     assert value(metrics, "zonerelay_delivery_seconds_sum") == 0
 
 
-def test_the_queue_is_asked_at_scrape_time() -> None:
-    metrics = Metrics()
+def test_the_queue_is_asked_at_scrape_time(metrics: Metrics) -> None:
     queue = [ZoneQueue("default", 1, 2, 3, 4, 5.5, 6)]
     metrics.attach_queue(lambda: queue)
     states = ("ready", "active", "deferred", "held")
@@ -89,8 +90,7 @@ def test_the_queue_is_asked_at_scrape_time() -> None:
     assert value(metrics, "zonerelay_queue_oldest_seconds", zone="default") == 0
 
 
-def test_a_queue_that_is_not_counted_yet_has_no_figure_at_all() -> None:
-    metrics = Metrics()
+def test_a_queue_that_is_not_counted_yet_has_no_figure_at_all(metrics: Metrics) -> None:
     is_counted = False
     metrics.attach_queue([ZoneQueue("default", 0, 0, 0, 0, 0.0, 6)].copy, lambda: is_counted)
     assert not {"zonerelay_queue_deliveries", "zonerelay_queue_oldest_seconds"} & {
@@ -115,8 +115,7 @@ def test_gauges_are_read_at_scrape_time() -> None:
     assert value(metrics, "zonerelay_inbound_connections") == 1
 
 
-def test_label_values_are_bounded_and_the_rest_is_counted_as_other() -> None:
-    metrics = Metrics()
+def test_label_values_are_bounded_and_the_rest_is_counted_as_other(metrics: Metrics) -> None:
     for number in range(MAX_LABEL_VALUES + 50):
         metrics.refused.add((f"reason-{number}",))
         metrics.settled(f"zone-{number}", "delivered", 0.1)
@@ -126,8 +125,7 @@ def test_label_values_are_bounded_and_the_rest_is_counted_as_other() -> None:
     assert names.count("zonerelay_inbound_refused_total") == MAX_LABEL_VALUES + 1
 
 
-def test_declared_zones_show_their_counters_before_any_mail() -> None:
-    metrics = Metrics()
+def test_declared_zones_show_their_counters_before_any_mail(metrics: Metrics) -> None:
     metrics.declare_zones(["bulk"])
     found = samples(metrics)
     labels = frozenset({("zone", "bulk"), ("outcome", "in_doubt")})

@@ -37,8 +37,14 @@ def run(throttle: BacklogThrottle, seconds: float, *, fresh: int, other: int, bu
     return started
 
 
-def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop() -> None:
-    throttle = BacklogThrottle()
+@pytest.fixture
+def throttle() -> BacklogThrottle:
+    return BacklogThrottle()
+
+
+def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop(
+    throttle: BacklogThrottle,
+) -> None:
     run(throttle, 2.0, fresh=90, other=60, busy=SATURATED)
     assert throttle.rate == LEAST
     assert run(throttle, 10.0, fresh=90, other=60, busy=SATURATED) == pytest.approx(10 * LEAST, rel=0.1)
@@ -46,8 +52,7 @@ def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop
     assert throttle.rate == pytest.approx(3000 / FRESH_STARTS, rel=0.1)
 
 
-def test_where_it_lasts_the_rest_gets_the_part_that_it_has_of_the_turns() -> None:
-    throttle = BacklogThrottle()
+def test_where_it_lasts_the_rest_gets_the_part_that_it_has_of_the_turns(throttle: BacklogThrottle) -> None:
     run(throttle, PATIENCE + 10.0, fresh=100, other=60, busy=SATURATED)
     assert throttle.rate == pytest.approx(1000 / FRESH_WEIGHT, rel=0.01)
     run(throttle, PATIENCE + 10.0, fresh=0, other=60, busy=SATURATED)
@@ -55,23 +60,22 @@ def test_where_it_lasts_the_rest_gets_the_part_that_it_has_of_the_turns() -> Non
     assert throttle.rate == pytest.approx(2000 / FRESH_STARTS, rel=0.1)
 
 
-def test_a_queue_that_is_restrained_by_little_new_mail_keeps_its_least() -> None:
-    throttle = BacklogThrottle()
+def test_a_queue_that_is_restrained_by_little_new_mail_keeps_its_least(throttle: BacklogThrottle) -> None:
     run(throttle, 5.0, fresh=20, other=60, busy=SATURATED)
     assert run(throttle, 1.0, fresh=20, other=60, busy=SATURATED) == pytest.approx(LEAST, rel=0.1)
 
 
 @pytest.mark.parametrize(("fresh", "busy"), [(0, SATURATED), (10, SATURATED), (90, BUSY - 0.01)])
 def test_without_new_mail_with_a_trickle_of_it_or_with_time_left_nothing_is_held_back(
-    fresh: int, busy: float
+    fresh: int, busy: float, throttle: BacklogThrottle
 ) -> None:
-    throttle = BacklogThrottle()
     assert run(throttle, 5.0, fresh=fresh, other=60, busy=busy) == 50 * 60
     assert throttle.rate == math.inf
 
 
-def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail() -> None:
-    throttle = BacklogThrottle()
+def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail(
+    throttle: BacklogThrottle,
+) -> None:
     run(throttle, 3.0, fresh=90, other=60, busy=SATURATED)
     assert run(throttle, 3.0, fresh=90, other=60, busy=IDLE) > 900
     assert throttle.rate == math.inf
@@ -102,8 +106,7 @@ def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> N
     assert len(begun) == 2
 
 
-def test_what_started_while_nobody_looked_is_not_taken_for_a_flood() -> None:
-    throttle = BacklogThrottle()
+def test_what_started_while_nobody_looked_is_not_taken_for_a_flood(throttle: BacklogThrottle) -> None:
     for _ in range(100_000):
         throttle.started(is_fresh=True)
     run(throttle, 1.0, fresh=0, other=60, busy=SATURATED)

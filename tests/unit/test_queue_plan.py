@@ -39,10 +39,7 @@ def start_all(queue: ZonePlan, now: float = NOW) -> list[Work]:
     return works
 
 
-# Lines
-
-
-# Turns and limits
+# Routes
 
 
 def test_an_old_route_is_looked_up_again() -> None:
@@ -283,6 +280,3 @@ def test_a_status_keeps_the_reason() -> None:
     (destination,) = queue.shown_destinations(NOW)
     assert destination.suspended_until == NOW + 30
     assert destination.suspension.reply == Reply(451, "4.1", "connection refused")
-
-
-# Any order of events

@@ -68,9 +68,13 @@ def _name(work: Work) -> str:
     return work.deliveries[0].domain.partition(".")[0]
 
 
-def test_two_silent_hosts_do_not_hold_up_everybody_elses_mail() -> None:
+@pytest.fixture
+def plan() -> Plan:
+    return Plan()
+
+
+def test_two_silent_hosts_do_not_hold_up_everybody_elses_mail(plan: Plan) -> None:
     """As was seen: ten connections each, no greeting, and no other mail for five minutes."""
-    plan = Plan()
     plan.add("silent1")
     plan.add("silent2")
     assert plan.start() == {"silent1": 1, "silent2": 1}
@@ -80,8 +84,7 @@ def test_two_silent_hosts_do_not_hold_up_everybody_elses_mail() -> None:
     assert plan.start()["good"] == 10
 
 
-def test_many_silent_hosts_leave_three_eighths_to_those_that_answer() -> None:
-    plan = Plan()
+def test_many_silent_hosts_leave_three_eighths_to_those_that_answer(plan: Plan) -> None:
     plan.add("good")
     plan.start()
     plan.finish("good")
@@ -97,8 +100,7 @@ def test_many_silent_hosts_leave_three_eighths_to_those_that_answer() -> None:
     assert plan.start().total() == 20
 
 
-def test_hosts_that_have_failed_leave_room_for_new_ones() -> None:
-    plan = Plan()
+def test_hosts_that_have_failed_leave_room_for_new_ones(plan: Plan) -> None:
     for n in range(25):
         plan.add(f"silent{n}", 3)
     while any(name.startswith("silent") for name in plan.start()):
@@ -114,11 +116,10 @@ def test_hosts_that_have_failed_leave_room_for_new_ones() -> None:
     assert sum(active[f"new{n}"] for n in range(16)) == 10
 
 
-def test_hosts_that_have_failed_make_way_while_new_ones_wait() -> None:
+def test_hosts_that_have_failed_make_way_while_new_ones_wait(plan: Plan) -> None:
     """As ten million simulated deliveries showed: thousands of domains died together, and what was tried
     again for them held the connections that each host needs which has not been heard of.
     """
-    plan = Plan()
     for n in range(25):
         plan.add(f"dead{n}", 3)
     while any(name.startswith("dead") for name in plan.start()):
@@ -138,8 +139,7 @@ def test_hosts_that_have_failed_make_way_while_new_ones_wait() -> None:
     assert sum(count for name, count in active.items() if name.startswith("new")) == 12
 
 
-def test_whoever_finds_no_room_gets_the_next_that_is_given_back() -> None:
-    plan = Plan()
+def test_whoever_finds_no_room_gets_the_next_that_is_given_back(plan: Plan) -> None:
     for n in range(13):
         plan.add(f"silent{n}")
         plan.start()
@@ -152,8 +152,7 @@ def test_whoever_finds_no_room_gets_the_next_that_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("outcome", [DELIVERED, DEFERRED, BOUNCED, NO_TLS])
-def test_any_answer_ends_the_probation(outcome: Outcome) -> None:
-    plan = Plan()
+def test_any_answer_ends_the_probation(outcome: Outcome, plan: Plan) -> None:
     plan.add("a")
     assert plan.start() == {"a": 1}
     plan.finish("a", outcome)
@@ -161,16 +160,14 @@ def test_any_answer_ends_the_probation(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("outcome", [LOCAL, NO_HOST, IN_DOUBT])
-def test_no_answer_does_not(outcome: Outcome) -> None:
-    plan = Plan()
+def test_no_answer_does_not(outcome: Outcome, plan: Plan) -> None:
     plan.add("a")
     plan.start()
     plan.finish("a", outcome)
     assert plan.start()["a"] <= 1
 
 
-def test_one_that_had_to_wait_and_then_answers_waits_no_longer() -> None:
-    plan = Plan()
+def test_one_that_had_to_wait_and_then_answers_waits_no_longer(plan: Plan) -> None:
     plan.add("good")
     plan.start()
     for n in range(12):
@@ -183,8 +180,7 @@ def test_one_that_had_to_wait_and_then_answers_waits_no_longer() -> None:
     assert active["silent11"] == 1
 
 
-def test_suspension_puts_back_on_probation() -> None:
-    plan = Plan()
+def test_suspension_puts_back_on_probation(plan: Plan) -> None:
     plan.add("a", 100)
     plan.start()
     plan.finish("a")
@@ -198,8 +194,7 @@ def test_suspension_puts_back_on_probation() -> None:
     assert plan.start() == {"a": 10}
 
 
-def test_a_host_that_takes_messages_and_does_not_say_so_is_on_probation_again() -> None:
-    plan = Plan()
+def test_a_host_that_takes_messages_and_does_not_say_so_is_on_probation_again(plan: Plan) -> None:
     plan.add("mute", 100)
     plan.start()
     plan.finish("mute")
@@ -229,9 +224,8 @@ def test_a_zone_of_one_connection_works() -> None:
     assert Counter(served) == {"d0": 1, "d1": 2, "d2": 2, "d3": 2}
 
 
-def test_hosts_that_answer_after_minutes_have_half_and_new_ones_find_room_beside_them() -> None:
+def test_hosts_that_answer_after_minutes_have_half_and_new_ones_find_room_beside_them(plan: Plan) -> None:
     """As the simulation showed: tarpits that had taken a message held every connection."""
-    plan = Plan()
     plan.add("good", 1)
     plan.start()
     plan.finish("good")
@@ -250,8 +244,7 @@ def test_hosts_that_answer_after_minutes_have_half_and_new_ones_find_room_beside
     assert plan.start()["good"] == 5
 
 
-def test_a_slow_one_that_becomes_quick_is_free_again() -> None:
-    plan = Plan()
+def test_a_slow_one_that_becomes_quick_is_free_again(plan: Plan) -> None:
     plan.add("moody")
     plan.start()
     plan.finish("moody", seconds=60.0)
@@ -264,9 +257,8 @@ def test_a_slow_one_that_becomes_quick_is_free_again() -> None:
     assert plan.start()["moody"] == 10
 
 
-def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
+def test_what_is_known_of_a_destination_outlives_its_place_in_memory(plan: Plan) -> None:
     """A zone with more destinations than are kept met each of them anew, behind all silent ones."""
-    plan = Plan()
     plan.add("good", 1)
     plan.start()
     plan.finish("good")
@@ -279,9 +271,8 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
     assert plan.start()["good"] == 8
 
 
-def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     monkeypatch.setattr("zonerelay.queue.selection.KNOWN", 2)
-    plan = Plan()
     for name in ("a", "b", "c"):
         plan.add(name, 1)
         plan.start()
@@ -292,9 +283,8 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
     assert plan.start() == {"a": 1, "c": 10}
 
 
-def test_thousands_of_domains_that_died_together_do_not_fill_the_window() -> None:
+def test_thousands_of_domains_that_died_together_do_not_fill_the_window(plan: Plan) -> None:
     """As the simulation showed: all of the window waited for probes, and nothing else came in."""
-    plan = Plan()
     plan.queue = ZonePlan(ZoneSettings(max_connections=20), RETRY, window=1000)
     names = [f"dead{n}" for n in range(100)]
     for name in names:

@@ -459,16 +459,3 @@ def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> No
     plan.queue.finished(probe, [LOCAL], NOW)
     assert plan.queue.next_work(NOW) is not None
     assert plan.queue.waiting == 0
-
-
-# Any order of events
-
-
-LIMITS = [
-    PLAIN,
-    structs.replace(PLAIN, max_connections=1),
-    structs.replace(PLAIN, max_connections=5),
-    rated("3/1s"),
-    rated("2/1s", max_connections=3),
-    rated("1/5s"),
-]

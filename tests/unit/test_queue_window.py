@@ -17,7 +17,6 @@ from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import AGAIN, LOW_MARK
 
 ALL = {Priority.NORMAL}
-MOST = WINDOW // 4
 
 
 class Relay:

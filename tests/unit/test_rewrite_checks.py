@@ -5,9 +5,6 @@ from __future__ import annotations
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 
-RULE = '[[rewrite]]\naddress = ["old.example"]\nto = "@new.example"\n'
-USERS = '[[listener]]\nauth = "optional"\ntls = "implicit"\ncertificate = "/a"\n'
-
 
 def noted(text: str) -> list[str]:
     return [

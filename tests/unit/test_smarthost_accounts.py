@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE, LONGEST_PAUSE, TRY_TIME, Account, digest
 
 OLD, NEW = digest("relay", "old"), digest("relay", "new")
@@ -11,8 +13,12 @@ def refused(account: Account, now: float, material: str = OLD) -> None:
     account.refuse("535 no", host="smarthost", address="192.0.2.1:587", material=material, now=now)
 
 
-def test_after_a_refusal_nobody_tries_for_five_minutes_and_then_one_does() -> None:
-    account = Account("default", "main")
+@pytest.fixture
+def account() -> Account:
+    return Account("default", "main")
+
+
+def test_after_a_refusal_nobody_tries_for_five_minutes_and_then_one_does(account: Account) -> None:
     assert account.may_try(OLD, 0.0)
     refused(account, 0.0)
     assert not account.may_try(OLD, FIRST_PAUSE - 1)
@@ -20,8 +26,7 @@ def test_after_a_refusal_nobody_tries_for_five_minutes_and_then_one_does() -> No
     assert account.may_try(OLD, FIRST_PAUSE + TRY_TIME)
 
 
-def test_the_pause_doubles_up_to_an_hour() -> None:
-    account = Account("default", "main")
+def test_the_pause_doubles_up_to_an_hour(account: Account) -> None:
     now, pauses = 0.0, []
     for _ in range(6):
         refused(account, now)
@@ -33,8 +38,7 @@ def test_the_pause_doubles_up_to_an_hour() -> None:
     assert LONGEST_PAUSE == 3600
 
 
-def test_another_secret_is_tried_at_once_and_begins_with_the_shortest_pause() -> None:
-    account = Account("default", "main")
+def test_another_secret_is_tried_at_once_and_begins_with_the_shortest_pause(account: Account) -> None:
     refused(account, 0.0)
     refused(account, FIRST_PAUSE)
     assert account.may_try(NEW, FIRST_PAUSE + 1)
@@ -43,8 +47,7 @@ def test_another_secret_is_tried_at_once_and_begins_with_the_shortest_pause() ->
     assert account.may_try(NEW, 1000.0 + FIRST_PAUSE)
 
 
-def test_forgiven_is_tried_at_once_but_the_problem_stands_until_a_log_in_succeeds() -> None:
-    account = Account("default", "main")
+def test_forgiven_is_tried_at_once_but_the_problem_stands_until_a_log_in_succeeds(account: Account) -> None:
     refused(account, 0.0)
     account.forgive()
     assert account.may_try(OLD, 1.0)
@@ -54,8 +57,7 @@ def test_forgiven_is_tried_at_once_but_the_problem_stands_until_a_log_in_succeed
     assert not account.accept(OLD)
 
 
-def test_a_refusal_changes_the_epoch_so_that_others_on_their_way_give_up() -> None:
-    account = Account("default", "main")
+def test_a_refusal_changes_the_epoch_so_that_others_on_their_way_give_up(account: Account) -> None:
     account.accept(OLD)
     before = account.epoch
     refused(account, 0.0)
@@ -63,8 +65,7 @@ def test_a_refusal_changes_the_epoch_so_that_others_on_their_way_give_up() -> No
     assert not account.is_proven(OLD)
 
 
-def test_what_was_accepted_proves_nothing_about_another_secret() -> None:
-    account = Account("default", "main")
+def test_what_was_accepted_proves_nothing_about_another_secret(account: Account) -> None:
     assert not account.is_known
     account.accept(OLD)
     assert account.is_known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -15,8 +16,6 @@ from zonerelay.limits.values import LimitAnswer, LimitRequest, SlotClaim, SlotGr
 ZONE = 6
 DESTINATIONS = {("a", ""): 4, ("a", "few"): 2, ("b", ""): 3, ("c", ""): 1}
 OWNERS = ("one", "two", "three")
-NEVER = float("inf")
-
 owners = st.sampled_from(OWNERS)
 destinations = st.sampled_from(sorted(DESTINATIONS))
 
@@ -158,8 +157,12 @@ def say(limits: ZoneLimits, name: str, *claims: SlotClaim, now: float = 0.0, zon
     return limits.exchange(name, LimitRequest(zone, claims), now)[0]
 
 
-def test_two_who_want_everything_share_it_equally() -> None:
-    limits = ZoneLimits()
+@pytest.fixture
+def limits() -> ZoneLimits:
+    return ZoneLimits()
+
+
+def test_two_who_want_everything_share_it_equally(limits: ZoneLimits) -> None:
     assert say(limits, "one", SlotClaim("a", "", 20, want=20)).held == (SlotGrant("a", "", 20),)
     _, news = limits.exchange("two", LimitRequest(20, (SlotClaim("a", "", 20, want=20),)), 0.0)
     assert news == {"one"}
@@ -173,15 +176,13 @@ def test_two_who_want_everything_share_it_equally() -> None:
     assert limits.allocator.owners["two"].slots == 10
 
 
-def test_the_smaller_of_two_configurations_counts() -> None:
-    limits = ZoneLimits()
+def test_the_smaller_of_two_configurations_counts(limits: ZoneLimits) -> None:
     say(limits, "old", SlotClaim("a", "", 10, want=3))
     assert say(limits, "new", SlotClaim("a", "", 4, want=4)).held[0].slots == 1
     assert say(limits, "old", SlotClaim("a", "", 10, keep=3, want=10)).held[0].slots == 3
 
 
-def test_what_is_too_much_for_a_lowered_limit_goes_back_although_nobody_waits() -> None:
-    limits = ZoneLimits()
+def test_what_is_too_much_for_a_lowered_limit_goes_back_although_nobody_waits(limits: ZoneLimits) -> None:
     say(limits, "one", SlotClaim("a", "", 10, want=10))
     say(limits, "two", SlotClaim("b", "", 10, want=10))
     (held,) = say(limits, "one", SlotClaim("a", "", 4, keep=10, want=10)).held
@@ -193,8 +194,7 @@ def test_what_is_too_much_for_a_lowered_limit_goes_back_although_nobody_waits() 
     assert say(limits, "two").held == (SlotGrant("b", "", 10, 7),)
 
 
-def test_who_is_not_heard_of_loses_what_it_had() -> None:
-    limits = ZoneLimits()
+def test_who_is_not_heard_of_loses_what_it_had(limits: ZoneLimits) -> None:
     limits.exchange("one", LimitRequest(20, (SlotClaim("a", "", 4, want=4),)), 0.0, until=10.0)
     assert say(limits, "two", SlotClaim("a", "", 4, want=4), now=9.9).held == (
         SlotGrant("a", "", 0, waiters=1),
@@ -202,8 +202,7 @@ def test_who_is_not_heard_of_loses_what_it_had() -> None:
     assert say(limits, "two", now=10.0).held == (SlotGrant("a", "", 4),)
 
 
-def test_one_whose_site_is_full_does_not_stop_the_others() -> None:
-    limits = ZoneLimits()
+def test_one_whose_site_is_full_does_not_stop_the_others(limits: ZoneLimits) -> None:
     say(limits, "one", SlotClaim("a", "", 1, want=1))
     say(limits, "two", SlotClaim("a", "", 1, want=1))
     assert say(limits, "two", SlotClaim("b", "", 1, want=1)).held[0].slots == 1
@@ -294,8 +293,7 @@ def test_turns_that_bind_nobody_are_forgotten() -> None:
     assert not calendar.turns
 
 
-def test_a_turn_that_is_given_back_goes_to_whoever_asks_next() -> None:
-    limits = ZoneLimits()
+def test_a_turn_that_is_given_back_goes_to_whoever_asks_next(limits: ZoneLimits) -> None:
     ask = TurnRequest("a", "", 1.0, 0.5, 3)
     (first,) = limits.exchange("one", LimitRequest(ZONE, turns=(ask,)), 0.0)[0].turns
     limits.exchange("two", LimitRequest(ZONE, turns=(ask,)), 0.0)
@@ -304,14 +302,12 @@ def test_a_turn_that_is_given_back_goes_to_whoever_asks_next() -> None:
     assert later[0] == first[1]
 
 
-def test_no_turn_is_earlier_than_it_is_wanted() -> None:
-    limits = ZoneLimits()
+def test_no_turn_is_earlier_than_it_is_wanted(limits: ZoneLimits) -> None:
     ask = TurnRequest("a", "", 1.0, 0.0, 2, after=7.0)
     assert limits.exchange("one", LimitRequest(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
 
 
-def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back() -> None:
-    limits = ZoneLimits()
+def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back(limits: ZoneLimits) -> None:
     everything = SlotClaim("a", "", 3, want=3)
 
     def ask(name: str, now: float, *claims: SlotClaim, all_of_it: bool = False) -> int:
