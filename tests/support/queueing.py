@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Unpack
@@ -19,12 +19,13 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.model.queue_name import Priority, QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.queue.zone.window import ClaimRequest
 from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
@@ -158,6 +159,22 @@ def prove(queue: ZonePlan) -> None:
     """All destinations that are known by now have answered before: none is on probation."""
     for destination in queue._destinations.values():
         destination.suspension.succeeded(destination.suspension.epoch)
+
+
+def wants_claim(queue: ZonePlan, more: Collection[Priority] = (), new: Collection[Priority] = ()) -> bool:
+    """Whether mail is to be claimed if the store may hold due and new mail of these priorities."""
+    for priority in {*more, *new, *queue.windows}:
+        window = queue.window(priority)
+        window.has_more, window.has_new = priority in more, priority in new
+    return queue.wants_claim()
+
+
+def plan_claim(
+    queue: ZonePlan, more: Collection[Priority] = (), new: Collection[Priority] = ()
+) -> ClaimRequest | None:
+    """The next claim if the store may hold due and new mail of these priorities."""
+    wants_claim(queue, more, new)
+    return queue.plan_claim(0.0)
 
 
 @dataclass

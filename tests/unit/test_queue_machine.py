@@ -53,7 +53,11 @@ class Runner:
         self.looking_up: list[str] = []
         self.works: list[Work] = []
         self.resting: dict[Destination, float] = {}
-        self.more = set(Priority)
+        self.look()
+
+    def look(self) -> None:
+        for priority in Priority:
+            self.queue.window(priority).look()
 
 
 class Plans(RuleBasedStateMachine):
@@ -102,7 +106,7 @@ class Plans(RuleBasedStateMachine):
                     f"u{n}@{domain}", message_id=f"{self.accepted:016x}", queue=queue_of("default", priority)
                 )
                 self.ready[one.key] = one
-        self.runner.more = set(Priority)
+        self.runner.look()
         self._pump()
 
     @rule(choice=st.integers(0, 99), found=st.integers(0, 9))
@@ -166,13 +170,13 @@ class Plans(RuleBasedStateMachine):
                 self.deferred.pop(key, None)
                 self.ended += 1
         self.runner.queue.give_back(keys)
-        self.runner.more = set(Priority)
+        self.runner.look()
         self._pump()
 
     @rule()
     def resume(self) -> None:
         self.runner.queue.resume(None)
-        self.runner.more = set(Priority)
+        self.runner.look()
         self._pump()
 
     @precondition(lambda self: not self.withdrawn)
@@ -257,7 +261,7 @@ class Plans(RuleBasedStateMachine):
             before = queue.waiting, len(runner.works), len(self.ready)
             for due in [key for key, (when, _) in self.deferred.items() if when <= self.now]:
                 self.ready[due] = self.deferred.pop(due)[1]
-                runner.more = set(Priority)
+                runner.look()
             self._claim()
             while (work := queue.next_work(self.now, self.time)) is not None:
                 runner.works.append(work)
@@ -267,30 +271,29 @@ class Plans(RuleBasedStateMachine):
                 runner.resting[destination] = self.time + 1.0
             for each in queue.take_returned():
                 self._release(each)
-                runner.more = set(Priority)
-            if before == (queue.waiting, len(runner.works), len(self.ready)) and not runner.more:
+                runner.look()
+            after = queue.waiting, len(runner.works), len(self.ready)
+            if before == after and not any(each.has_more for each in queue.windows.values()):
                 return
-            if queue.plan_claim(runner.more) is None and not queue.has_requests:
+            if not (queue.wants_claim() or queue.has_requests):
                 return
         raise AssertionError("it never comes to rest")
 
     def _claim(self) -> None:
         runner = self.runner
-        while (plan := runner.queue.plan_claim(runner.more)) is not None:
+        while (plan := runner.queue.plan_claim(self.now)) is not None:
             due = [
                 self.ready[key]
                 for key in sorted(self.ready, key=lambda key: key.message_id)
                 if key.queue.priority is plan.priority
             ]
-            if plan.domain is None:
-                chosen = [each for each in due if each.domain not in plan.skip][: plan.limit]
-                more = len(chosen) >= plan.limit
-                runner.more.discard(plan.priority)
-            else:
-                chosen = [each for each in due if each.domain == plan.domain][: plan.limit]
-                more = len(chosen) < plan.limit
-            if more:
-                runner.more.add(plan.priority)
+            chosen = [
+                each
+                for each in due
+                if each.domain not in plan.skip
+                and plan.domain in (None, each.domain)
+                and (plan.since is None or (each.message_id >= plan.since and each.next_attempt <= 0))
+            ][: plan.limit]
             for each in chosen:
                 self.claimed[each.key] = self.ready.pop(each.key)
             runner.queue.add(chosen, self.now, plan.priority)
@@ -332,7 +335,7 @@ class Plans(RuleBasedStateMachine):
                 self._release(each)
             else:
                 self._defer([each], 20.0)
-        self.runner.more = set(Priority)
+        self.runner.look()
 
     def _defer(self, deliveries: list[Delivery], seconds: float) -> None:
         for each in deliveries:

@@ -201,7 +201,7 @@ def _left_in(queue: ZonePlan) -> dict[str, object]:
         "blocked": [site.key for site in ring._sites.values() if site.blocked],
         "slow start": bool(slow_start) or any(slow_start._active.values()),
     }
-    for priority, shares in queue._window._windows.items():
+    for priority, shares in queue._window.windows.items():
         held[f"new {priority}"] = shares.new_waiting
         held[f"shares {priority}"] = [*shares._hungry, *shares._hungry_new, *shares._resting, *shares._skip]
     return {name: value for name, value in held.items() if value}

@@ -8,7 +8,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.queueing import DELIVERED, delivery, route_to
+from tests.support.queueing import DELIVERED, delivery, plan_claim, route_to, wants_claim
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import Priority, parse_queue, queue_of, queues_of
@@ -119,15 +119,15 @@ def test_a_destination_that_stands_in_the_ring_already_is_hastened() -> None:
 def test_a_full_window_of_bulk_mail_leaves_room_for_urgent_mail() -> None:
     queue = ZonePlan(ZoneSettings(next_hop="hop"), RetrySettings(), window=100)
     queue.add([mail(n, BULK) for n in range(100)], NOW, BULK)
-    assert not queue.wants_claim({BULK})
-    claim = queue.plan_claim({HIGH, BULK})
+    assert not wants_claim(queue, {BULK})
+    claim = plan_claim(queue, {HIGH, BULK})
     assert claim is not None
     assert (claim.priority, claim.limit) == (HIGH, 100)
 
 
 def test_claims_take_turns_too() -> None:
     queue = ZonePlan(ZoneSettings(), RetrySettings())
-    plans = [queue.plan_claim(set(Priority)) for _ in range(31)]
+    plans = [plan_claim(queue, set(Priority)) for _ in range(31)]
     assert Counter(each.priority for each in plans if each is not None) == {HIGH: 25, NORMAL: 5, BULK: 1}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.support.queueing import NO_HOST, delivery
+from tests.support.queueing import NO_HOST, delivery, plan_claim
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import Priority
@@ -39,12 +39,12 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
     ((_, parked),) = queue.take_parked()
     assert len(parked) == MANY_PUT_OFF
     # Claims leave its mail where it is, and nothing is fetched by name.
-    plan = queue.plan_claim({Priority.NORMAL})
+    plan = plan_claim(queue, {Priority.NORMAL})
     assert isinstance(plan, ClaimRequest)
     assert plan.skip == {DEAD}
-    assert queue.plan_claim(()) is None
+    assert plan_claim(queue) is None
     queue.rested(destination)
-    refill = queue.plan_claim(())
+    refill = plan_claim(queue)
     assert refill is not None
     assert refill.domain is not None
     assert refill.limit <= 4000 // 8
@@ -52,14 +52,14 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
     queue.claimed(refill, refill.limit)
     # A portion at a time: the next one after the next rest.
     assert [len(put_off) for _, put_off in queue.take_parked()] == [refill.limit]
-    assert queue.plan_claim(()) is None
+    assert plan_claim(queue) is None
     assert queue.waiting == 0
 
 
 def test_the_mail_of_a_few_messages_is_put_off_without_more_ado() -> None:
     queue, _ = suspended(3)
     assert [len(parked) for _, parked in queue.take_parked()] == [3]
-    plan = queue.plan_claim({Priority.NORMAL})
+    plan = plan_claim(queue, {Priority.NORMAL})
     assert isinstance(plan, ClaimRequest)
     assert not plan.skip
 
@@ -95,4 +95,4 @@ def test_another_domain_of_the_same_hosts_does_not_end_the_rest() -> None:
     (domain,) = queue.take_look_ups()
     queue.found(domain, Route("default", domain, (MxHost("mx.dead.example", 25),), NOW + 3600), NOW)
     assert set(destination.domains) == {DEAD, "other.example"}
-    assert queue.plan_claim(()) is None
+    assert plan_claim(queue) is None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.support.queueing import DELIVERED, delivery, prove, route_to
+from tests.support.queueing import DELIVERED, delivery, plan_claim, prove, route_to, wants_claim
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
@@ -85,7 +85,7 @@ def test_mail_is_not_told_apart_while_little_waits_nor_in_a_zone_with_one_next_h
     relay = Relay(ZoneSettings(next_hop="hop.example"))
     relay.old(2 * LOW_MARK)
     assert relay.window.since is None
-    assert not relay.queue.wants_claim((), ALL)
+    assert not wants_claim(relay.queue, (), ALL)
 
 
 @pytest.mark.parametrize("proven", [True, False])
@@ -133,23 +133,23 @@ def test_a_destination_in_the_row_of_the_others_comes_forward_when_new_mail_for_
 def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     relay = Relay(window=80)
     relay.old(80)
-    assert not relay.queue.wants_claim(ALL)
-    assert relay.queue.wants_claim(ALL, ALL)
-    plan = relay.queue.plan_claim(ALL, ALL)
+    assert not wants_claim(relay.queue, ALL)
+    assert wants_claim(relay.queue, ALL, ALL)
+    plan = plan_claim(relay.queue, ALL, ALL)
     assert plan is not None
     assert plan.since is not None
     assert plan.limit == 20
     relay.add(*(f"new{number}.example" for number in range(20)))
     assert relay.window.new_waiting == 20
-    assert not relay.queue.wants_claim(ALL, ALL)
+    assert not wants_claim(relay.queue, ALL, ALL)
     last = relay.mail("new.example")
     relay.clock.advance(AGAIN)
     relay.queue.add(last, relay.clock.now())
     assert relay.window.new_waiting == 0, "what was new for so long is backlog"
-    assert not relay.queue.wants_claim(ALL, ALL), "one too many is in memory"
+    assert not wants_claim(relay.queue, ALL, ALL), "one too many is in memory"
     relay.send(2)
-    assert not relay.queue.wants_claim(ALL)
-    assert relay.queue.wants_claim(ALL, ALL)
+    assert not wants_claim(relay.queue, ALL)
+    assert wants_claim(relay.queue, ALL, ALL)
 
 
 def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None:
@@ -157,7 +157,7 @@ def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None
     relay.old(21)
     relay.clock.advance(1.0)
     for _ in range(20):
-        plan = relay.queue.plan_claim(ALL)
+        plan = plan_claim(relay.queue, ALL)
         if plan is None:
             break
         relay.add(*(f"new{relay.queue.waiting + number}.example" for number in range(plan.limit)))

@@ -76,7 +76,7 @@ class Scheduler:
         """Start the zones with the mail that the store holds. Raise StoreError."""
         for queue in sorted(await self._store.queues()):
             if queue.is_mail:
-                self.zone(queue.zone).priorities.add(queue.priority)
+                self.zone(queue.zone).plan.window(queue.priority)
         self._running = True
         for zone in self._zones.values():
             zone.wake()
@@ -125,7 +125,8 @@ class Scheduler:
     def _renew(self, old: Zone | None, settings: ZoneSettings, *, is_served: bool) -> None:
         new = self._zones[settings.name] = self._make(settings, is_served=is_served)
         if old is not None:
-            new.priorities |= old.priorities
+            for priority in old.plan.windows:
+                new.plan.window(priority)
             self._retire(old)
         self.wake(queue_of(settings.name))
 
@@ -203,7 +204,9 @@ class Scheduler:
         queue.
         """
         if self._running:
-            self.zone(queue.zone).wake(queue.priority)
+            zone = self.zone(queue.zone)
+            zone.plan.window(queue.priority)
+            zone.wake()
 
     def granted(self, name: str) -> None:
         """Note that the limits shared with other workers may allow the zone more."""

@@ -126,7 +126,8 @@ class ZonePlan:
         self.granted = self._round_robin.granted
         self._by_domain = not zone.next_hop
         self._window = QueueWindow(window, by_domain=self._by_domain)
-        self.wants_claim = self._window.wants
+        self.window, self.windows = self._window.of, self._window.windows
+        self.wants_claim, self.wants_due = self._window.wants, self._window.wants_due
         # Each may hold a sixty-fourth of a window that is half full.
         self._most_probed = max(1, window // 256)
         self._probed: set[Destination] = set()
@@ -199,8 +200,8 @@ class ZonePlan:
         """Note that a claim returned `count` deliveries, which have been added."""
         self._is_asked = False
         self._given_back.clear()
+        self._window.claimed(plan, count)
         if plan.domain is None or count >= plan.limit:
-            self._window.claimed(plan, count)
             return
         line = self._lines[plan.domain]
         self._window.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
@@ -305,9 +306,9 @@ class ZonePlan:
         """Whether enough mail is queued that the next claim can be postponed."""
         return self._window.is_crowded
 
-    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> ClaimRequest | None:
+    def plan_claim(self, now: float) -> ClaimRequest | None:
         """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
-        plan = self._window.next(more, new)
+        plan = self._window.next(now)
         self._is_asked = plan is not None
         self._given_back.clear()
         return plan

@@ -29,7 +29,7 @@ nothing is counted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -82,6 +82,12 @@ class PriorityWindow:
         self.new_is_next = True
         """Whether the next claim is one of new mail if other mail waits for a claim, too."""
         self.refilled_last = False
+        self.has_more = False
+        """Whether the store may hold due deliveries."""
+        self.has_new = False
+        """Whether the store may hold new mail."""
+        self.is_due_unknown = False
+        self.claimed_at = 0.0
         self._size = size
         self._crowd = crowd
         self._drawn = 0.0
@@ -116,13 +122,17 @@ class PriorityWindow:
             return 0
         return self.new_most - max(self.new_waiting, self.waiting - self._size)
 
+    def look(self, *, due: bool = True) -> None:
+        """Note that the store may hold something, and with `due` also something that is due later."""
+        self.has_more = self.has_new = True
+        self.is_due_unknown = self.is_due_unknown or due
+
     @property
     def wants_refill(self) -> bool:
         """Whether there is room, and skipped deliveries may exist."""
-        room = self.room
-        if room > 0:
-            return bool(self._hungry or self._hungry_new)
-        return bool(self._hungry_new) and self.new_room > 0
+        if not (self._hungry or self._hungry_new):
+            return False
+        return self.room > 0 or (bool(self._hungry_new) and self.new_room > 0)
 
     def entered(self, deliveries: Sequence[Delivery]) -> None:
         """Count deliveries that wait in memory from now on."""
@@ -289,14 +299,14 @@ class QueueWindow:
         self._claim_limit = min(CLAIM_LIMIT, max(1, size // 8)) if by_domain else CLAIM_LIMIT
         self.is_probing = False
         """Whether the zone's only next hop has failed and has not answered since."""
-        self._normal = PriorityWindow(size, self._low_mark)
-        self._windows = {Priority.NORMAL: self._normal}
+        self.windows = {Priority.NORMAL: PriorityWindow(size, self._low_mark)}
+        """The windows of the priorities of which the zone has or has had mail."""
         self._precedence = Precedence()
 
     def of(self, priority: Priority) -> PriorityWindow:
-        window = self._windows.get(priority)
+        window = self.windows.get(priority)
         if window is None:
-            window = self._windows[priority] = PriorityWindow(self._size, self._low_mark, priority)
+            window = self.windows[priority] = PriorityWindow(self._size, self._low_mark, priority)
         return window
 
     def new_places(self, window: PriorityWindow, delivery: Delivery) -> int:
@@ -310,7 +320,7 @@ class QueueWindow:
 
     @property
     def waiting(self) -> int:
-        return sum(window.waiting for window in self._windows.values())
+        return sum(window.waiting for window in self.windows.values())
 
     @property
     def is_crowded(self) -> bool:
@@ -321,37 +331,56 @@ class QueueWindow:
     def is_half_full(self) -> bool:
         return self.waiting * 2 >= self._size
 
-    def wants(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
-        """Return whether there is room, and there may be deliveries to claim. The store may hold due
-        deliveries of the priorities `more`, and new ones of `new`.
-        """
-        if len(self._windows) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
-            window = self._normal
-            return self._wants(window, bool(more)) or (bool(new) and window.new_room > 0)
-        return bool(self._wanted(more, new))
+    def wants(self) -> bool:
+        """Return whether the store is to be asked, for deliveries that have room or for a due time."""
+        for window in self.windows.values():
+            if self._wants_more(window) or (window.has_new and window.new_room > 0):
+                return True
+        return self.wants_due()
 
-    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> ClaimRequest | None:
-        wanted = self._wanted(more, new)
+    def wants_due(self) -> bool:
+        """Return whether the store is to be asked when something is due, because nothing is now."""
+        is_unknown = False
+        for window in self.windows.values():
+            if window.has_more:
+                return False
+            is_unknown = is_unknown or window.is_due_unknown
+        return is_unknown
+
+    def next(self, now: float) -> ClaimRequest | None:
+        """Return the next claim, or None. Pass the number of its deliveries to `claimed`."""
+        wanted = [
+            each
+            for each, window in self.windows.items()
+            if self._wants_more(window) or (window.has_new and window.new_room > 0)
+        ]
         if not wanted:
             return None
-        priority = wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)
-        window = self._windows[priority]
-        is_new = priority in new and window.new_room > 0
+        window = self.windows[wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)]
+        is_new = window.has_new and window.new_room > 0
         if is_new and window.new_is_next:
             window.new_is_next = False
             return self._newer(window)
         window.new_is_next = True
-        plan = self._plan(window, priority in more) if self._wants(window, priority in more) else None
-        return self._newer(window) if plan is None and is_new else plan
+        request = self._plan(window, now) if self._wants_more(window) else None
+        return self._newer(window) if request is None and is_new else request
 
     def _newer(self, window: PriorityWindow) -> ClaimRequest:
+        window.has_new = False
         limit = min(CLAIM_LIMIT, window.new_room)
         return ClaimRequest(limit, window.skip_list(), window.priority, since=window.since)
 
-    def claimed(self, plan: ClaimRequest, count: int) -> None:
+    def claimed(self, request: ClaimRequest, count: int) -> None:
         """Note that a claim returned `count` deliveries."""
-        if plan.is_of_backlog and count < plan.limit:
-            self._windows[plan.priority].claimed_all()
+        window, is_full = self.windows[request.priority], count >= request.limit
+        if request.since is not None:
+            window.has_new = window.has_new or is_full
+        elif is_full is request.is_of_backlog:
+            # A domain of which there is no more is no longer passed over, so a claim may find what was
+            # released since.
+            window.has_more = True
+        if request.is_of_backlog and not is_full:
+            window.claimed_all()
 
     def drain(self, line: DestinationQueue) -> list[Delivery]:
         """Remove and return all deliveries to a destination, most urgent first."""
@@ -367,30 +396,22 @@ class QueueWindow:
         for priority, backlog in line.backlogs.items():
             self.of(priority).forget(backlog)
 
-    def _wanted(self, more: Collection[Priority], new: Collection[Priority]) -> list[Priority]:
-        for priority in more:
-            self.of(priority)
-        return [
-            each
-            for each, window in self._windows.items()
-            if self._wants(window, each in more) or (each in new and window.new_room > 0)
-        ]
-
-    def _wants(self, window: PriorityWindow, more: bool) -> bool:
+    def _wants_more(self, window: PriorityWindow) -> bool:
         if not self._by_domain:
             most = PROBED if self.is_probing else self._low_mark
-            return more and window.waiting < most and not window.is_resting
-        return (more and window.room > 0) or window.wants_refill
+            return window.has_more and window.waiting < most and not window.is_resting
+        return (window.has_more and window.room > 0) or window.wants_refill
 
-    def _plan(self, window: PriorityWindow, more: bool) -> ClaimRequest | None:
+    def _plan(self, window: PriorityWindow, now: float) -> ClaimRequest | None:
         # Claims and refills alternate, so that neither new mail nor passed-over mail waits for the other.
-        may_claim = more and window.room > 0
+        may_claim = window.has_more and window.room > 0
         if not may_claim or not window.refilled_last:
             refill = window.plan_refill()
             if refill is not None or not may_claim:
                 window.refilled_last = True
                 return refill
-        window.refilled_last = False
+        window.refilled_last = window.has_more = False
+        window.claimed_at = now
         skip = window.skip_list() if self._by_domain else _NO_DOMAINS
         most = PROBED if self.is_probing else self._claim_limit
         return ClaimRequest(min(most, window.room), skip, window.priority)

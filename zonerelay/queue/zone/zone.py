@@ -65,7 +65,7 @@ from zonerelay.queue.selection import BacklogThrottle
 from zonerelay.queue.settle.disposition import LOCAL_ERROR, UNREADABLE, local_delay
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
-from zonerelay.queue.zone.window import ClaimRequest
+from zonerelay.queue.zone.window import ClaimRequest, PriorityWindow
 from zonerelay.routing.destinations.route import Batch, DestinationKey, Route, SiteKey, Unroutable
 from zonerelay.store.contract import (
     ClaimLostError,
@@ -190,14 +190,8 @@ class Zone:
         """Whether mail is claimed."""
         self._is_claiming = False
         self._claim_again: asyncio.Future[None] | None = None
-        self.priorities = {Priority.NORMAL}
-        """The priorities of which the zone has or has had mail, so their queues may hold something."""
-        self._more = {Priority.NORMAL}
-        self._new = {Priority.NORMAL}
-        """The priorities of which new mail may have arrived."""
-        self._due_unknown = {Priority.NORMAL}
-        self._claimed_at = dict.fromkeys(Priority, 0.0)
         self._delay = CLAIM_RETRY_FIRST
+        self._look_everywhere()
 
     # Calls from outside
 
@@ -208,7 +202,6 @@ class Zone:
         priority = deliveries[0].priority
         taken = self.plan.take_new(deliveries, self._clock.now()) if is_next and self._may_claim else 0
         if taken:
-            self.priorities.add(priority)
             self._pump_soon.ask()
         rest = deliveries[taken:]
         # The due time of deferred mail is used: if the clock were set back, no claim would find the mail now.
@@ -221,22 +214,18 @@ class Zone:
 
     def notify(self, priority: Priority) -> None:
         """Note that there may be new mail to claim."""
-        self.priorities.add(priority)
-        self._more.add(priority)
-        self._new.add(priority)
+        self.plan.window(priority).look(due=False)
         self._claim()
 
-    def wake(self, *priorities: Priority) -> None:
-        """Search for new, due and released deliveries, also of these priorities."""
-        self.priorities.update(priorities)
+    def wake(self) -> None:
+        """Search for new, due and released deliveries."""
         self._look_everywhere()
         self._claim()
 
     def postponed(self, when: float, priority: Priority) -> None:
         """Note that there is nothing new before `when`."""
-        self.priorities.add(priority)
         if not self._stopping:
-            self._claim_at(when, priority)
+            self._claim_at(when, self.plan.window(priority))
 
     def granted(self) -> None:
         """Start the transactions that shared limits allow now."""
@@ -334,9 +323,8 @@ class Zone:
     def _requeue(self, deliveries: Sequence[Delivery]) -> None:
         """Release deliveries that can be claimed again at once."""
         self._release(deliveries)
-        priorities = {delivery.priority for delivery in deliveries}
-        self._more |= priorities
-        self._new |= priorities
+        for priority in {delivery.priority for delivery in deliveries}:
+            self.plan.window(priority).look(due=False)
 
     # Claims
 
@@ -344,15 +332,14 @@ class Zone:
         """Claim more deliveries if there may be room."""
         if self._is_claiming or not self._may_claim:
             return
-        if self.plan.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
+        if self.plan.wants_claim():
             self._is_claiming = True
             if not self._wake_claims():
                 self._errands.start(self._claim_on())
 
     def _look_everywhere(self) -> None:
-        self._due_unknown.update(self.priorities)
-        self._more.update(self.priorities)
-        self._new.update(self.priorities)
+        for window in self.plan.windows.values():
+            window.look()
 
     def _wake_claims(self) -> bool:
         """Wake the task that claims. Return false if no task waits."""
@@ -379,14 +366,14 @@ class Zone:
         """Make one request to the store. Return false if there is none left to make."""
         if not self._settler.outcome_log.has_room:
             await self._settler.outcome_log.room()
-        plan = self.plan.plan_claim(self._more, self._new)
+        plan = self.plan.plan_claim(self._clock.now())
         try:
             if plan is not None:
                 await self._carry_out_claim(plan)
-            elif self._more or not self._due_unknown:
-                return False
-            else:
+            elif self.plan.wants_due():
                 await self._ask_due()
+            else:
+                return False
         except Exception as error:  # noqa: BLE001 - not even an error in the store may end the claims of a zone
             self._look_everywhere()
             await self._wait_for_store(error)
@@ -398,45 +385,36 @@ class Zone:
 
     async def _carry_out_claim(self, plan: ClaimRequest) -> None:
         now = self._clock.now()
-        priority = plan.priority
-        queue = queue_of(self.settings.name, priority)
-        if plan.is_of_backlog:
-            self._more.discard(priority)
-            self._claimed_at[priority] = now
-            now = self.plan.due_time(now)
-        elif plan.since is not None:
-            self._new.discard(priority)
         claimed = await self._store.claim(
-            queue, plan.limit, now=now, skip_domains=plan.skip, since=plan.since, domain=plan.domain
+            queue_of(self.settings.name, plan.priority),
+            plan.limit,
+            now=self.plan.due_time(now) if plan.is_of_backlog else now,
+            skip_domains=plan.skip,
+            since=plan.since,
+            domain=plan.domain,
         )
-        is_full = len(claimed) >= plan.limit
-        if plan.since is not None:
-            if is_full:
-                self._new.add(priority)
-        elif is_full is plan.is_of_backlog:
-            # A domain of which there is no more is no longer passed over, so a claim may find what was
-            # released since.
-            self._more.add(priority)
         if self._stopping:
             self._release(claimed)
             return
-        self.plan.add(claimed, self._clock.now(), priority)
+        self.plan.add(claimed, self._clock.now(), plan.priority)
         self.plan.claimed(plan, len(claimed))
 
     async def _ask_due(self) -> None:
-        while self._due_unknown:
-            priority = self._due_unknown.pop()
+        for priority, window in list(self.plan.windows.items()):
+            if not window.is_due_unknown:
+                continue
+            window.is_due_unknown = False
             due = await self._store.next_due(queue_of(self.settings.name, priority))
             if self._stopping:
                 return
             if due is not None:
                 # Overdue mail that a claim passed over is claimed by domain, which the store need not know.
-                overdue = due <= self._claimed_at[priority]
-                self._claim_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, priority)
+                overdue = due <= window.claimed_at
+                self._claim_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, window)
 
-    def _claim_at(self, when: float, priority: Priority) -> None:
+    def _claim_at(self, when: float, window: PriorityWindow) -> None:
         """Claim deliveries due at `when`, together with those due within `TOGETHER` after the last claim."""
-        last = min(self._claimed_at[priority], self._clock.now())
+        last = min(window.claimed_at, self._clock.now())
         self._next_claim.set(max(when, last + TOGETHER))
 
     async def _wait_for_store(self, error: Exception) -> None:
