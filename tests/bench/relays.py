@@ -76,6 +76,7 @@ def zonerelay_starter(
     environment: Mapping[str, str] | None = None,
     spool: SpoolStarter = leveldb,
     workers: int = 1,
+    program: Path = PROGRAM,
 ) -> Starter:
     """Limits that the row's sessions cannot reach; otherwise the defaults."""
 
@@ -100,6 +101,7 @@ def zonerelay_starter(
                 },
                 launcher=launcher,
                 environment=environment,
+                program=program,
             ) as relay,
         ):
             yield Running(relay, implicit or relay.smtp_port)
@@ -153,7 +155,12 @@ def _tables(row: Row, sink_port: int, papers: Papers | None) -> dict[str, Table 
 
 
 def tree_starter(tree: Path) -> Starter:
-    """zonerelay from another source tree, with this environment's libraries. Raises ValueError."""
+    """zonerelay from another source tree, run by the Python and the libraries of its `.venv`, or else by
+    those of this one. Raises ValueError.
+    """
+    own = tree / ".venv/bin/zonerelay"
+    if own.exists():
+        return zonerelay_starter(program=own)
     environment = {"PYTHONPATH": str(tree)}
     # -P: without it the current directory would be searched before the tree.
     command = [sys.executable, "-P", "-c", "import zonerelay; print(zonerelay.__file__)"]
