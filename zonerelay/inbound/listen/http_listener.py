@@ -20,14 +20,12 @@ from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.limits.memory import TLS_COST
-from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.listener import AnyListener
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext, SharedContext
-from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.envelope import Origin
 
 PRIVATE = "private"
@@ -49,9 +47,11 @@ class HttpService(Protocol):
         """
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol, asyncio.Transport):
     """A connection to an HTTP listener. `service` returns the HTTP server, or an awaitable while the server
     is being loaded.
+
+    It is the protocol of the raw transport, and the transport of the HTTP server: its decrypted stream.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class HttpConnection(asyncio.Protocol):
         admission: Admission[HttpConnection],
         service: Callable[[], HttpService | Awaitable[HttpService]],
     ) -> None:
+        super().__init__()
         self._has_tls = context.settings.tls is not ListenerTls.NONE
         self._context = context
         self._admission = admission
@@ -190,15 +191,37 @@ class HttpConnection(asyncio.Protocol):
     def _serve(self, service: HttpService) -> None:
         self._stop_timer()
         self._server = service.connection()
-        secured = self._transport.secured is not None
-        self._server.connection_made(
-            _DecryptedStream(self, self._raw, self._transport, self._client, secured)
-        )
+        self._server.connection_made(self)
         if self._waiting:
             data, self._waiting = bytes(self._waiting), bytearray()
             self._server.data_received(data)
 
-    # Closing.
+    # The HTTP server calls the following methods.
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # Any: as asyncio has it
+        if name == "peername":
+            return self._client.address, self._client.port
+        if name == PRIVATE:
+            return self._transport.secured is not None
+        return self._raw.get_extra_info(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self._transport.write(bytes(data))
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading(True)
+
+    def resume_reading(self) -> None:
+        self._transport.pause_reading(False)
+
+    def is_reading(self) -> bool:
+        return not self._transport.is_paused
+
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def is_closing(self) -> bool:
+        return not self._transport.is_open
 
     def close(self) -> None:
         """Close the connection after all output has been sent."""
@@ -225,76 +248,24 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
 
 
-class _DecryptedStream(asyncio.Transport):
-    """The decrypted stream of a connection, in the form of a transport."""
-
-    def __init__(
-        self,
-        connection: HttpConnection,
-        raw: asyncio.Transport,
-        transport: Transport,
-        client: Client,
-        secured: bool,
-    ) -> None:
-        super().__init__()
-        self._connection = connection
-        self._raw = raw
-        self._transport = transport
-        self._known = {"peername": (client.address, client.port), PRIVATE: secured}
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:  # Any: as asyncio has it
-        return self._known[name] if name in self._known else self._raw.get_extra_info(name, default)
-
-    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
-        self._transport.write(bytes(data))
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading(True)
-
-    def resume_reading(self) -> None:
-        self._transport.pause_reading(False)
-
-    def is_reading(self) -> bool:
-        return not self._transport.is_paused
-
-    def get_write_buffer_size(self) -> int:
-        return self._raw.get_write_buffer_size()
-
-    def is_closing(self) -> bool:
-        return not self._transport.is_open
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def abort(self) -> None:
-        self._connection.abort()
-
-
 OpenHttp = Callable[[Callable[[], ListenerSettings], Submit], Awaitable[HttpService]]
 """Loads the HTTP server of a listener, given a function that returns its current settings and one that
 submits its mail.
 """
 
 
-class HttpListener(Listener):
+class HttpListener(AnyListener[HttpConnection]):
     """Accepts connections for an HTTP [[listener]]."""
 
     def __init__(self, settings: ListenerSettings, *, open_http: OpenHttp, **parts: Any) -> None:
         """Take the `parts` of a Listener."""
         super().__init__(settings, **parts)
         self._open_http = open_http
-        self._connections: Admission[HttpConnection] = Admission(
-            settings, memory=self._context.memory, metrics=self._context.events.metrics
-        )
         self._service: HttpService | None = None
         self._opening: asyncio.Task[HttpService] | None = None
 
-    @property
-    def connections(self) -> int:
-        return self._connections.count
-
     def _protocol(self) -> HttpConnection:
-        return HttpConnection(self._context, self._connections, self._serving)
+        return HttpConnection(self._context, self._admission, self._serving)
 
     def _serving(self) -> HttpService | Awaitable[HttpService]:
         if self._service is not None:
@@ -313,29 +284,18 @@ class HttpListener(Listener):
             self._opening = None
         return self._service
 
-    def configure(
-        self,
-        settings: ListenerSettings,
-        shared: SharedContext,
-        certificates: TlsContexts | None = None,
-        policy: AskedPolicy | None = None,
-    ) -> None:
-        """Apply these settings to new connections, and to new requests of open ones."""
-        super().configure(settings, shared, certificates, policy)
-        self._connections.configure(settings)
-
     async def drain(self, timeout: float) -> None:
         """Close idle connections now, the others after their current request. Abort them after `timeout`
         seconds.
 
         Return when no connection is left. A message that was received completely is committed first.
         """
-        self._connections.draining = True
+        self._admission.draining = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self._service is not None:
             await self._service.close(timeout)
-        for connection in tuple(self._connections.sessions):
+        for connection in tuple(self._admission.sessions):
             connection.abort()
-        await self._connections.emptied(None)
-        await super().drain(timeout)
+        await self._admission.emptied(None)
+        await self.submissions.drain(timeout)

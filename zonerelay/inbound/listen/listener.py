@@ -8,10 +8,13 @@ for all commits.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.submit import Submissions
+from zonerelay.inbound.limits.memory import MemoryHolder
 from zonerelay.inbound.listen.listening_socket import ListeningSocket
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
@@ -25,12 +28,13 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
+S = TypeVar("S", bound=MemoryHolder)
 TALKING = 1.0
 """Seconds without data after which a client outside a transaction counts as idle when the relay stops."""
 
 
-class Listener:
-    """Accepts connections for an SMTP [[listener]]."""
+class AnyListener(ABC, Generic[S]):
+    """Accepts connections for a [[listener]]."""
 
     def __init__(
         self,
@@ -61,9 +65,7 @@ class Listener:
             certificates=certificates,
         )
         self.submissions = Submissions(self._context)
-        self._admission: Admission[Session] = Admission(
-            settings, memory=shared.memory, metrics=events.metrics
-        )
+        self._admission: Admission[S] = Admission(settings, memory=shared.memory, metrics=events.metrics)
         self._socket = ListeningSocket(inherited, self._protocol)
 
     @property
@@ -79,8 +81,9 @@ class Listener:
         """Start to listen. Raise ListenError if the address cannot be used."""
         await self._socket.start(self.settings.address)
 
+    @abstractmethod
     def _protocol(self) -> asyncio.Protocol:
-        return Session(self._context, self._admission, asyncio.get_running_loop())
+        """Return the protocol of a new connection."""
 
     def configure(
         self,
@@ -89,7 +92,9 @@ class Listener:
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
     ) -> None:
-        """Apply these settings to new sessions. Open sessions keep the settings they began with."""
+        """Apply these settings to new connections, and to new HTTP requests of open ones. Open sessions keep
+        the settings they began with.
+        """
         self.settings = settings
         self._context = replace(
             self._context,
@@ -103,13 +108,29 @@ class Listener:
 
     def asks(self, policy: AskedPolicy) -> bool:
         """Return whether an open session uses this policy, which may have been replaced since."""
-        return self.submissions.asks(policy) or any(
-            session.context.consultants.policy is policy for session in self._admission.sessions
-        )
+        return self.submissions.asks(policy)
 
     def stop_accepting(self) -> None:
         """Close the listening socket. Connections stay open."""
         self._socket.close()
+
+    @abstractmethod
+    async def drain(self, timeout: float) -> None:
+        """End all connections, and abort them after `timeout` seconds. Return when none is left. A message
+        that has been received completely is committed first, however long the store takes.
+        """
+
+
+class Listener(AnyListener[Session]):
+    """Accepts connections for an SMTP [[listener]]."""
+
+    def _protocol(self) -> asyncio.Protocol:
+        return Session(self._context, self._admission, asyncio.get_running_loop())
+
+    def asks(self, policy: AskedPolicy) -> bool:
+        return super().asks(policy) or any(
+            session.context.consultants.policy is policy for session in self._admission.sessions
+        )
 
     async def drain(self, timeout: float) -> None:
         """Send 421 to idle clients now and to the others after their transaction. Abort them after `timeout`

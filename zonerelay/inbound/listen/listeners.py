@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
+from typing import Any
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
@@ -34,7 +35,7 @@ from zonerelay.inbound.drop_directory import LocalSubmission
 from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.http_listener import HttpListener, OpenHttp
-from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.listener import AnyListener, Listener
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitSocket
 from zonerelay.inbound.policy import Policy, PolicyContext
@@ -68,7 +69,7 @@ LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still i
 class _ActiveListener:
     """A listener with its certificates and policy."""
 
-    listener: Listener
+    listener: AnyListener[Any]  # Any: the kind of its connections
     certificates: TlsContexts | None
     policy: PolicyRunner | None
 
@@ -375,7 +376,7 @@ class Listeners:
             else None,
         )
 
-    def _retire(self, policy: PolicyRunner, listener: Listener) -> None:
+    def _retire(self, policy: PolicyRunner, listener: AnyListener[Any]) -> None:
         """Close the policy when no session uses it any more. An application may keep a session
         open all day.
         """
