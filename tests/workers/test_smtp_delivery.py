@@ -139,7 +139,7 @@ async def test_wrong_rows_fail_at_once_and_hinder_nobody(bed: OutboxBed, sink: S
         bed.insert(zone="alice@example.com", next_retry_at="tomorrow")
         reader = running.worker.parts.queue._outbox.store.reader  # type: ignore[union-attr]  # as it does now and then
         await reader.count()
-        assert "alice@example.com" not in reader.counts()  # it would be a label
+        assert "alice@example.com" not in {queue.text for queue in reader.counts}  # it would be a label
 
 
 async def test_odd_rows_are_sent_all_the_same(bed: OutboxBed, sink: Sink) -> None:

@@ -36,7 +36,7 @@ class Outbox:
         self._is_first = index == 0
         self.mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
         self._keeper = OutboxKeeper(access_of(outbox, environment), self._name.text, around)
-        self.store = OutboxStore(self._keeper, self.mailboxes, around)
+        self.store = OutboxStore(self._keeper, self.mailboxes)
         around.events.metrics.outbox.attach(self._figures)
 
     def join(self, spool: Store) -> Store:

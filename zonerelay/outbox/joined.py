@@ -163,12 +163,12 @@ class JoinedStore:
 
     def counts(self) -> dict[QueueName, QueueCounts]:
         both = self._spool.counts()
-        for queue, rows in (self._outbox.counts() if self._counts_rows else {}).items():
+        for queue, rows in (self._outbox.reader.counts if self._counts_rows else {}).items():
             both.setdefault(queue, QueueCounts()).add(rows)
         return both
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        theirs = self._outbox.reader.oldest(queue)
+        theirs = self._outbox.reader.oldest.get(queue)
         if queue == MAILBOXES:
             return theirs
         ours = await self._spool.oldest(queue, now=now)

@@ -87,7 +87,6 @@ class OutboxKeeper:
         self._links = DatabasePool(access)
         self._access = access
         self._lease = access.lease
-        self._clock = around.clock
         self._control: DatabaseConnection | None = None
         self._writer: DatabaseConnection | None = None
         self._closed = False
@@ -107,7 +106,7 @@ class OutboxKeeper:
         self.regained: Callable[[], None] = lambda: None
         self.statements = OutboxStatements(names_of(around.settings))
         self._name = name
-        self._around = around
+        self.around = around
         self._claimed_under = ""
 
     # --- availability
@@ -115,7 +114,7 @@ class OutboxKeeper:
     @property
     def holds_lease(self) -> bool:
         """Whether no other relay can have taken over the claims of this one."""
-        return self._clock.boottime() < self._held_until
+        return self.around.clock.boottime() < self._held_until
 
     @property
     def may_begin(self) -> bool:
@@ -177,7 +176,7 @@ class OutboxKeeper:
         StoreError.
         """
         control = self._control = await DatabaseConnection.open(self._access)
-        if self._around.settings.create_tables:
+        if self.around.settings.create_tables:
             await tables.create(control, self.statements.names)
         self.statements.use(has_priority=await tables.check(control, self.statements.names))
         await control.listen(self.statements.names.channel, lambda _text: self.heard())
@@ -221,7 +220,7 @@ class OutboxKeeper:
         self, link: DatabaseConnection, statement: str, *values: object, timeout: float | None = None
     ) -> Sequence[Columns]:
         """Run a statement that begins or renews the session. It returns no rows if the session has ended."""
-        sent = self._clock.boottime()
+        sent = self.around.clock.boottime()
         rows = await link.fetch(statement, *values, timeout=timeout)
         if rows:
             self._held_until = sent + self._lease
@@ -246,7 +245,7 @@ class OutboxKeeper:
             except StoreError as error:
                 self.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the heart: the lease ends with it
-                self._around.events.error("outbox.connect", error)
+                self.around.events.error("outbox.connect", error)
 
     async def _renew(self) -> bool:
         """Renew the lease with a durable write, and return false if the session has ended."""
@@ -300,7 +299,7 @@ class OutboxKeeper:
                 self._cut()
                 self._report(error)
             except Exception as error:  # noqa: BLE001 - without this task the relay never comes back
-                self._around.events.error("outbox.connect", error)
+                self.around.events.error("outbox.connect", error)
             else:
                 self._recovering = False
                 self._begin_use()

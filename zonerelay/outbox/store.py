@@ -21,7 +21,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, row_id, row_of
 from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.drafts import BadRowError
-from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.composer import ComposedMessage, Composer, read
 from zonerelay.outbox.rows.mailboxes import Mailboxes
@@ -45,25 +45,19 @@ CLOSE_TIMEOUT = 5.0
 class OutboxStore:
     """Implements the store interface on the outbox."""
 
-    def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes, around: OutboxContext) -> None:
+    def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes) -> None:
         self.keeper = keeper
-        self.reader = OutboxReader(keeper, around)
-        self.counts = self.reader.counts
-        self._writer = OutboxWriter(keeper, around, self._stored)
+        self._around = keeper.around
+        self.reader = OutboxReader(keeper)
+        self._writer = OutboxWriter(keeper, self._stored)
         claims = self.claims = OutboxClaims(
             keeper,
             mailboxes,
-            around,
             put=self._writer.put,
             superseded=self._lose,
             in_hand=self._has_in_hand,
         )
-        self._composer = Composer(around.settings.max_message_size)
-        self._redact = around.redact
-        self._clock = around.clock
-        self._on_news = around.on_news
-        self._on_lost = around.on_lost
-        self._events = around.events
+        self._composer = Composer(keeper.around.settings.max_message_size)
         self._lost: set[DeliveryKey] = set()
         self._handed: set[DeliveryKey] = set()
         self._stalled: set[MessageId] = set()
@@ -116,13 +110,13 @@ class OutboxStore:
     def _forget_lost(self, key: DeliveryKey) -> None:
         self._lost.discard(key)
         if key.message_id in self.claims.rows:
-            self._on_news(key.queue)
+            self._around.on_news(key.queue)
 
     # --- settling
 
     def settle(self, changes: Sequence[Finish | Postpone]) -> None:
         """Record the outcomes and queue their writes."""
-        now = self._clock.now()
+        now = self._around.clock.now()
         touched: dict[MessageId, Row] = {}
         for change in changes:
             key = change.delivery.key
@@ -135,9 +129,9 @@ class OutboxStore:
                     self._resume(key)
                     continue
                 if isinstance(change, Finish):
-                    row.finish(change.delivery, change.failure, now, self._redact)
+                    row.finish(change.delivery, change.failure, now, self._around.redact)
                 else:
-                    row.postpone(change.delivery, self._redact)
+                    row.postpone(change.delivery, self._around.redact)
                 touched[row.message_id] = row
         if self._stalled:
             self._stalled.difference_update([change.delivery.message_id for change in changes])
@@ -154,10 +148,10 @@ class OutboxStore:
     def _resume(self, key: DeliveryKey) -> None:
         self.claims.give_back(key)
         if self.keeper.may_begin:
-            self._on_news(key.queue)
+            self._around.on_news(key.queue)
 
     def _store(self, row: Row, now: float) -> RowWrite:
-        write = row.write(now, self._redact)
+        write = row.write(now, self._around.redact)
         self._writer.put(write)
         return write
 
@@ -175,7 +169,7 @@ class OutboxStore:
                 if write.status == QUEUED:
                     self.claims.due_in(write.delay or 0.0)
         if kept and write.status != PROCESSING:
-            self._events.metrics.outbox.finished(write.status)
+            self._around.events.metrics.outbox.finished(write.status)
 
     def _forget(self, row: Row) -> None:
         self._composer.forget(row.message_id)
@@ -189,14 +183,14 @@ class OutboxStore:
         lost = [key for key in keys if key in self._handed]
         self._lost.update(lost)
         if lost:
-            self._on_lost(lost)
+            self._around.on_lost(lost)
 
     # --- failures
 
     def _paused(self) -> None:
         """Start no new attempts. The claims stay with this relay until the lease ends."""
         if self._handed:
-            self._on_lost(list(self._handed))
+            self._around.on_lost(list(self._handed))
 
     def _resumed(self, kept: bool) -> None:
         if kept:
@@ -211,7 +205,7 @@ class OutboxStore:
         self._composer.clear()
         self._stalled.clear()
         if lost:
-            self._on_lost(lost)
+            self._around.on_lost(lost)
 
     # --- reading
 
@@ -276,7 +270,7 @@ class OutboxStore:
             self._handed.discard(key)
             self.claims.withdraw(key)
         row.out.clear()
-        self._events.row_refused(row.id, problem)
+        self._around.events.row_refused(row.id, problem)
         self._writer.put(refused(row.id, row.token, row.attempts, problem))
 
     async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
@@ -298,7 +292,7 @@ class OutboxStore:
                 row = self.claims.rows.get(message_id) or await self.reader.lock(number, self.keeper.session)
                 if row is not None:
                     existed |= self._change(row, list(some), change)
-                    await self._written(self._store(row, self._clock.now()))
+                    await self._written(self._store(row, self._around.clock.now()))
             except BadRowError:
                 # The next claim writes the error into the row.
                 self.claims.doubt()
@@ -321,9 +315,9 @@ class OutboxStore:
                 continue
             self.claims.withdraw(key)
             if new is None:
-                row.drop(key.recipient, self._clock.now())
+                row.drop(key.recipient, self._around.clock.now())
             else:
-                row.postpone(new, self._redact)
+                row.postpone(new, self._around.redact)
         return existed
 
     async def _written(self, write: RowWrite) -> None:

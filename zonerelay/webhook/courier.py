@@ -34,6 +34,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import webhook_queue
+from zonerelay.process.tasks import Tasks, cancel_all
 from zonerelay.store.contract import (
     Change,
     ClaimLostError,
@@ -155,7 +156,7 @@ class WebhookCourier:
         self._pause = 0.0
         self._has_news = True
         self._wake = asyncio.Event()
-        self._posts: set[asyncio.Task[None]] = set()
+        self._posts = Tasks()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -187,11 +188,9 @@ class WebhookCourier:
 
     async def stop(self) -> None:
         """Stop; the remaining events stay in the spool, for the next courier or the next start."""
-        tasks = [task for task in (self._task, *self._posts) if task is not None]
-        self._task = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        task, self._task = self._task, None
+        await cancel_all(task)
+        await self._posts.cancel()
         self.store.release([item.delivery.key for item in self._items if item.delivery is not None])
         await self.endpoint.poster.close()
 
@@ -250,7 +249,7 @@ class WebhookCourier:
                 async with asyncio.timeout(self._seconds()):
                     await self._wake.wait()
             except TimeoutError:
-                self._has_news = self._has_news or not self._posts
+                self._has_news = self._has_news or not len(self._posts)
 
     async def _take(self) -> None:
         while self._has_news:
@@ -376,12 +375,9 @@ class WebhookCourier:
             if not line.items or line.is_busy:
                 continue
             line.is_busy = True
-            task = asyncio.get_running_loop().create_task(self._post(line))
-            self._posts.add(task)
-            task.add_done_callback(self._posted)
+            self._posts.start(self._post(line)).add_done_callback(self._posted)
 
     def _posted(self, task: asyncio.Task[None]) -> None:
-        self._posts.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.events.error("webhook", error)
         self._wake.set()

@@ -16,7 +16,6 @@ result.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets as random_secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Scope
 from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import LOGIN
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.client.extensions import Capabilities
@@ -226,7 +226,7 @@ class Logins:
         self._patterns: Senders = {}
         self._ending: list[str] = []
         self._tokens: dict[str, TokenSource] = {}
-        self._retired: set[asyncio.Task[None]] = set()
+        self._retired = Tasks()
 
     # ---- settings and operators ---------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Logins:
         self._patterns = senders
         self._secrets.forget()
         for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
-            self._retire(self._tokens.pop(name))
+            self._retired.start(self._tokens.pop(name).close())
         self._ending = [
             f"zone {zone.name} logs in at {host} with a password ({name}): {why}"
             for zone in zones
@@ -307,12 +307,7 @@ class Logins:
     async def close(self) -> None:
         for source in self._tokens.values():
             await source.close()
-        await asyncio.gather(*self._retired)
-
-    def _retire(self, source: TokenSource) -> None:
-        task = asyncio.get_running_loop().create_task(source.close())
-        self._retired.add(task)
-        task.add_done_callback(self._retired.discard)
+        await self._retired.wait()
 
     # ---- one batch ----------------------------------------------------------------------------
 

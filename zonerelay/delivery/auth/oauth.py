@@ -25,6 +25,7 @@ from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.settings import CredentialSettings, OauthGrant
 from zonerelay.delivery.auth.accounts import RefreshTokenFiles, Secrets
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Response, WebError, request
 
@@ -245,10 +246,7 @@ class TokenSource:
         self._good_until = 0.0
 
     async def close(self) -> None:
-        task = self._fetching
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await cancel_all(self._fetching)
 
     def _begin(self) -> asyncio.Task[str]:
         task = self._fetching = asyncio.get_running_loop().create_task(self._fetch())

@@ -20,6 +20,7 @@ from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import CAPTURE
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.store.contract import ClaimLostError, StoreError
@@ -52,9 +53,7 @@ class CaptureCourier:
             self._expiring = asyncio.create_task(self._expire())
 
     async def close(self) -> None:
-        if self._expiring is not None:
-            self._expiring.cancel()
-            await asyncio.wait({self._expiring})
+        await cancel_all(self._expiring)
         if self._capture is not None:
             await CAPTURE.run(self._capture.close)
 

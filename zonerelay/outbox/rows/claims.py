@@ -16,13 +16,13 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
 from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
-from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
 from zonerelay.outbox.rows.row import Row, RowWrite, keys_of, put_off, read_row, refused
 from zonerelay.process.tasks import cancel_all
@@ -121,23 +121,16 @@ class OutboxClaims:
 
     keeper: OutboxKeeper
     mailboxes: Mailboxes
-    around: InitVar[OutboxContext]
     _: KW_ONLY
     put: Callable[[RowWrite], None]
     superseded: Callable[[Row], None]
     in_hand: Callable[[int, str], bool]
 
-    def __post_init__(self, around: OutboxContext) -> None:
+    def __post_init__(self) -> None:
         self.rows: dict[MessageId, Row] = {}
         self.claimed = 0
         self._statements = self.keeper.statements
-        self._default = around.settings.zone
-        self._poll = around.settings.poll_interval
-        self._known_zones = around.known_zones
-        self._on_news = around.on_news
-        self._events = around.events
-        self._redact = around.redact
-        self._clock = around.clock
+        self._around = self.keeper.around
         self._ready: defaultdict[QueueName, ReadyMail] = defaultdict(ReadyMail)
         self._window = ClaimWindow()
         self._turn_of_due = False
@@ -167,31 +160,31 @@ class OutboxClaims:
 
     def due_in(self, seconds: float) -> None:
         """Schedule a search in `seconds`, when a released row becomes due."""
-        if seconds < self._poll and (
+        if seconds < self._around.settings.poll_interval and (
             self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds
         ):
             self._look_in(seconds)
 
     async def _run(self) -> None:
-        looked = self._clock.monotonic()
+        looked = self._around.clock.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), self._poll)
+                await asyncio.wait_for(self._wanted.wait(), self._around.settings.poll_interval)
             self._wanted.clear()
             if not self.keeper.usable:
                 continue
             try:
-                is_time = self._clock.monotonic() - looked >= self._poll
+                is_time = self._around.clock.monotonic() - looked >= self._around.settings.poll_interval
                 if self._in_doubt or is_time:
                     await self._give_back_strays()
                 await self._claim_all()
                 if is_time:
-                    looked = self._clock.monotonic()
+                    looked = self._around.clock.monotonic()
                     await self._look_at_mailboxes()
             except StoreError as error:
                 self.keeper.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the claims
-                self._events.error("outbox.claim", error)
+                self._around.events.error("outbox.claim", error)
                 await asyncio.sleep(FAILURE_PAUSE)
 
     async def _give_back_strays(self) -> None:
@@ -227,7 +220,7 @@ class OutboxClaims:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if seconds < self._poll:
+        if seconds < self._around.settings.poll_interval:
             # Slightly later, because the database's clock decides whether a row is due.
             self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self._alarm)
 
@@ -236,7 +229,8 @@ class OutboxClaims:
         self.look()
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
-        values = (limit, self.keeper.session, list(map(str, self._window.full())), self._default, due_only)
+        full = list(map(str, self._window.full()))
+        values = (limit, self.keeper.session, full, self._around.settings.zone, due_only)
         rows = await self.keeper.fetch(self._statements.claim, *values)
         self.claimed += len(rows)
         unknown = {row[3] for row in rows if row[3] is not None} - set(self.mailboxes.ids)
@@ -244,7 +238,7 @@ class OutboxClaims:
             await self._read_mailboxes(list(unknown))
         queues = {queue for row in rows if (queue := self._admitted(row))}
         for queue in queues:
-            self._on_news(queue)
+            self._around.on_news(queue)
         return rows
 
     async def _read_mailboxes(self, ids: Sequence[int]) -> None:
@@ -263,7 +257,7 @@ class OutboxClaims:
         try:
             return self._admit(columns)
         except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
-            self._events.error("outbox.claim", error)
+            self._around.events.error("outbox.claim", error)
             self.put(put_off(columns, "waits: temporary trouble in this relay"))
             return None
 
@@ -273,11 +267,11 @@ class OutboxClaims:
         """
         try:
             mailbox = self._mailbox_of(columns)
-            row = read_row(columns, self._default, mailbox)
-            if mailbox is None and row.zone not in self._known_zones():
+            row = read_row(columns, self._around.settings.zone, mailbox)
+            if mailbox is None and row.zone not in self._around.known_zones():
                 raise BadRowError("no zone with this name is configured")
         except BadRowError as error:
-            self._events.row_refused(columns[0], str(error))
+            self._around.events.row_refused(columns[0], str(error))
             self.put(refused(columns[0], columns[1], columns[4], str(error)))
             return None
         if mailbox is not None and (problem := mailbox.problem()):
@@ -287,10 +281,10 @@ class OutboxClaims:
             self.superseded(before)
         self.rows[row.message_id] = row
         self._window.add(row.queue)
-        deliveries = row.take_due(self._clock.now())
+        deliveries = row.take_due(self._around.clock.now())
         if not deliveries:
             self.finished(row)
-            self.put(row.write(self._clock.now(), self._redact))
+            self.put(row.write(self._around.clock.now(), self._around.redact))
             return None
         for delivery in deliveries:
             self._ready[row.queue].add(delivery.key, delivery)
@@ -343,14 +337,14 @@ class OutboxClaims:
             return []
         found = ready.take(
             limit,
-            self._clock.now(),
+            self._around.clock.now(),
             lambda each: each.domain not in skip_domains if domain is None else each.domain == domain,
         )
         return [each for each in found if self._is_ours(each.key)]
 
     def give_back(self, key: DeliveryKey) -> None:
-        row = self.rows.get(key.message_id)
-        if row is not None and key.recipient in row.out:
+        if self._is_ours(key):
+            row = self.rows[key.message_id]
             self._ready[key.queue].add(key, row.delivery(key.recipient, due=True))
 
     def withdraw(self, key: DeliveryKey) -> None:
@@ -363,5 +357,5 @@ class OutboxClaims:
         return row is not None and key.recipient in row.out
 
     def tell_all(self) -> None:
-        for queue in self.queues():
-            self._on_news(queue)
+        for queue in self._window.queues:
+            self._around.on_news(queue)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
 from zonerelay.outbox.drafts import BadRowError, RowContent
-from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox
 from zonerelay.outbox.rows.row import Row, read_row
 from zonerelay.process.tasks import cancel_all
@@ -21,19 +21,17 @@ COUNT_EVERY = 10.0
 
 class OutboxReader:
     """Reads rows of the outbox that this relay has not claimed. The last count sets `rows`, the number of
-    rows by status, and `lag`, the seconds that the first due row has waited.
+    rows by status, `counts` and `oldest` by queue, and `lag`, the seconds that the first due row has waited.
     """
 
-    def __init__(self, keeper: OutboxKeeper, around: OutboxContext) -> None:
+    def __init__(self, keeper: OutboxKeeper) -> None:
         self.rows: dict[str, int] = {}
         self.lag = 0.0
         self._keeper = keeper
         self._statements = keeper.statements
-        self._default = around.settings.zone
-        self._max_size = around.settings.max_message_size
-        self._known_zones = around.known_zones
-        self._counts: dict[QueueName, QueueCounts] = {}
-        self._oldest: dict[QueueName, float] = {}
+        self._around = keeper.around
+        self.counts: dict[QueueName, QueueCounts] = {}
+        self.oldest: dict[QueueName, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -51,7 +49,7 @@ class OutboxReader:
             raise MessageNotFoundError(f"row {row} has left the outbox")
         # Base64 and quoted-printable make a message little smaller than its row. Composing finds the other
         # cases.
-        if found[0][0] > 2 * self._max_size:
+        if found[0][0] > 2 * self._around.settings.max_message_size:
             raise BadRowError(f"the row has {found[0][0]} bytes, which exceeds max_message_size")
         return int(found[0][0])
 
@@ -74,7 +72,7 @@ class OutboxReader:
     async def _one(self, rows: Sequence[Columns]) -> Row | None:
         if not rows:
             return None
-        return read_row(rows[0], self._default, await self._mailbox(rows[0]))
+        return read_row(rows[0], self._around.settings.zone, await self._mailbox(rows[0]))
 
     async def _mailbox(self, columns: Columns) -> Mailbox | None:
         if columns[3] is None:
@@ -88,21 +86,15 @@ class OutboxReader:
         """Yield the open deliveries in the order of rows. Invalid rows have none."""
         last = -1
         name = None if queue is None else queue.text
-        while rows := await self._keeper.fetch(self._statements.scan, last, name, self._default):
+        while rows := await self._keeper.fetch(self._statements.scan, last, name, self._around.settings.zone):
             for columns in rows:
                 last = columns[0]
                 try:
-                    row = read_row(columns, self._default, await self._mailbox(columns))
+                    row = read_row(columns, self._around.settings.zone, await self._mailbox(columns))
                 except BadRowError:
                     continue
                 for delivery in row.open():
                     yield delivery
-
-    def counts(self) -> dict[QueueName, QueueCounts]:
-        return self._counts
-
-    def oldest(self, queue: QueueName) -> float | None:
-        return self._oldest.get(queue)
 
     async def _count(self) -> None:
         while True:
@@ -112,13 +104,13 @@ class OutboxReader:
 
     async def count(self) -> None:
         """Count the rows by queue. Raises StoreError."""
-        rows = await self._keeper.fetch(self._statements.counts, self._default)
+        rows = await self._keeper.fetch(self._statements.counts, self._around.settings.zone)
         # Other zones are arbitrary texts of an application and must not become labels of a metric. Their rows
         # fail when they are claimed.
-        known = {zone: queue_of(zone) for zone in self._known_zones()} | {MAILBOXES.text: MAILBOXES}
+        known = {zone: queue_of(zone) for zone in self._around.known_zones()} | {MAILBOXES.text: MAILBOXES}
         rows = [row for row in rows if row[0] in known]
-        self._counts = {known[row[0]]: QueueCounts(row[1], row[2], row[3]) for row in rows}
-        self._oldest = {known[row[0]]: row[4] for row in rows if row[4] is not None}
+        self.counts = {known[row[0]]: QueueCounts(row[1], row[2], row[3]) for row in rows}
+        self.oldest = {known[row[0]]: row[4] for row in rows if row[4] is not None}
         found = await self._keeper.fetch(self._statements.figures)
         self.rows = {row[0]: row[1] for row in found}
         self.lag = max((row[3] or 0.0 for row in found), default=0.0)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
-from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.row import RowWrite
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import StoreError
@@ -29,11 +29,9 @@ class OutboxWriter:
     or, with `kept` false, when the claim was lost.
     """
 
-    def __init__(
-        self, keeper: OutboxKeeper, around: OutboxContext, written: Callable[[RowWrite, bool], None]
-    ) -> None:
+    def __init__(self, keeper: OutboxKeeper, written: Callable[[RowWrite, bool], None]) -> None:
         self._keeper = keeper
-        self._events = around.events
+        self._events = keeper.around.events
         self._written = written
         self._waiting: dict[tuple[int, str], RowWrite] = {}
         self._wanted = asyncio.Event()

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.config.settings import DnsSettings
+from zonerelay.process.tasks import cancel_all
 from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.packets import ParsedAnswer, RecordType, is_truncated, question, read_answer
 
@@ -117,9 +118,7 @@ class NameServerWatch:
                 self._lose(Outage.FAILING)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await cancel_all(self._task)
 
     # Probes.
 
