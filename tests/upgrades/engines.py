@@ -13,7 +13,6 @@ import json
 import subprocess
 import tarfile
 import tempfile
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ from typing import Any
 import asyncpg
 import redis
 
-from tests.store.spools import Spool, s3_settings
-from tests.support.postgres import PostgresPrograms, shared_postgres
-from tests.support.redis_server import shared_server
+from tests.store.spools import Spool
+from tests.support.postgres import PostgresPrograms
 from tests.support.s3_server import BUCKET, shared_moto
 from tests.upgrades import mail
-from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
+from zonerelay.config.settings import Backend
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
@@ -71,17 +69,15 @@ def _text(raw: bytes) -> str:
     return raw.decode("latin-1")
 
 
-class _Writing:
-    async def write(self, spool: Spool) -> mail.Expected:
-        async with spool:
-            return await mail.write_queue(spool.store)
-
-
 # --- LevelDB, files
 
 
-class Files(_Writing):
+class Files:
     """Engines whose queue is a directory."""
+
+    async def write(self, spool: Spool) -> mail.Expected:
+        async with spool:
+            return await mail.write_queue(spool.store)
 
     def pack(self, spool: Spool) -> bytes:
         return pack_tar(spool.settings.path.parent)
@@ -167,22 +163,14 @@ class OldFiles(Files):
         }
 
 
-# --- servers
+# --- servers: queues of 0.1.0, which this release refuses
 
 
-class Redis(_Writing):
+class Redis:
     file = "redis.json.gz"
 
-    def spool(self, home: Path) -> Spool:
-        settings = RedisSettings(url=shared_server().url, prefix=f"{uuid.uuid4().hex}:")
-        return Spool(home / "spool", backend=Backend.REDIS, clock=mail.clock(), redis=settings)
-
-    def pack(self, spool: Spool) -> bytes:
-        return gzip.compress(json.dumps(self._read(spool), indent=0, sort_keys=True).encode(), mtime=0)
-
     def unpack(self, raw: bytes, home: Path) -> Spool:
-        spool = self.spool(home)
-        assert spool.redis is not None
+        spool = Spool(home / "spool", backend=Backend.REDIS, clock=mail.clock())
         with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as server:
             for name, value in json.loads(gzip.decompress(raw)).items():
                 key = spool.redis.prefix + name
@@ -200,63 +188,62 @@ class Redis(_Writing):
         return spool
 
     def records(self, spool: Spool) -> Records:
-        read = self._read(spool)
-        for name in ("fence", "mark", "probe"):
-            if name in read:
-                read[name] = "…"
-        read["numbers"] = "…"
-        for name, value in read.items():
-            if name.startswith("message:"):
-                value["fields"]["^"] = "the token of an upload"
-        return {name: json.dumps(value, sort_keys=True) for name, value in read.items()}
-
-    def _read(self, spool: Spool) -> dict[str, Any]:
-        assert spool.redis is not None
-        found: dict[str, Any] = {}
-        with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as client:
-            server: Any = client  # its answers depend on how it was opened, and its types do not say
-            for key in server.scan_iter(match=f"{spool.redis.prefix}*"):
-                name = _text(key.removeprefix(spool.redis.prefix.encode()))
-                match server.type(key):
-                    case b"string":
-                        found[name] = _text(server.get(key))
-                    case b"set":
-                        found[name] = sorted(map(_text, server.smembers(key)))
-                    case b"zset":
-                        scores = server.zrange(key, 0, -1, withscores=True)
-                        found[name] = {"scores": {_text(member): score for member, score in scores}}
-                    case b"hash":
-                        members = server.hgetall(key).items()
-                        found[name] = {"fields": {_text(one): _text(other) for one, other in members}}
-        return found
+        with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as server:
+            keys: list[bytes] = list(server.scan_iter(match=f"{spool.redis.prefix}*"))
+            return {_text(key): _text(server.dump(key) or b"") for key in keys}
 
 
 def _octets(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-class Postgres(_Writing):
+class Postgres:
     file = "postgres.sql.gz"
 
-    def spool(self, home: Path) -> Spool:
-        settings = PostgresSettings(
-            url=shared_postgres().url, schema=f"fixture_{uuid.uuid4().hex[:16]}", lease=60.0
-        )
-        return Spool(home / "spool", backend=Backend.POSTGRES, clock=mail.clock(), postgres=settings)
-
-    def pack(self, spool: Spool) -> bytes:
-        assert spool.postgres is not None
-        return gzip.compress(dump_schema(spool.postgres.url, spool.postgres.schema), mtime=0)
-
     def unpack(self, raw: bytes, home: Path) -> Spool:
-        spool = self.spool(home)
-        assert spool.postgres is not None
+        spool = Spool(home / "spool", backend=Backend.POSTGRES, clock=mail.clock())
         restore_schema(spool.postgres.url, gzip.decompress(raw), spool.postgres.schema)
         return spool
 
     def records(self, spool: Spool) -> Records:
-        assert spool.postgres is not None
         return read_schema(spool.postgres.url, spool.postgres.schema)
+
+
+class S3:
+    file = "s3.json.gz"
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        spool = Spool(home / "spool", backend=Backend.S3, clock=mail.clock())
+        for name, value in json.loads(gzip.decompress(raw)).items():
+            # A head names the object of its body by its whole key.
+            body = _octets(value.replace(PREFIX, spool.s3.prefix))
+            shared_moto().ask("PUT", f"/{BUCKET}/{spool.s3.prefix}{name}", body)
+        return spool
+
+    def records(self, spool: Spool) -> Records:
+        server = shared_moto()
+        return {key: _text(server.ask("GET", f"/{BUCKET}/{key}")[1]) for key in server.keys(spool.s3.prefix)}
+
+
+Engine = LevelDb | Disk
+
+
+ENGINES: dict[str, Engine] = {
+    "leveldb": LevelDb(),
+    "disk": Disk(),
+}
+
+REFUSED: dict[str, OldFiles | Redis | Postgres | S3] = {
+    "shelf": OldFiles("shelf.tar.gz", Backend.MEMORY),
+    "disk": OldFiles("disk.tar.gz", Backend.DISK),
+    "redis": Redis(),
+    "postgres": Postgres(),
+    "s3": S3(),
+}
+"""Queues of 0.1.0 that this release refuses."""
+
+
+# --- tables of PostgreSQL
 
 
 def dump_schema(url: str, schema: str) -> bytes:
@@ -334,50 +321,3 @@ async def _read_schema(url: str, schema: str) -> Records:
         return found
     finally:
         await connection.close()
-
-
-class S3(_Writing):
-    file = "s3.json.gz"
-
-    def spool(self, home: Path) -> Spool:
-        settings = s3_settings(shared_moto().url, lease=60.0)
-        return Spool(home / "spool", backend=Backend.S3, clock=mail.clock(), s3=settings)
-
-    def pack(self, spool: Spool) -> bytes:
-        return gzip.compress(json.dumps(self._read(spool), indent=0, sort_keys=True).encode(), mtime=0)
-
-    def unpack(self, raw: bytes, home: Path) -> Spool:
-        spool = self.spool(home)
-        assert spool.s3 is not None
-        for name, value in json.loads(gzip.decompress(raw)).items():
-            body = _octets(value.replace(PREFIX, spool.s3.prefix))
-            shared_moto().ask("PUT", f"/{BUCKET}/{spool.s3.prefix}{name}", body)
-        return spool
-
-    def records(self, spool: Spool) -> Records:
-        return {name: "…" if name == "mark" else value for name, value in self._read(spool).items()}
-
-    def _read(self, spool: Spool) -> Records:
-        assert spool.s3 is not None
-        server, prefix = shared_moto(), spool.s3.prefix
-        found = {key: _text(server.ask("GET", f"/{BUCKET}/{key}")[1]) for key in server.keys(prefix)}
-        # A head names the object of its body by its whole key.
-        return {key.removeprefix(prefix): text.replace(prefix, PREFIX) for key, text in found.items()}
-
-
-Engine = LevelDb | Disk | Redis | Postgres | S3
-
-
-ENGINES: dict[str, Engine] = {
-    "leveldb": LevelDb(),
-    "disk": Disk(),
-}
-
-REFUSED: dict[str, Engine | OldFiles] = {
-    "shelf": OldFiles("shelf.tar.gz", Backend.MEMORY),
-    "disk": OldFiles("disk.tar.gz", Backend.DISK),
-    "redis": Redis(),
-    "postgres": Postgres(),
-    "s3": S3(),
-}
-"""Queues of 0.1.0 that this release refuses."""

@@ -8,10 +8,9 @@ import pytest
 from msgspec import structs
 
 from tests.store.spools import Spool
-from tests.support.s3_server import SECRET
 from tests.upgrades import fixtures, mail
 from tests.upgrades.engines import ENGINES, REFUSED
-from zonerelay.config.settings import PostgresSettings, RedisSettings, S3Settings, Settings
+from zonerelay.config.settings import Settings
 from zonerelay.store.check import CheckOptions, Findings
 from zonerelay.store.contract import Finish, KeptKeys, Store
 from zonerelay.store.offline import check_spool
@@ -85,12 +84,6 @@ async def _sent(store: Store) -> int:
 
 async def test_a_check_finds_nothing(fixture: tuple[str, str], spool: Spool, tmp_path: Path) -> None:
     findings = Findings()
-    settings = Settings(
-        spool=spool.settings,
-        redis=spool.redis or RedisSettings(),
-        postgres=spool.postgres or PostgresSettings(),
-        s3=spool.s3 or S3Settings(),
-    )
-    environment = {"SECRET": SECRET}
-    await check_spool(settings, 0, CheckOptions(tmp_path / "scratch", findings, lambda *_: None, environment))
+    options = CheckOptions(tmp_path / "scratch", findings, lambda *_: None, {})
+    await check_spool(Settings(spool=spool.settings), 0, options)
     assert findings.kept == []

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import redis
 
 from tests.store.spools import Spool
-from tests.support.postgres import shared_postgres
 from tests.upgrades import fixtures
 from tests.upgrades.engines import ENGINES, REFUSED
 from zonerelay.store.common import records
@@ -31,19 +29,6 @@ def _disk(spool: Spool) -> None:
         lock.write_bytes(lock.read_bytes().replace(b"queue 2", b"queue 3"))
 
 
-def _redis(spool: Spool) -> None:
-    assert spool.redis is not None
-    with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as server:
-        server.set(f"{spool.redis.prefix}format", "2 2")
-
-
-def _postgres(spool: Spool) -> None:
-    assert spool.postgres is not None
-    shared_postgres().psql(
-        f"INSERT INTO {spool.postgres.schema}.schema_version (version, oldest) VALUES (99, 99)"
-    )
-
-
 MARKS: dict[str, tuple[Callable[[Spool], None], str]] = {
     "leveldb": (
         _leveldb,
@@ -53,8 +38,6 @@ MARKS: dict[str, tuple[Callable[[Spool], None], str]] = {
         _disk,
         r"zonerelay\.lock does not belong to a queue that this zonerelay can read",
     ),
-    "redis": (_redis, r"says b'2 2': .* knows 1; a newer zonerelay may have been here: start that one"),
-    "postgres": (_postgres, r"version 99, .* a newer zonerelay has been here; start that one"),
 }
 
 

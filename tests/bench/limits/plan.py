@@ -65,10 +65,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[Line, ...]
     promise: Promise
 
-    @property
-    def is_reachable(self) -> bool:
-        return any(host.mood not in (Mood.DEAD, Mood.SILENT) for host in self.hosts)
-
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sites: tuple[Site, ...]

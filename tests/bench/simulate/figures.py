@@ -19,7 +19,6 @@ SHARPNESS = 40
 """Buckets for a factor of ten: a percentile is right within 6 %."""
 LEAST = 0.001
 MOST_FAULTS = 20
-REPORTS = "reports"
 
 
 class Spread:
