@@ -297,6 +297,7 @@ class QueueWindow:
         # The share of one line, because all deliveries of a claim may be for one host. Only afterwards is its
         # line known to be long, and the host may have only one connection until it answers.
         self._claim_limit = min(CLAIM_LIMIT, max(1, size // 8)) if by_domain else CLAIM_LIMIT
+        self._probed = min(PROBED, size)
         self.is_probing = False
         """Whether the zone's only next hop has failed and has not answered since."""
         self.windows = {Priority.NORMAL: PriorityWindow(size, self._low_mark)}
@@ -314,7 +315,7 @@ class QueueWindow:
         which is `delivery`.
         """
         if not self._by_domain:
-            most = PROBED if self.is_probing else self._size
+            most = self._probed if self.is_probing else self._size
             return 0 if window.is_resting else most - window.waiting
         return min(self._claim_limit, window.new_room if window.is_new(delivery) else window.room)
 
@@ -398,7 +399,7 @@ class QueueWindow:
 
     def _wants_more(self, window: PriorityWindow) -> bool:
         if not self._by_domain:
-            most = PROBED if self.is_probing else self._low_mark
+            most = self._probed if self.is_probing else self._low_mark
             return window.has_more and window.waiting < most and not window.is_resting
         return (window.has_more and window.room > 0) or window.wants_refill
 
@@ -413,5 +414,5 @@ class QueueWindow:
         window.refilled_last = window.has_more = False
         window.claimed_at = now
         skip = window.skip_list() if self._by_domain else _NO_DOMAINS
-        most = PROBED if self.is_probing else self._claim_limit
+        most = self._probed if self.is_probing else self._claim_limit
         return ClaimRequest(min(most, window.room), skip, window.priority)
