@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.limits.connections import ConnectionLimits, client_key
 from zonerelay.inbound.refusal import Reason
 
@@ -13,12 +14,21 @@ ADDRESSES = [
 ]  # fmt: skip
 
 
+def limits_of(*, total: int, per_client: int, per_network: int) -> ConnectionLimits:
+    settings = ListenerSettings(
+        max_connections=total,
+        max_connections_per_client=per_client,
+        max_connections_per_network=per_network,
+    )
+    return ConnectionLimits(settings)
+
+
 def is_empty(limits: ConnectionLimits) -> bool:
     return (limits.count, limits._clients, limits._networks) == (0, {}, {})
 
 
 def test_connections_are_counted_in_total_and_by_client() -> None:
-    limits = ConnectionLimits(total=3, per_client=2, per_network=9)
+    limits = limits_of(total=3, per_client=2, per_network=9)
     assert limits.enter("192.0.2.1") is None
     assert limits.enter("192.0.2.1") is None
     assert limits.enter("192.0.2.1") is Reason.CLIENT_CONNECTIONS
@@ -48,21 +58,21 @@ def test_what_one_client_and_one_network_are(
     one: str, other: str, client: bool, network: bool, reason: str
 ) -> None:
     assert (client_key(one) == client_key(other)) is client, reason
-    limits = ConnectionLimits(total=9, per_client=1, per_network=9)
+    limits = limits_of(total=9, per_client=1, per_network=9)
     limits.enter(one)
     assert limits.enter(other) is (Reason.CLIENT_CONNECTIONS if client else None)
-    limits = ConnectionLimits(total=9, per_client=9, per_network=1)
+    limits = limits_of(total=9, per_client=9, per_network=1)
     limits.enter(one)
     assert limits.enter(other) is (Reason.NETWORK_CONNECTIONS if network else None)
 
 
 def test_who_has_no_address_counts_in_total_only() -> None:
-    limits = ConnectionLimits(total=2, per_client=1, per_network=1)
+    limits = limits_of(total=2, per_client=1, per_network=1)
     assert [limits.enter("") for _ in range(3)] == [None, None, Reason.CONNECTIONS]
 
 
 def test_a_client_behind_a_balancer_is_counted_as_itself() -> None:
-    limits = ConnectionLimits(total=9, per_client=1, per_network=2)
+    limits = limits_of(total=9, per_client=1, per_network=2)
     for client in ("192.0.2.1", "192.0.2.2"):
         assert limits.enter("") is None
         assert limits.move("", client) is None
@@ -76,7 +86,7 @@ def test_a_client_behind_a_balancer_is_counted_as_itself() -> None:
 
 
 def test_a_refused_move_changes_nothing() -> None:
-    limits = ConnectionLimits(total=9, per_client=1, per_network=9)
+    limits = limits_of(total=9, per_client=1, per_network=9)
     limits.enter("192.0.2.1")
     limits.enter("198.51.100.1")
     assert limits.move("192.0.2.1", "198.51.100.1") is Reason.CLIENT_CONNECTIONS
@@ -87,7 +97,7 @@ def test_a_refused_move_changes_nothing() -> None:
 
 
 def test_a_move_does_not_meet_itself() -> None:
-    limits = ConnectionLimits(total=1, per_client=1, per_network=1)
+    limits = limits_of(total=1, per_client=1, per_network=1)
     limits.enter("192.0.2.1")
     assert limits.move("192.0.2.1", "192.0.2.1") is None
     assert limits.move("192.0.2.1", "192.0.2.2") is None
@@ -97,10 +107,10 @@ def test_a_move_does_not_meet_itself() -> None:
 
 
 def test_lower_limits_let_who_is_there_leave() -> None:
-    limits = ConnectionLimits(total=9, per_client=9, per_network=9)
+    limits = limits_of(total=9, per_client=9, per_network=9)
     for _ in range(3):
         limits.enter("192.0.2.1")
-    limits.change(total=9, per_client=9, per_network=2)
+    limits.settings = limits_of(total=9, per_client=9, per_network=2).settings
     assert limits.enter("192.0.2.9") is Reason.NETWORK_CONNECTIONS
     for _ in range(3):
         limits.leave("192.0.2.1")
@@ -110,7 +120,7 @@ def test_lower_limits_let_who_is_there_leave() -> None:
 @given(st.lists(st.tuples(st.sampled_from(ADDRESSES), st.sampled_from(ADDRESSES)), max_size=40))
 def test_counts_are_those_of_who_is_there(steps: list[tuple[str, str]]) -> None:
     """Enter as the one, move to the other when there is room, and leave: nothing stays counted."""
-    limits = ConnectionLimits(total=20, per_client=2, per_network=3)
+    limits = limits_of(total=20, per_client=2, per_network=3)
     inside: list[str] = []
     for first, then in steps:
         if limits.enter(first) is None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.transport import Deadlines
 from zonerelay.inbound.state import replies
@@ -25,6 +26,11 @@ def nothing(deadlines: Deadlines, now: float) -> None:
 
 
 SOME_MAIL = object()
+
+
+def deadlines_of(*, idle: float, transaction: float, min_rate: int = 0) -> Deadlines:
+    limits = ListenerSettings(idle_timeout=idle, transaction_timeout=transaction, min_data_rate=min_rate)
+    return Deadlines(0.0, limits)
 
 
 def handshake(deadlines: Deadlines, now: float) -> None:
@@ -137,7 +143,7 @@ TABLE: list[tuple[list[tuple[float, Step]], float, Reason, str]] = [
 
 
 def started(steps: list[tuple[float, Step]]) -> Deadlines:
-    deadlines = Deadlines(0, idle=IDLE, transaction=TRANSACTION, min_rate=RATE)
+    deadlines = deadlines_of(idle=IDLE, transaction=TRANSACTION, min_rate=RATE)
     for now, step in steps:
         step(deadlines, now)
     return deadlines
@@ -171,7 +177,7 @@ def test_the_next_look_is_at_the_deadline_or_before(
 
 
 def test_a_handshake_has_its_own_time() -> None:
-    deadlines = Deadlines(0, idle=300, transaction=1800, min_rate=RATE)
+    deadlines = deadlines_of(idle=300, transaction=1800, min_rate=RATE)
     deadlines.began_handshake(7)
     assert deadlines.next_look(7) == 7 + HANDSHAKE
     assert deadlines.late(6.9 + HANDSHAKE) is None
@@ -184,7 +190,7 @@ def test_a_handshake_has_its_own_time() -> None:
 
 
 def test_octets_that_trickle_into_a_handshake_do_not_prolong_it() -> None:
-    deadlines = Deadlines(0, idle=300, transaction=1800)
+    deadlines = deadlines_of(idle=300, transaction=1800)
     deadlines.began_handshake(0)
     for now in range(0, 30, 5):
         deadlines.octets += 1
@@ -193,7 +199,7 @@ def test_octets_that_trickle_into_a_handshake_do_not_prolong_it() -> None:
 
 
 def test_no_minimum_is_any_rate() -> None:
-    deadlines = Deadlines(0, idle=10, transaction=100, min_rate=0)
+    deadlines = deadlines_of(idle=10, transaction=100, min_rate=0)
     body(deadlines, 0)
     for now in range(0, 100, 5):
         octets(0)(deadlines, now)
@@ -208,7 +214,7 @@ def test_nobody_is_late_while_we_do_not_read() -> None:
 
 
 def test_what_begins_while_we_do_not_read_has_its_time_from_when_we_do() -> None:
-    deadlines = Deadlines(0, idle=300, transaction=1800)
+    deadlines = deadlines_of(idle=300, transaction=1800)
     for now, step in ((1, paused), (13, handshake), (20, resumed)):
         step(deadlines, now)
     assert deadlines.next_look(20) == 20 + HANDSHAKE
@@ -241,7 +247,7 @@ def test_a_session_that_looks_when_it_is_told_to_never_finds_a_client_long_late(
 ) -> None:
     """Whatever begins between two looks: nobody is late for longer than it takes to look."""
     idle, transaction = limits
-    deadlines = Deadlines(0, idle=idle, transaction=transaction, min_rate=RATE)
+    deadlines = deadlines_of(idle=idle, transaction=transaction, min_rate=RATE)
     now, look = 0.0, deadlines.next_look(0)
     for step, pause in script:
         until = now + pause
@@ -258,7 +264,7 @@ def test_a_session_that_looks_when_it_is_told_to_never_finds_a_client_long_late(
 
 
 def test_the_next_transaction_has_its_own_time_when_rset_and_mail_come_together() -> None:
-    deadlines = Deadlines(0.0, idle=300.0, transaction=600.0)
+    deadlines = deadlines_of(idle=300.0, transaction=600.0)
     for now in range(0, 6000, 100):
         deadlines.answered(float(now), object())
         assert deadlines.late(now + 99.0) is None

@@ -32,7 +32,7 @@ import urllib.parse
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from zonerelay.message.compose.mime import encoded
+from zonerelay.message.compose.mime import base64_lines, encoded
 from zonerelay.message.header.headers import wrap
 from zonerelay.model.address_list import read_addresses
 from zonerelay.smtp.server.line_ends import MAX_LINE
@@ -490,7 +490,7 @@ class Encoder(_PartWalker):
             # The last CRLF may belong to the delimiter that follows.
             whole = (len(self._held) - len(CRLF)) // _BASE64_LINE * _BASE64_LINE
             written, self._held = self._held[:whole], self._held[whole:]
-            return _base64(written)
+            return base64_lines(written)
         has_end = line.endswith(CRLF)
         text = _quoted_printable(line[:-2] if has_end else line)
         return text + (CRLF if has_end else b"=\r\n")
@@ -516,7 +516,7 @@ class Encoder(_PartWalker):
             return held + CRLF if held else b""
         if encoding != "base64":
             return b""
-        return _base64(held.removesuffix(CRLF) if by_delimiter else held) or CRLF
+        return base64_lines(held.removesuffix(CRLF) if by_delimiter else held) or CRLF
 
 
 def _with_encoding(block: bytes, encoding: bytes, *, only_present: bool = False) -> bytes:
@@ -538,10 +538,3 @@ def _soft_lines(text: bytes) -> bytes:
         lines.append(text[:at])
         text = text[at:]
     return b"=\r\n".join([*lines, text])
-
-
-def _base64(octets: bytes) -> bytes:
-    return b"".join(
-        binascii.b2a_base64(octets[at : at + _BASE64_LINE], newline=False) + CRLF
-        for at in range(0, len(octets), _BASE64_LINE)
-    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from socket import AF_INET6, inet_pton
 
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
@@ -113,23 +114,17 @@ def client_and_network(address: str) -> tuple[Key, Key]:
 
 
 class ConnectionLimits:
-    """Counts the connections of a listener."""
+    """Counts the connections of a listener. Other `settings` apply from now on; open connections stay."""
 
-    def __init__(self, *, total: int, per_client: int, per_network: int) -> None:
-        self.change(total=total, per_client=per_client, per_network=per_network)
+    def __init__(self, settings: ListenerSettings) -> None:
+        self.settings = settings
         self._clients: dict[Key, int] = {}
         self._networks: dict[Key, int] = {}
         self.count = 0
 
-    def change(self, *, total: int, per_client: int, per_network: int) -> None:
-        """Apply other limits from now on; open connections stay."""
-        self._total = total
-        self._per_client = per_client
-        self._per_network = per_network
-
     def enter(self, address: str) -> Reason | None:
         """Count the connection. If a limit is reached, count nothing and return the reason."""
-        if self.count >= self._total:
+        if self.count >= self.settings.max_connections:
             return Reason.CONNECTIONS
         reason = self._add(address) if address else None
         if reason is None:
@@ -156,9 +151,9 @@ class ConnectionLimits:
 
     def _add(self, address: str) -> Reason | None:
         client, network = client_and_network(address)
-        if self._clients.get(client, 0) >= self._per_client:
+        if self._clients.get(client, 0) >= self.settings.max_connections_per_client:
             return Reason.CLIENT_CONNECTIONS
-        if self._networks.get(network, 0) >= self._per_network:
+        if self._networks.get(network, 0) >= self.settings.max_connections_per_network:
             return Reason.NETWORK_CONNECTIONS
         self._count(client, network)
         return None

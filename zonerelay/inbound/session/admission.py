@@ -40,7 +40,7 @@ class Admission(Generic[S]):
         self._is_unix = settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics
-        self._limits = ConnectionLimits(total=0, per_client=0, per_network=0)
+        self._limits = ConnectionLimits(settings)
         self.configure(settings)
         self._empty: asyncio.Future[None] | None = None
         self.sessions: set[S] = set()
@@ -49,11 +49,7 @@ class Admission(Generic[S]):
     def configure(self, settings: ListenerSettings) -> None:
         """Apply these settings to new connections. Open connections stay."""
         self._access = AccessPolicy(settings)
-        self._limits.change(
-            total=settings.max_connections,
-            per_client=settings.max_connections_per_client,
-            per_network=settings.max_connections_per_network,
-        )
+        self._limits.settings = settings
 
     @property
     def count(self) -> int:

@@ -81,17 +81,11 @@ class Session(asyncio.Protocol):
     def __init__(
         self, context: ListenerContext, admission: Admission[Session], loop: asyncio.AbstractEventLoop
     ) -> None:
-        settings = context.settings
         self.loop = loop
         self.context = context
         self._admission = admission
         self.lines = LineReader(MAX_LINE)
-        self.deadlines = Deadlines(
-            loop.time(),
-            idle=settings.idle_timeout,
-            transaction=settings.transaction_timeout,
-            min_rate=settings.min_data_rate,
-        )
+        self.deadlines = Deadlines(loop.time(), context.settings)
         self.phase = SessionPhase.OPENING
         self.intake: Intake | None = None
         self.discarding = 0

@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import HANDSHAKE
 from zonerelay.inbound.state.replies import ServerReply
@@ -34,12 +35,10 @@ from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyR
 
 
 class Deadlines:
-    """The time limits of one client, in event loop time. `min_rate` is in bytes per second."""
+    """The time limits of one client of a listener, in event loop time."""
 
-    def __init__(self, now: float, *, idle: float, transaction: float, min_rate: int = 0) -> None:
-        self._idle = idle
-        self._transaction = transaction
-        self._min_rate = min_rate
+    def __init__(self, now: float, settings: ListenerSettings) -> None:
+        self._settings = settings
         self.heard = now  # when the client last sent body bytes, or began to wait for us
         self.octets = 0  # of the current body; the session adds the received bytes
         self._began: float | None = None  # of the transaction
@@ -134,10 +133,11 @@ class Deadlines:
     def _clocks(self) -> Iterator[tuple[float | None, float, ServerReply]]:
         """Yield when each clock began, if it runs, its limit, and the reply to a client that is late."""
         yield self._handshake, HANDSHAKE, replies.IDLE
-        yield self._began, self._transaction, replies.TRANSACTION_TIME
-        yield self.heard, self._idle, replies.IDLE
-        if self._min_rate:
-            yield self._body, self._idle + self.octets / self._min_rate, replies.DATA_RATE
+        idle, min_rate = self._settings.idle_timeout, self._settings.min_data_rate
+        yield self._began, self._settings.transaction_timeout, replies.TRANSACTION_TIME
+        yield self.heard, idle, replies.IDLE
+        if min_rate:
+            yield self._body, idle + self.octets / min_rate, replies.DATA_RATE
 
 
 LINGER = 10.0  # seconds for a client to read the last reply before the connection is aborted
