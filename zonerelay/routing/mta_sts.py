@@ -14,15 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import json
 import logging
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings, ZoneSettings
@@ -188,8 +189,19 @@ MAX_FILE = 32 * 1024
 """Bytes, enough for `MAX_PATTERNS` names of 253 bytes."""
 DIRECTORY = "mta-sts"
 _SUFFIX = ".json"
-_NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+_NO_POLICY = (OSError, ValueError, RecursionError)
 """The exceptions of reading a file with any content."""
+
+
+class _PolicyFile(msgspec.Struct):
+    """The content of a policy's file."""
+
+    domain: str
+    id: str
+    fetched: float
+    mode: StsMode
+    patterns: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PATTERNS)]
+    max_age: int
 
 
 def policy_directory(settings: Settings) -> Path:
@@ -199,14 +211,6 @@ def policy_directory(settings: Settings) -> Path:
     return settings.spool.path.parent / DIRECTORY
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPolicy:
-    """A policy file that was read."""
-
-    policies: tuple[CachedPolicy, ...]
-    problems: tuple[str, ...] = ()
-
-
 class StsFiles:
     """The files with MTA-STS policies in one directory. If `writable` is false, nothing is changed."""
 
@@ -214,8 +218,10 @@ class StsFiles:
         self._directory = directory
         self._writable = writable
 
-    def load(self, now: float, limit: int) -> LoadedPolicy:
-        """Return the active policies, the latest first. Raise OSError if the directory cannot be read."""
+    def load(self, now: float, limit: int) -> tuple[list[CachedPolicy], list[str]]:
+        """Return the active policies, the latest first, and the problems of others. Raise OSError if the
+        directory cannot be read.
+        """
         found: list[CachedPolicy] = []
         problems: list[str] = []
         for path in self._files():
@@ -231,17 +237,16 @@ class StsFiles:
         found.sort(key=lambda held: held.fetched, reverse=True)
         for held in found[limit:]:
             self.remove(held.domain)
-        return LoadedPolicy(tuple(found[:limit]), tuple(problems))
+        return found[:limit], problems
 
     def save(self, held: CachedPolicy) -> None:
         """Write a policy to disk. Raise OSError."""
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)
-        text = json.dumps(
-            {"domain": held.domain, "id": held.id, "fetched": held.fetched, **asdict(held.policy)}
-        )
-        durable.write(self._path(held.domain), f"{text}\n".encode("ascii"))
+        policy = held.policy
+        file = _PolicyFile(held.domain, held.id, held.fetched, policy.mode, policy.patterns, policy.max_age)
+        durable.write(self._path(held.domain), msgspec.json.encode(file) + b"\n")
 
     def remove(self, domain: str) -> None:
         self._unlink(self._path(domain))
@@ -270,15 +275,12 @@ def _read(path: Path, now: float) -> CachedPolicy:
         data = file.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
         raise ValueError("too large")
-    fields = json.loads(data)
-    if not isinstance(fields, dict):
-        raise TypeError("not a policy")
-    domain, patterns = str(fields["domain"]), [str(each) for each in fields["patterns"]]
-    if path.name != f"{ascii_domain(domain)}{_SUFFIX}" or len(patterns) > MAX_PATTERNS:
+    found = msgspec.json.decode(data, type=_PolicyFile)
+    if path.name != f"{ascii_domain(found.domain)}{_SUFFIX}":
         raise ValueError("not the policy of this domain")
-    policy = StsPolicy(StsMode(fields["mode"]), tuple(patterns), min(int(fields["max_age"]), MAX_LIFE))
+    policy = StsPolicy(found.mode, found.patterns, min(found.max_age, MAX_LIFE))
     # A clock that was ahead must not prolong a policy's life.
-    return CachedPolicy(domain, str(fields["id"]), policy, min(float(fields["fetched"]), now))
+    return CachedPolicy(found.domain, found.id, policy, min(found.fetched, now))
 
 
 HTTPS_PORT = 443
@@ -529,12 +531,12 @@ class StsPolicies:
         if self.files is None:
             return
         try:
-            loaded = await FILES.run(self.files.load, self.clock.now(), MAX_POLICIES)
+            policies, problems = await FILES.run(self.files.load, self.clock.now(), MAX_POLICIES)
         except OSError as error:
-            loaded = LoadedPolicy((), (str(error),))
-        for problem in loaded.problems:
+            policies, problems = [], [str(error)]
+        for problem in problems:
             self.observer.files(problem)
-        self._held.update((held.domain, held) for held in reversed(loaded.policies))
+        self._held.update((held.domain, held) for held in reversed(policies))
 
 
 def _result(found: PolicyLookup, answer: DnsAnswer[str]) -> str:
