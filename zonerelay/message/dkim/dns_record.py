@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zonerelay.message.dkim.private_keys import PrivateKey
@@ -54,51 +54,42 @@ def strings(record: str) -> list[str]:
 
 def judge(texts: Sequence[str], key: PrivateKey) -> RecordFinding:
     """Compare the TXT records at the key's name with the key."""
+    return next(_findings(texts, key), RecordFinding(RecordStatus.OK))
+
+
+def _findings(texts: Sequence[str], key: PrivateKey) -> Iterator[RecordFinding]:
+    """Yield what is wrong with the records. The first finding is enough."""
     if not texts:
-        return RecordFinding(RecordStatus.MISSING, "there is no TXT record; publish it")
+        yield RecordFinding(RecordStatus.MISSING, "there is no TXT record; publish it")
+        return
     if len(texts) > 1:
         detail = f"there are {len(texts)} TXT records, and verifiers use any one of them; remove all but one"
-        return RecordFinding(RecordStatus.SEVERAL, detail)
-    tags = _tags(texts[0])
-    if tags is None:
-        return RecordFinding(RecordStatus.MALFORMED, "is not a tag list such as v=DKIM1; k=rsa; p=…")
-    return _judge(tags, key)
-
-
-def _judge(tags: Mapping[str, str], key: PrivateKey) -> RecordFinding:
+        yield RecordFinding(RecordStatus.SEVERAL, detail)
+    if (tags := _tags(texts[0])) is None:
+        yield RecordFinding(RecordStatus.MALFORMED, "is not a tag list such as v=DKIM1; k=rsa; p=…")
+        return
     kind, ours = tags.get("k", "rsa").lower(), _kind(key)
     version_is_first = next(iter(tags)) == "v" or "v" not in tags
-    public = tags.get("p")
-    # The first true finding is enough.
-    findings = (
-        (
-            tags.get("v", "DKIM1") != "DKIM1" or not version_is_first,
-            RecordFinding(RecordStatus.MALFORMED, "v=DKIM1 must be the first tag, in exactly this form"),
-        ),
-        (public is None, RecordFinding(RecordStatus.MALFORMED, "has no p=, the public key")),
-        (not public, RecordFinding(RecordStatus.REVOKED, "p= is empty: this key has been revoked")),
-        (kind != ours, RecordFinding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")),
-        (
-            _octets(public or "") != key.public,
-            RecordFinding(
-                RecordStatus.MISMATCH,
-                "p= contains another key; publish the public key of this file, or use the file of that key",
-            ),
-        ),
-        (
-            "sha256" not in _list(tags.get("h", "sha256")),
-            RecordFinding(RecordStatus.MALFORMED, "h= does not allow sha256, which the signatures use"),
-        ),
-        (
-            not {"*", "email"} & set(_list(tags.get("s", "*"))),
-            RecordFinding(RecordStatus.MALFORMED, "s= does not allow email"),
-        ),
-        (
-            "y" in _list(tags.get("t", "")),
-            RecordFinding(RecordStatus.TESTING, "t=y tells verifiers to treat mail as unsigned; remove it"),
-        ),
-    )
-    return next((finding for is_so, finding in findings if is_so), RecordFinding(RecordStatus.OK))
+    if tags.get("v", "DKIM1") != "DKIM1" or not version_is_first:
+        exactly = "v=DKIM1 must be the first tag, in exactly this form"
+        yield RecordFinding(RecordStatus.MALFORMED, exactly)
+    if "p" not in tags:
+        yield RecordFinding(RecordStatus.MALFORMED, "has no p=, the public key")
+    if not (public := tags.get("p", "")):
+        yield RecordFinding(RecordStatus.REVOKED, "p= is empty: this key has been revoked")
+    if kind != ours:
+        yield RecordFinding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")
+    if _octets(public) != key.public:
+        remedy = "publish the public key of this file, or use the file of that key"
+        yield RecordFinding(RecordStatus.MISMATCH, f"p= contains another key; {remedy}")
+    if "sha256" not in _list(tags.get("h", "sha256")):
+        unsuitable = "h= does not allow sha256, which the signatures use"
+        yield RecordFinding(RecordStatus.MALFORMED, unsuitable)
+    if not {"*", "email"} & set(_list(tags.get("s", "*"))):
+        yield RecordFinding(RecordStatus.MALFORMED, "s= does not allow email")
+    if "y" in _list(tags.get("t", "")):
+        testing = "t=y tells verifiers to treat mail as unsigned; remove it"
+        yield RecordFinding(RecordStatus.TESTING, testing)
 
 
 def _kind(key: PrivateKey) -> str:
