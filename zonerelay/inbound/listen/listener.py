@@ -53,7 +53,7 @@ class AnyListener(ABC, Generic[S]):
     ) -> None:
         self.settings = settings
         self._context = ListenerContext(
-            **vars(shared),
+            **shared.fields(),
             settings=settings,
             hostname=hostname,
             store=store,
@@ -98,7 +98,7 @@ class AnyListener(ABC, Generic[S]):
         self.settings = settings
         self._context = replace(
             self._context,
-            **vars(shared),
+            **shared.fields(),
             settings=settings,
             consultants=_consultants(settings, shared, self._context.events, policy),
             certificates=certificates,

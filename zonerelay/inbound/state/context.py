@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.auth import Authenticator
@@ -95,6 +95,9 @@ class SharedContext:
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     orders: SuspensionCheck | None = None
     idempotency_window: float = DAY
+
+    def fields(self) -> dict[str, Any]:  # Any: values of every field's type
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
