@@ -25,7 +25,7 @@ from tests.bench.rows import (
     domain,
     sink_address,
 )
-from tests.bench.spools import SpoolStarter, leveldb
+from tests.bench.spools import SPOOLS, SpoolStarter
 from tests.support.meters import ProcessGroup
 from tests.support.opendkim import signing_milter
 from tests.support.ports import LOOPBACK, free_port
@@ -74,7 +74,7 @@ def next_hops(row: Row, sink_port: int) -> dict[str, str]:
 def zonerelay_starter(
     *,
     environment: Mapping[str, str] | None = None,
-    spool: SpoolStarter = leveldb,
+    spool: SpoolStarter = SPOOLS["leveldb"],
     workers: int = 1,
     program: Path = PROGRAM,
 ) -> Starter:

@@ -29,22 +29,13 @@ class SpoolServer:
 SpoolStarter = Callable[[Sequence[str]], AbstractContextManager[SpoolServer]]
 
 
-@contextlib.contextmanager
-def memory(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
-    del launcher  # it runs in the relay
-    yield SpoolServer({"spool": {"backend": "memory"}})
+def in_the_relay(backend: str) -> SpoolStarter:
+    @contextlib.contextmanager
+    def start(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+        del launcher  # there is no other process
+        yield SpoolServer({"spool": {"backend": backend}})
 
-
-@contextlib.contextmanager
-def leveldb(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
-    del launcher  # it runs in the relay
-    yield SpoolServer({"spool": {"backend": "leveldb"}})
-
-
-@contextlib.contextmanager
-def disk(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
-    del launcher  # it runs in the relay
-    yield SpoolServer({"spool": {"backend": "disk"}})
+    return start
 
 
 @contextlib.contextmanager
@@ -72,9 +63,7 @@ def s3(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
 
 
 SPOOLS: dict[str, SpoolStarter] = {
-    "memory": memory,
-    "leveldb": leveldb,
-    "disk": disk,
+    **{name: in_the_relay(name) for name in ("memory", "leveldb", "disk")},
     "redis": redis,
     "postgres": postgres,
     "s3": s3,

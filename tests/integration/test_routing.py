@@ -60,6 +60,7 @@ ZONES: Zones = {
     "by-address.example": {"MX": ["10 first.example", "20 disguised.example"]},
     "disguised.example": {"A": ["127.0.0.1"]},
     "implicit-ours.example": {"A": ["127.0.0.1"]},
+    "denied-ours.example": {"A": ["127.0.0.1"]},
     "many.example": {"MX": [f"{n} mx{n}.many.example" for n in range(MAX_RECORDS + 50)]},
     "xn--bcher-kva.example": {"MX": ["10 mx.example.com"]},
     "mailhog": {"A": ["192.0.2.7"]},
@@ -142,20 +143,21 @@ async def test_equal_preferences_come_in_another_order_each_time() -> None:
         assert len({route.destination for route in routes}) == 1
 
 
-async def test_no_mx_at_all_means_that_the_address_is_the_mx() -> None:
+@pytest.mark.parametrize(
+    ("domain", "hosts"),
+    [
+        ("only-a.example", ["only-a.example"]),  # without MX the address is the MX
+        ("only-aaaa.example", ["only-aaaa.example"]),
+        ("alias.example", ["mx.example.com", "backup.example.com"]),
+        ("bücher.example", ["mx.example.com"]),
+        ("half-literal.example", ["mx.example.com"]),  # beside a host that cannot be used
+        ("null-and-more.example", ["mx.example.com"]),
+        ("ours.example", ["first.example"]),  # hosts not better than ourselves are cut
+    ],
+)
+async def test_a_domain_leads_to_its_hosts(domain: str, hosts: list[str]) -> None:
     async with bed() as it:
-        assert await it.hosts("only-a.example") == ["only-a.example"]
-        assert await it.hosts("only-aaaa.example") == ["only-aaaa.example"]
-
-
-async def test_an_alias_leads_to_the_mx_of_its_target() -> None:
-    async with bed() as it:
-        assert await it.hosts("alias.example") == ["mx.example.com", "backup.example.com"]
-
-
-async def test_an_internationalized_domain_is_asked_for_in_ascii() -> None:
-    async with bed() as it:
-        assert await it.hosts("bücher.example") == ["mx.example.com"]
+        assert await it.hosts(domain) == hosts
 
 
 @pytest.mark.parametrize(
@@ -166,32 +168,40 @@ async def test_an_internationalized_domain_is_asked_for_in_ascii() -> None:
         ("null.example", "556 5.1.10"),
         ("ours-first.example", "554 5.4.6"),
         ("implicit-ours.example", "554 5.4.6"),
+        ("denied-ours.example", "554 5.4.6"),
         ("[127.0.0.1]", "554 5.4.6"),
         ("a..b", "550 5.1.2"),
         ("[192.0.2.256]", "550 5.1.3"),
     ],
 )
 async def test_what_the_domain_itself_settles_bounces(domain: str, reply: str) -> None:
-    async with bed() as it:
+    async with bed({("denied-ours.example", "MX"): NXDOMAIN}) as it:
         outcome = await it.no(domain)
         assert outcome.verdict is Verdict.BOUNCED
         assert str(outcome.reply).startswith(reply)
         assert outcome.scope is Scope.DOMAIN
 
 
-@pytest.mark.parametrize("trouble", [SERVFAIL, REFUSED, SILENCE, GARBAGE, WRONG_ID], ids=lambda t: t.value)
-async def test_a_name_server_in_trouble_never_bounces_mail(trouble: object) -> None:
-    async with bed({"example.com": trouble}, timeout=0.2) as it:  # type: ignore[dict-item]  # parametrized
-        outcome = await it.no("example.com")
-        assert (outcome.verdict, outcome.reply.code, outcome.reply.detail) == (Verdict.DEFERRED, 451, "4.3")
+NEVER: list[tuple[str, InjectedFaults]] = [
+    *(("example.com", {"example.com": each}) for each in (SERVFAIL, REFUSED, SILENCE, GARBAGE, WRONG_ID)),
+    ("empty.example", {("empty.example", "A"): SERVFAIL}),
+    ("literal.example", {}),
+    ("circle.example", {}),
+]
 
 
-async def test_no_mx_and_an_address_that_cannot_be_asked_for_never_bounces_mail() -> None:
-    async with bed({("empty.example", "A"): SERVFAIL}) as it:
-        assert (await it.no("empty.example")).verdict is Verdict.DEFERRED
+@pytest.mark.parametrize(("domain", "faults"), NEVER, ids=str)
+async def test_a_name_server_in_trouble_and_records_without_sense_never_bounce_mail(
+    domain: str, faults: InjectedFaults
+) -> None:
+    async with bed(faults, timeout=0.2) as it:
+        outcome = await it.no(domain)
+        assert (outcome.verdict, outcome.reply.code) == (Verdict.DEFERRED, 451)
+        if "example.com" in faults:
+            assert outcome.reply.detail == "4.3"
 
 
-@pytest.mark.parametrize("domain", ["only-a.example", "only-aaaa.example"])
+@pytest.mark.parametrize("domain", ["only-a.example", "only-aaaa.example", "cdn.example"])
 async def test_a_denied_mx_of_a_name_with_an_address_is_no_mx(domain: str) -> None:
     """A broken server says NXDOMAIN of every type that it does not know (haraka/Haraka#2310)."""
     async with bed({(domain, "MX"): NXDOMAIN}) as it:
@@ -204,16 +214,6 @@ async def test_the_hosts_file_counts_for_a_next_hop_that_dns_denies_but_not_for_
     async with bed() as it:
         assert await it.hosts("", ZoneSettings(next_hop="known:587")) == ["known"]
         assert (await it.no("known")).verdict is Verdict.BOUNCED
-
-
-async def test_a_denied_mx_and_an_alias_to_an_address_are_no_mx() -> None:
-    async with bed({("cdn.example", "MX"): NXDOMAIN}) as it:
-        assert await it.hosts("cdn.example") == ["cdn.example"]
-
-
-async def test_a_denied_mx_and_our_own_address_are_a_loop() -> None:
-    async with bed({("implicit-ours.example", "MX"): NXDOMAIN}) as it:
-        assert str((await it.no("implicit-ours.example")).reply).startswith("554 5.4.6")
 
 
 @pytest.mark.parametrize("trouble", [None, SERVFAIL, REFUSED, SILENCE, GARBAGE], ids=str)
@@ -246,18 +246,6 @@ async def test_no_name_server_at_all_never_bounces_mail() -> None:
         resolver = Resolver(settings, it.clock, hosts=Hosts({}))
         assert (await resolver.mx("example.com")).status is DnsStatus.TIMEOUT
         await resolver.close()
-
-
-@pytest.mark.parametrize("domain", ["literal.example", "circle.example"])
-async def test_records_that_make_no_sense_never_bounce_mail(domain: str) -> None:
-    async with bed() as it:
-        assert (await it.no(domain)).verdict is Verdict.DEFERRED
-
-
-async def test_usable_hosts_are_used_beside_unusable_ones() -> None:
-    async with bed() as it:
-        assert await it.hosts("half-literal.example") == ["mx.example.com"]
-        assert await it.hosts("null-and-more.example") == ["mx.example.com"]
 
 
 async def test_a_truncated_answer_is_asked_for_again_over_tcp() -> None:
@@ -299,11 +287,6 @@ async def test_the_number_of_records_is_bounded_and_the_best_are_kept() -> None:
 
 
 # ---- ourselves ----------------------------------------------------------------------------------
-
-
-async def test_hosts_not_better_than_ourselves_are_cut() -> None:
-    async with bed() as it:
-        assert await it.hosts("ours.example") == ["first.example"]
 
 
 async def test_we_are_recognised_by_address_where_we_listen_on_the_port() -> None:

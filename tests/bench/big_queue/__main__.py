@@ -20,7 +20,7 @@ from statistics import median
 import uvloop
 
 from tests.bench.big_queue.crowd import STANDARD, Crowd, fill
-from tests.bench.big_queue.injection import probe, waits
+from tests.bench.big_queue.probe import probe, waits
 from tests.bench.big_queue.scene import MB, SENDERS, Scene, Watch, other_mail, scene, watched
 from tests.support.process import PROGRAM, RelayProcess
 
