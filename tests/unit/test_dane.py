@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.support.certificates import DAY, NOW, Made, make
-from zonerelay.delivery.tls.dane import MAX_RECORDS, UntrustedCertificateError, usable, verify
+from zonerelay.delivery.peer import UntrustedCertificateError
+from zonerelay.delivery.tls.dane import MAX_RECORDS, usable, verify
 from zonerelay.routing.dns.answers import TlsaRecord
 
 NAMES = ("mx.example.com", "example.com")

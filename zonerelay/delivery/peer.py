@@ -182,6 +182,10 @@ class SourceFailure(HostFailure):
         self.reason = reason
 
 
+class UntrustedCertificateError(Exception):
+    """The handshake succeeded, but not with the required certificate. The message says why."""
+
+
 def display_address(ip: str, port: int) -> str:
     """Return `ip:port`, with brackets around IPv6."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

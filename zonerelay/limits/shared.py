@@ -77,8 +77,7 @@ class SharedAuthority:
 
     def __init__(self, store: RecordStore, owner: str, *, lease: float = LEASE) -> None:
         self.name = store.name
-        self.lease: float | None = lease
-        self._lease = lease
+        self.lease = lease
         self._store = store
         self._owner = owner
         self._zones: dict[str, int] = {}
@@ -101,9 +100,9 @@ class SharedAuthority:
         for _ in range(MAX_TRIES):
             record = await self._store.read(zone)
             limits = self._read(record)
-            answer, news = limits.exchange(self._owner, request, record.now, until=record.now + self._lease)
+            answer, news = limits.exchange(self._owner, request, record.now, until=record.now + self.lease)
             notices = [f"{owner} {zone}" for owner in sorted(news)]
-            ttl = max(2 * self._lease, limits.binds_until - record.now)
+            ttl = max(2 * self.lease, limits.binds_until - record.now)
             data = None if limits.is_empty else limits.encode()
             if (data is None and record.data is None) or await self._store.replace(
                 zone, record, data, ttl=ttl, notices=notices

@@ -25,7 +25,7 @@ import msgspec
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest
 from zonerelay.process.sockets import bound_path
-from zonerelay.process.tasks import cancel_all
+from zonerelay.process.tasks import Tasks, cancel_all
 
 MAX_FRAME = 16 * 1024 * 1024
 """Bytes. The largest frames declare everything: a hundred bytes for each destination that has slots."""
@@ -94,27 +94,25 @@ class LimitServer:
         self._table = table
         self._server: asyncio.Server | None = None
         self._workers: dict[str, asyncio.StreamWriter] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def start(self) -> None:
         """Start the server. Raise OSError if another server answers at the path, or the socket cannot be
         created.
         """
         listener = bound_path(self._path, _SOCKET_MODE)
-        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+        self._server = await asyncio.start_unix_server(
+            lambda reader, writer: self._tasks.start(self._serve(reader, writer)), sock=listener
+        )
 
     async def close(self) -> None:
         """Close all connections. The workers continue with the slots they hold."""
         if self._server is not None:
             self._server.close()
-        await cancel_all(*self._tasks)
+        await self._tasks.cancel()
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         try:
             with contextlib.suppress(AuthorityError, asyncio.CancelledError):
                 await self._converse(reader, writer)

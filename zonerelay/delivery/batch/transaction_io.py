@@ -15,7 +15,7 @@ from __future__ import annotations
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import (
     ClientProtocol,
-    ProtocolError,
+    ConnectionLostError,
     ReplyTimeoutError,
 )
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, close_pieces
@@ -125,10 +125,9 @@ async def run_transaction(
         protocol.abort()
         transaction.abandon(unreadable(error))
     except ReplyTimeoutError:
-        text = f"timed out waiting during {transaction.phase}"
-        transaction.lost(Reply(451, ReplyTimeoutError.detail, text))
-    except ProtocolError:
-        transaction.lost(Reply(451, ProtocolError.detail, f"connection lost during {transaction.phase}"))
+        transaction.lost(Reply(451, "4.2", f"timed out waiting during {transaction.phase}"))
+    except ConnectionLostError:
+        transaction.lost(Reply(451, "4.2", f"connection lost during {transaction.phase}"))
     except PeerError as error:
         transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase})"))
 

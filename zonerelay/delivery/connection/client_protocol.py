@@ -21,20 +21,12 @@ WRITE_LIMIT = 256 * 1024
 """Bytes queued in this process before the writer waits."""
 
 
-class ProtocolError(Exception):
-    """The peer violated the protocol, and the connection cannot be used any more. `detail` is the RFC 3463
-    subject and detail.
-    """
-
-    detail = "4.2"
-
-
-class ConnectionLostError(ProtocolError):
+class ConnectionLostError(Exception):
     """The connection is lost."""
 
 
-class ReplyTimeoutError(ProtocolError):
-    """The reply was not received before its deadline."""
+class ReplyTimeoutError(Exception):
+    """The reply was not received before its deadline, and the connection cannot be used any more."""
 
 
 class ClientProtocol(asyncio.Protocol):

@@ -32,10 +32,17 @@ from aiosmtplib.protocol import SMTPProtocol
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
-from zonerelay.delivery.peer import HostFailure, PoolKey, Terms, display_address, open_socket
+from zonerelay.delivery.peer import (
+    HostFailure,
+    PoolKey,
+    Terms,
+    UntrustedCertificateError,
+    display_address,
+    open_socket,
+)
 from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements
 from zonerelay.delivery.tls.resumption import ResumingContext
-from zonerelay.delivery.tls.verify import ENCRYPTED, PeerVerification, WrongPeerError, handshake_words, prove
+from zonerelay.delivery.tls.verify import ENCRYPTED, PeerVerification, handshake_words, prove
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationKey, MxHost, SiteKey
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
@@ -441,7 +448,7 @@ class _Greeter:
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
             self.proof = prove(self.plan, tls, now=self.tls.now())
-        except WrongPeerError as error:
+        except UntrustedCertificateError as error:
             raise self._tls_failure(f"{self.who}: {error}") from error
         worth = self.proof.security
         self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()

@@ -2,8 +2,8 @@
 
 OpenSSL checks signatures, dates and the right to sign; the authority need not be self-signed (PARTIAL_CHAIN).
 The `ssl` module cannot do this, because it verifies during the handshake, against one store for all
-connections. Import this module only when it is needed: cryptography and pyOpenSSL take 9 MB. ChainError is
-raised with a message for an operator.
+connections. Import this module only when it is needed: cryptography and pyOpenSSL take 9 MB.
+UntrustedCertificateError is raised with a message for an operator.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from OpenSSL import crypto
 
+from zonerelay.delivery.peer import UntrustedCertificateError
+
 _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with another key
 
@@ -27,15 +29,11 @@ _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
-class ChainError(Exception):
-    """The chain is not valid. The message says where."""
-
-
 def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
     """Check that one of `anchors` has signed the first certificate, through the others, and that all dates
     are valid.
 
-    `chain` and `anchors` are DER; `now` is Unix time. Raise ChainError.
+    `chain` and `anchors` are DER; `now` is Unix time. Raise UntrustedCertificateError.
     """
     store = crypto.X509Store()
     store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
@@ -47,11 +45,11 @@ def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> N
         leaf, *others = [crypto.load_certificate(crypto.FILETYPE_ASN1, der) for der in chain]
         crypto.X509StoreContext(store, leaf, others).verify_certificate()
     except crypto.X509StoreContextError as error:
-        raise ChainError(_words(error)) from error
+        raise UntrustedCertificateError(_words(error)) from error
     except (crypto.Error, ValueError) as error:
-        raise ChainError("the server's certificate chain cannot be read") from error
+        raise UntrustedCertificateError("the server's certificate chain cannot be read") from error
     if not _is_for_servers(chain[0]):
-        raise ChainError("its certificate is not for servers (extended key usage)")
+        raise UntrustedCertificateError("its certificate is not for servers (extended key usage)")
 
 
 def _is_for_servers(der: bytes) -> bool:
@@ -66,7 +64,9 @@ def _is_for_servers(der: bytes) -> bool:
 
 
 def names(der: bytes) -> tuple[str, ...]:
-    """Return the DNS names, or the common name if there are none (RFC 7672 3.2.3). Raise ChainError."""
+    """Return the DNS names, or the common name if there are none (RFC 7672 3.2.3). Raise
+    UntrustedCertificateError.
+    """
     try:
         certificate = x509.load_der_x509_certificate(der)
         try:
@@ -78,7 +78,7 @@ def names(der: bytes) -> tuple[str, ...]:
             common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
             found = [each.value for each in common if isinstance(each.value, str)]
     except _UNREADABLE as error:
-        raise ChainError("the names in the server's certificate cannot be read") from error
+        raise UntrustedCertificateError("the names in the server's certificate cannot be read") from error
     return tuple(name.lower().rstrip(".") for name in found)
 
 

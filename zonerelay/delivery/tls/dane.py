@@ -18,6 +18,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from zonerelay.delivery.peer import UntrustedCertificateError
 from zonerelay.routing.dns.answers import TlsaRecord
 
 # Reads a certificate's public key and fingerprint, and matches its names.
@@ -139,10 +140,6 @@ _FULL, _SHA256, _SHA512 = 0, 1, 2
 _DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
 
 
-class UntrustedCertificateError(Exception):
-    """The server's certificate does not match the TLSA records. The message says why."""
-
-
 def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
     """Return the records that can be compared with a certificate, in order."""
     sound = [record for record in records if _is_usable(record)]
@@ -188,11 +185,8 @@ def _verify_by_authority(
             "the server did not present the certificate of the authority in the TLSA records "
             f"({_shown(records)})"
         )
-    try:
-        chains.verify(chain, list(dict.fromkeys(anchors)), now=now)
-        presented = chains.names(chain[0])
-    except chains.ChainError as error:
-        raise UntrustedCertificateError(str(error)) from error
+    chains.verify(chain, list(dict.fromkeys(anchors)), now=now)
+    presented = chains.names(chain[0])
     fitting = matching_name(names, presented)
     if fitting is None:
         raise UntrustedCertificateError(

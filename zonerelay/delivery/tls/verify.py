@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from typing import Any, NamedTuple
 
+from zonerelay.delivery.peer import UntrustedCertificateError
 from zonerelay.delivery.tls import dane
 from zonerelay.delivery.tls.dane import fingerprint, matching_name, names_in, shown_names
 from zonerelay.delivery.tls.plan import MTA_STS, TlsRequirements
@@ -32,23 +33,16 @@ class PeerVerification(NamedTuple):
     only_for: str = ""
 
 
-class WrongPeerError(Exception):
-    """The handshake succeeded, but with a certificate other than the expected one."""
-
-
 def prove(plan: TlsRequirements, tls: ssl.SSLObject, *, now: float) -> PeerVerification:
-    """Return the security of the connection. Raise WrongPeerError."""
+    """Return the security of the connection. Raise UntrustedCertificateError."""
     if tls.session_reused and not plan.may_resume:
-        raise WrongPeerError("it resumed a session, so its present certificate is unknown")
+        raise UntrustedCertificateError("it resumed a session, so its present certificate is unknown")
     if plan.verify:
         _check_names(plan, tls)
     if plan.certificates:
         _check_fingerprint(plan, tls)
     if plan.tlsa:
-        try:
-            name = dane.verify(peer_chain(tls), plan.tlsa, plan.tlsa_names, now=now)
-        except dane.UntrustedCertificateError as error:
-            raise WrongPeerError(str(error)) from error
+        name = dane.verify(peer_chain(tls), plan.tlsa, plan.tlsa_names, now=now)
         return PeerVerification("dane", name if name and name == plan.next_hop else "")
     if plan.verify or plan.certificates:
         return PeerVerification("mta-sts" if plan.level == MTA_STS else "verified")
@@ -89,15 +83,15 @@ def _check_names(plan: TlsRequirements, tls: ssl.SSLObject) -> None:
     names = names_in(tls.getpeercert() or {})
     if matching_name(plan.names, names) is None:
         wanted = " or ".join(plan.names)
-        raise WrongPeerError(f"its certificate is for {shown_names(names)}, not for {wanted}")
+        raise UntrustedCertificateError(f"its certificate is for {shown_names(names)}, not for {wanted}")
 
 
 def _check_fingerprint(plan: TlsRequirements, tls: ssl.SSLObject) -> None:
     shown = tls.getpeercert(binary_form=True)
     if not shown:
-        raise WrongPeerError("the server presented no certificate")
+        raise UntrustedCertificateError("the server presented no certificate")
     if fingerprint(shown) not in plan.certificates:
-        raise WrongPeerError(
+        raise UntrustedCertificateError(
             f"its certificate is not one of the expected ones; its fingerprint is {fingerprint(shown)}"
         )
 

@@ -140,7 +140,7 @@ class Zones:
         if named:
             return self._named(named, envelope, headers, size)
         if not self._rules:
-            return _default
+            return _always(_NOTHING_TO_CHOOSE)
         origin = envelope.origin
         mail = RoutedMail(
             sender=envelope.sender,
@@ -238,10 +238,6 @@ def _asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
         "recipient_domain": recipient,
         "recipient": recipient,
     }
-
-
-def _default(recipient: str) -> ZoneChoice:
-    return _NOTHING_TO_CHOOSE
 
 
 def _always(choice: ZoneChoice) -> ZoneOf:
