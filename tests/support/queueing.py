@@ -23,6 +23,7 @@ from zonerelay.model.queue_name import Priority, QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
+from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest
@@ -264,12 +265,17 @@ class Relay:
         bounce = bounce or BounceSettings()
         self.settler = Settler(
             store=self.store,
-            ids=self.ids,
-            choose_zone=self._choose_zone,
+            dsn_maker=DsnMaker(
+                store=self.store,
+                ids=self.ids,
+                choose_zone=self._choose_zone,
+                hostname="relay.example.org",
+                events=self.events,
+                clock=self.clock,
+            ),
             retry=retries.build(retry, bounce, zones, random=random, events=self.events),
             zones=zones,
             bounce=bounce,
-            hostname="relay.example.org",
             events=self.events,
             clock=self.clock,
             callbacks=SettlerCallbacks(postponed=lambda queue, when: self.scheduler.postponed(queue, when)),

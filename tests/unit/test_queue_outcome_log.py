@@ -37,7 +37,7 @@ class Bench:
         deliveries = deliveries_of(message)
         self.store.add(message, [b""], deliveries)
         then = then or (lambda: self.done.append(name))
-        entry = AtomicWrite([Finish(delivery) for delivery in deliveries], then, lazy=lazy)
+        entry = AtomicWrite([Finish(each) for each in deliveries], len(deliveries), then, lazy=lazy)
         self.journal.reserve(count)
         self.journal.put(entry)
         return entry
@@ -103,7 +103,7 @@ async def test_a_write_that_waits_for_the_store_goes_by_a_clock_that_was_set_bac
     ahead = bench.clock.now() + 3600.0
     deferred = finish.delivery.deferred(ahead + 60.0, Attempt(ahead, Reply(451, "4.4.1", "no answer")))
     bench.journal.reserve(1)
-    bench.journal.put(AtomicWrite([Postpone(deferred)]))
+    bench.journal.put(AtomicWrite([Postpone(deferred)], 1))
     while bench.journal.has_room:
         await asyncio.sleep(0)
     bench.store.refuses = False

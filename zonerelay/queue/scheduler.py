@@ -109,20 +109,16 @@ class Scheduler:
         self._parts = replace(self._parts, retry=retry)
         wanted = {zone.name: zone for zone in zones} | self._provided
         for name in (*wanted, *(self._zones.keys() - wanted.keys())):
-            wanted_settings = wanted.get(name) or self._implied(name)
-            is_served = wanted_settings is not None
-            old = self._zones.get(name)
-            if (
-                old is not None
-                and old.is_served is is_served
-                and self._is_in_force(old, wanted_settings, other_routes)
-            ):
+            settings = wanted.get(name) or self._implied(name)
+            is_served, old = settings is not None, self._zones.get(name)
+            if old and old.is_served is is_served and self._is_in_force(old, settings, other_routes):
                 continue
             if not is_served:
                 self._tell_missing(name)
-            self._renew(old, wanted_settings or ZoneSettings(name=name), is_served=is_served)
+            self._renew(settings or ZoneSettings(name=name), is_served=is_served)
 
-    def _renew(self, old: Zone | None, settings: ZoneSettings, *, is_served: bool) -> None:
+    def _renew(self, settings: ZoneSettings, *, is_served: bool = True) -> None:
+        old = self._zones.get(settings.name)
         new = self._zones[settings.name] = self._make(settings, is_served=is_served)
         if old is not None:
             for priority in old.plan.windows:
@@ -135,7 +131,7 @@ class Scheduler:
         orders = self._parts.orders
         for zone in list(self._zones.values()) if orders is not None else ():
             if orders is not None and zone.gate != orders.table.gate(zone.settings):
-                self._renew(zone, zone.settings, is_served=zone.is_served)
+                self._renew(zone.settings, is_served=zone.is_served)
 
     def _is_in_force(self, zone: Zone, settings: ZoneSettings | None, other_routes: bool) -> bool:
         if settings is None:
@@ -148,11 +144,8 @@ class Scheduler:
         """Serve a zone that the configuration does not name, with these settings."""
         self._provided[settings.name] = settings
         old = self._zones.get(settings.name)
-        if old is not None and old.is_served and old.settings == settings:
-            return
-        self._zones[settings.name] = self._make(settings)
-        if old is not None:
-            self._retire(old)
+        if old is None or not old.is_served or old.settings != settings:
+            self._renew(settings)
 
     def dismiss(self, name: str) -> bool:
         """Forget a provided zone. Return false while some of its mail waits or is attempted."""
@@ -204,9 +197,7 @@ class Scheduler:
         queue.
         """
         if self._running:
-            zone = self.zone(queue.zone)
-            zone.plan.window(queue.priority)
-            zone.wake()
+            self.zone(queue.zone).wake(queue.priority)
 
     def granted(self, name: str) -> None:
         """Note that the limits shared with other workers may allow the zone more."""

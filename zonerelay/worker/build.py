@@ -53,6 +53,7 @@ from zonerelay.queue.operator.journal import DIRECTORY, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.mta_sts import HTTPS_PORT
@@ -237,12 +238,17 @@ async def _assemble(
     leaps = ClockLeaps(home / f"clock-{name_of(identity.index)}.json", clock)
     settler = Settler(
         store=store,
-        ids=ids,
-        choose_zone=zones.choose,
+        dsn_maker=DsnMaker(
+            store=store,
+            ids=ids,
+            choose_zone=zones.choose,
+            hostname=context.hostname,
+            events=events,
+            clock=clock,
+        ),
         retry=retry_of(settings, settings.outbox, context),
         zones=settings.zone,
         bounce=settings.bounce,
-        hostname=context.hostname,
         events=events,
         clock=clock,
         callbacks=SettlerCallbacks(
@@ -251,7 +257,7 @@ async def _assemble(
             paused=lambda delivery, message, where: (
                 orders.paused(delivery, message, where) + leaps.skipped(delivery.created)
             ),
-            keep=lambda message, some, where: orders.keep_unattempted(message, some, where),
+            keep=lambda message, some, where: orders.keep(message, some, "", where, reserved=True),
             refused_stranger=lambda recipient, reply, now: listeners.refused_stranger(recipient, reply, now),
         ),
     )

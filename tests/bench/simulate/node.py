@@ -21,6 +21,7 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
+from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.destinations.route import DestinationLimits
@@ -79,12 +80,17 @@ class Node:
         )
         self.settler = Settler(
             store=self.store,
-            ids=self.ids,
-            choose_zone=_choose_zone,
+            dsn_maker=DsnMaker(
+                store=self.store,
+                ids=self.ids,
+                choose_zone=_choose_zone,
+                hostname="relay.example.org",
+                events=events,
+                clock=clock,
+            ),
             retry=retries.build(self._retry, self._bounce, [zone], random=self._random, events=events),
             zones=[zone],
             bounce=self._bounce,
-            hostname="relay.example.org",
             events=events,
             clock=clock,
             callbacks=SettlerCallbacks(postponed=lambda queue, when: self.scheduler.postponed(queue, when)),

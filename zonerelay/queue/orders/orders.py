@@ -149,7 +149,7 @@ def _subject(delivery: Delivery, message: Message | None, destination: str, labe
 class Orders:
     """Manages the suspensions and hold rules of a worker. `changed` is called when the set of active orders
     changes. `release` releases what ended orders have held and returns the number of deliveries; it raises
-    StoreError. The settler calls `paused` and `keep_unattempted`.
+    StoreError. The settler calls `paused` and `keep`.
     """
 
     home: InitVar[Path]
@@ -303,14 +303,6 @@ class Orders:
         mail = _subject(delivery, message, delivery.domain, destination)
         return self.table.paused(mail, delivery.created, self.clock.now())
 
-    def keep_unattempted(
-        self, message: Message, deliveries: Sequence[Delivery], destination: str
-    ) -> Sequence[Delivery]:
-        """Keep suspended deliveries without an attempt, like `keep`."""
-        if not self.table.orders:
-            return deliveries
-        return self.keep(message, deliveries, "", destination, reserved=True)
-
     def keep(
         self,
         message: Message,
@@ -323,6 +315,8 @@ class Orders:
         """Hold the deliveries of a message to which orders apply, and return the others. `name` and `label`
         are those of the destination. `reserved` has the same meaning as in `Settler.hold`.
         """
+        if not self.table.orders:
+            return tuple(deliveries)
         left: list[Delivery] = []
         by_order: dict[Order, list[Delivery]] = {}
         for each in deliveries:

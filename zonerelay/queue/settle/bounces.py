@@ -9,10 +9,10 @@ made without it. `ReportError` means that no report can be made at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
-from zonerelay.config.settings import BounceSettings
+from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
@@ -44,13 +44,14 @@ class DsnMaker:
     store: QueueStore
     ids: MessageIdSource
     choose_zone: ChooseZone
-    bounce: BounceSettings
     hostname: str
     events: Events
     clock: Clock
 
-    def __post_init__(self) -> None:
-        self.zone_sizes: Mapping[str, int] = {}  # the maximum message size of each zone that has one
+    def configure(self, bounce: BounceSettings, zones: Sequence[ZoneSettings]) -> None:
+        """Apply these settings from now on."""
+        self.bounce = bounce
+        self._zone_sizes = {zone.name: zone.max_message_size for zone in zones if zone.max_message_size}
 
     async def report(
         self,
@@ -97,7 +98,7 @@ class DsnMaker:
 
     def _is_too_large(self, submit: OwnMessage) -> bool:
         size = submit.message.size
-        return any(size > self.zone_sizes.get(each.zone, size) for each in submit.deliveries)
+        return any(size > self._zone_sizes.get(each.zone, size) for each in submit.deliveries)
 
     def _submit(
         self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float, *, require_tls: bool

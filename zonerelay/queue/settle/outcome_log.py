@@ -43,23 +43,17 @@ RETRY_LONGEST = 30.0
 
 @dataclass(slots=True, eq=False)
 class AtomicWrite:
-    """Changes that are written atomically. A `lazy` write may wait for others, because no caller waits for
-    it. Of a lazy write, `submits` changes are not changes of deliveries.
+    """Changes that are written atomically, `count` of them of deliveries. A `lazy` write may wait for others,
+    because no caller waits for it.
     """
 
     changes: Sequence[Change]
+    count: int
     then: Callable[[], None] | None = None
     lazy: bool = False
-    submits: int = 0
 
     def delivery_keys(self) -> list[DeliveryKey]:
         return [change.delivery.key for change in self.changes if not isinstance(change, OwnMessage)]
-
-    def count(self) -> int:
-        """Return the number of deliveries that are changed."""
-        if self.lazy:
-            return len(self.changes) - self.submits
-        return sum(1 for change in self.changes if not isinstance(change, OwnMessage))
 
 
 class OutcomeLog:
@@ -175,7 +169,7 @@ class OutcomeLog:
 
     def _settled(self, entry: AtomicWrite) -> None:
         self._entries.discard(entry)
-        self.reserve(-entry.count())
+        self.reserve(-entry.count)
         if entry.then is None:
             return
         try:

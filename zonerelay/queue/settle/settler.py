@@ -28,7 +28,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Reply
@@ -45,7 +45,6 @@ from zonerelay.queue.settle.disposition import (
 )
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
-from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueStore
 from zonerelay.telemetry.events.events import Events
 
@@ -151,12 +150,10 @@ class Settler:
         self,
         *,
         store: QueueStore,
-        ids: MessageIdSource,
-        choose_zone: ChooseZone,
+        dsn_maker: DsnMaker,
         retry: RetryPolicy,
         zones: Sequence[ZoneSettings],
         bounce: BounceSettings,
-        hostname: str,
         events: Events,
         clock: Clock,
         callbacks: SettlerCallbacks = SettlerCallbacks(),
@@ -165,15 +162,7 @@ class Settler:
         self._store = store
         self._events = events
         self._clock = clock
-        self._dsn_maker = DsnMaker(
-            store=store,
-            ids=ids,
-            choose_zone=choose_zone,
-            bounce=bounce,
-            hostname=hostname,
-            events=events,
-            clock=clock,
-        )
+        self._dsn_maker = dsn_maker
         self.configure(zones=zones, retry=retry, bounce=bounce)
         self._slices = Slices(clock.monotonic)
         self.outcome_log = OutcomeLog(store, events, self._slices, clock)
@@ -184,10 +173,7 @@ class Settler:
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
         """Apply these settings from now on."""
         self._policy = DispositionPolicy(retry, bounce, zones)
-        self._dsn_maker.bounce = bounce
-        self._dsn_maker.zone_sizes = {
-            zone.name: zone.max_message_size for zone in zones if zone.max_message_size
-        }
+        self._dsn_maker.configure(bounce, zones)
 
     # For the scheduler and for operators
 
@@ -244,12 +230,10 @@ class Settler:
         if simple:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
-            write = AtomicWrite(changes, None, True)
             if (reporter := self._callbacks.reporter()) is not None:
                 reported = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
                 changes += self._companions(reporter, message, reported, destination, seconds)
-                write.submits = len(changes) - len(deliveries)
-            self.outcome_log.put(write)
+            self.outcome_log.put(AtomicWrite(changes, len(deliveries), lazy=True))
             return
         parcel = _PendingOutcomes(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
@@ -272,9 +256,9 @@ class Settler:
 
     def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
         """Write changes that are not outcomes in one atomic write, which is retried until it succeeds."""
-        submits = sum(1 for change in changes if isinstance(change, OwnMessage))
-        self.outcome_log.reserve(len(changes) - submits)
-        self.outcome_log.put(AtomicWrite(changes, then, lazy=True, submits=submits))
+        count = sum(not isinstance(change, OwnMessage) for change in changes)
+        self.outcome_log.reserve(count)
+        self.outcome_log.put(AtomicWrite(changes, count, then, lazy=True))
 
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
@@ -301,7 +285,7 @@ class Settler:
 
         if not reserved:
             self.outcome_log.reserve(len(changes))
-        self.outcome_log.put(AtomicWrite(changes, durable))
+        self.outcome_log.put(AtomicWrite(changes, len(changes), durable))
 
     def _start(
         self, parcel: _PendingOutcomes | UnattemptedDeliveries, work: Coroutine[object, object, None]
@@ -461,7 +445,7 @@ class Settler:
                 self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
 
-        self.outcome_log.put(AtomicWrite([*changes, *submits], then))
+        self.outcome_log.put(AtomicWrite([*changes, *submits], len(dispositions), then))
 
     def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
         failed = (

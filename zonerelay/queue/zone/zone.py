@@ -217,8 +217,10 @@ class Zone:
         self.plan.window(priority).look(due=False)
         self._claim()
 
-    def wake(self) -> None:
-        """Search for new, due and released deliveries."""
+    def wake(self, *priorities: Priority) -> None:
+        """Search for new, due and released deliveries, also of these priorities."""
+        for priority in priorities:
+            self.plan.window(priority)
         self._look_everywhere()
         self._claim()
 
