@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.config.load import load_text
-from zonerelay.config.settings import (
-    ListenerAuth,
-    ListenerTls,
-    Settings,
-)
+from zonerelay.config.settings import ListenerAuth, ListenerTls, Settings
 
 CERTIFIED = 'tls = "starttls"\ncertificate = "/c.pem"\n'
 DIGEST = "0123456789abcdef" * 4

@@ -10,12 +10,7 @@ import pytest
 from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms
-from zonerelay.delivery.source import (
-    ABSENT_FOR,
-    MAX_REMEMBERED,
-    SourceSelection,
-    from_elsewhere,
-)
+from zonerelay.delivery.source import ABSENT_FOR, MAX_REMEMBERED, SourceSelection, from_elsewhere
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
