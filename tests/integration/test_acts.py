@@ -21,10 +21,9 @@ from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
-from zonerelay.queue.operator import bin as bin_module
-from zonerelay.queue.operator.bin import Bin
+from zonerelay.queue.operator import journal as journal_module
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.journal import KEPT, Journal, JournalEntry
+from zonerelay.queue.operator.journal import KEPT, Bin, Journal, JournalEntry
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.common.write.batches import ChangeOne
@@ -300,7 +299,7 @@ async def test_what_has_left_before_a_drop_reaches_it_is_not_recorded_as_dropped
 async def test_the_bin_is_bounded_and_its_oldest_goes_first(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bin_module, "MAX_SIZE", 1)
+    monkeypatch.setattr(journal_module, "MAX_BIN_SIZE", 1)
     await deferred(desk, "a")
     await desk.change("drop")
     await Bin(desk.relay.store, events=desk.relay.events, clock=desk.relay.clock).sweep()
@@ -311,8 +310,8 @@ async def test_a_bin_that_is_too_large_is_emptied_when_mail_is_moved_into_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk a drop made room after ten minutes only."""
-    monkeypatch.setattr(bin_module, "MAX_SIZE", 1)
-    monkeypatch.setattr(bin_module, "PAUSE", 0.0)
+    monkeypatch.setattr(journal_module, "MAX_BIN_SIZE", 1)
+    monkeypatch.setattr(journal_module, "PAUSE", 0.0)
     await deferred(desk, "a")
     desk.bin.start()
     await asyncio.sleep(0.05)  # its first check is over

@@ -47,9 +47,8 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.aio import Tasks
-from zonerelay.queue.operator.bin import Bin
 from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
-from zonerelay.queue.operator.journal import DIRECTORY, Journal
+from zonerelay.queue.operator.journal import DIRECTORY, Bin, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
@@ -317,7 +316,7 @@ async def _assemble(
         events=events,
         clock=clock,
         journal=journal,
-        orders_in_force=orders.ids,
+        orders_in_force=lambda: orders.table.ids,
         waited_for=orders.waited_for,
         binned=dropped.look,
     )

@@ -20,9 +20,8 @@ from zonerelay.control.streams import LiveStreams
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.queue.operator.bin import Bin
 from zonerelay.queue.operator.clock_watch import NAME, ClockLeaps
-from zonerelay.queue.operator.journal import Journal
+from zonerelay.queue.operator.journal import Bin, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler

@@ -199,10 +199,6 @@ class Orders:
             )
         return tuple(filter(None, (self._unreadable, self._unwritten)))
 
-    def ids(self) -> frozenset[str]:
-        """Return the ids of the active orders."""
-        return self.table.ids
-
     def holds(self, delivery: Delivery) -> bool:
         """Return whether an active order holds the delivery."""
         return delivery.held and delivery.act in self.table.ids

@@ -215,7 +215,7 @@ def build(
     if settings.backoff:
         backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)
     else:
-        backoff = _built_in(settings)
+        backoff = _BUILT_IN.get(settings.policy) or scheduled(settings.schedule)
     general = ZoneRetryPolicy(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
     rows = (outbox or OutboxSettings()).max_attempts
@@ -238,16 +238,6 @@ def _of_zone(
         backoff = scheduled(zone.schedule)
     bounce_max_age = min(bounce.max_age, zone.max_age) if zone.max_age else bounce.max_age
     return ZoneRetryPolicy(settings, bounce_max_age, backoff)
-
-
-def _built_in(settings: RetrySettings) -> Backoff:
-    match settings.policy:
-        case RetryPolicyName.EXPONENTIAL:
-            return exponential
-        case RetryPolicyName.QUADRATIC:
-            return quadratic
-        case RetryPolicyName.SCHEDULE:
-            return scheduled(settings.schedule)
 
 
 def _max_attempts(settings: RetrySettings) -> int | None:
@@ -276,6 +266,9 @@ def quadratic(envelope: Envelope, attempts: int) -> float:
     """Return n² minutes in seconds. The caller limits the number of attempts."""
     del envelope
     return 60.0 * attempts * attempts
+
+
+_BUILT_IN = {RetryPolicyName.EXPONENTIAL: exponential, RetryPolicyName.QUADRATIC: quadratic}
 
 
 def load_backoff(spec: str) -> Backoff:
