@@ -42,14 +42,8 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.model.address import recipient_key
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
+from zonerelay.smtp.server import params
 from zonerelay.smtp.server.commands import parse_command
-from zonerelay.smtp.server.params import (
-    DSN_MAIL_PARAMETERS,
-    DSN_RCPT_PARAMETERS,
-    MAIL_PARAMETERS,
-    parse_mail,
-    parse_rcpt,
-)
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import printable
@@ -344,9 +338,10 @@ def _parsed(content: bytes) -> tuple[SubmittedEnvelope, bytes]:
     if len(commands) < 2 or [verb for verb, _ in commands] != ["MAIL", *["RCPT"] * (len(commands) - 1)]:
         raise ValueError("a file written by sendmail(1) has one MAIL, and then at least one RCPT")
     (_, mail), *rcpts = commands
-    sender = parse_mail(mail, offered=MAIL_PARAMETERS | DSN_MAIL_PARAMETERS)
+    sender = params.parse_mail(mail, offered=params.MAIL_PARAMETERS | params.DSN_MAIL_PARAMETERS)
     recipients = [
-        parse_rcpt(rcpt, smtputf8=sender.smtputf8, offered=DSN_RCPT_PARAMETERS) for _, rcpt in rcpts
+        params.parse_rcpt(rcpt, smtputf8=sender.smtputf8, offered=params.DSN_RCPT_PARAMETERS)
+        for _, rcpt in rcpts
     ]
     people = {recipient_key(each.address): each for each in recipients}
     return SubmittedEnvelope(sender, tuple(people.values())), content[end + 2 :]

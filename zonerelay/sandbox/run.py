@@ -33,21 +33,10 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table
 
+from zonerelay.config import settings as config
 from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.settings import (
-    AdminSettings,
-    BounceSettings,
-    CaptureSettings,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    RetrySettings,
-    Settings,
-    SpoolSettings,
-    UnsafeListener,
-    ZoneSettings,
-)
+from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.certificate import issue
 from zonerelay.process.setup import StartError
@@ -93,7 +82,7 @@ async def _play(console: Console, log: LogSink, directory: Path, arguments: Name
     token = _token(directory, clock.now())
     sandbox, sink = build(settings, clock, token=token if arguments.open else "")
     await sink.start()
-    settings = replace(settings, zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink.port}"),))
+    settings = replace(settings, zone=(config.ZoneSettings(next_hop=f"{_LOOPBACK}:{sink.port}"),))
     try:
         worker = await build_worker(
             settings,
@@ -125,23 +114,25 @@ async def _play(console: Console, log: LogSink, directory: Path, arguments: Name
 
 def _settings(directory: Path, arguments: Namespace) -> Settings:
     certificate, key = _make_certificate(directory)
-    listener = ListenerSettings(
+    listener = config.ListenerSettings(
         address=arguments.listen or f"{_LOOPBACK}:{_free(_SMTP_PORT)}",
         policy=CHAOS,
-        tls=ListenerTls.STARTTLS,
+        tls=config.ListenerTls.STARTTLS,
         certificate=(certificate,),
         key=(key,),
-        auth=ListenerAuth.OPTIONAL,
+        auth=config.ListenerAuth.OPTIONAL,
         authenticator=ANY_LOGIN,
-        unsafe=tuple(UnsafeListener) if arguments.open else (UnsafeListener.CLEARTEXT_AUTH,),
+        unsafe=tuple(config.UnsafeListener) if arguments.open else (config.UnsafeListener.CLEARTEXT_AUTH,),
     )
     return Settings(
-        spool=SpoolSettings(path=directory / "spool", min_free_space=0),
+        spool=config.SpoolSettings(path=directory / "spool", min_free_space=0),
         listener=(listener,),
-        capture=CaptureSettings(release_to=arguments.release_to or ""),
-        retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
-        bounce=replace(BounceSettings(), delay_warning=30.0),
-        admin=AdminSettings(address=arguments.page or f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
+        capture=config.CaptureSettings(release_to=arguments.release_to or ""),
+        retry=config.RetrySettings(
+            schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0
+        ),
+        bounce=config.BounceSettings(delay_warning=30.0),
+        admin=config.AdminSettings(address=arguments.page or f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
     )
 
 

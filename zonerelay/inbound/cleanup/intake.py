@@ -86,17 +86,8 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf, zone_notes
 from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    IdempotencyKey,
-    InProgressError,
-    MessageWriter,
-    NotStoredBeforeError,
-    OtherContentError,
-    StoredBeforeError,
-    StoreError,
-    StoreFullError,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import CHUNK_SIZE, IdempotencyKey, MessageWriter
 
 MAX_KEY = 255
 COMPARED = frozenset({"from", "to", "cc", "reply-to", "subject"})
@@ -253,10 +244,10 @@ arrive at the same time, each has its own iterations and its own write.
 SMALL = 16 * 1024  # a complete message that is not larger is stored before it would be counted
 
 _NOTHING_YET = Header()
-_OF_STORE: dict[type[StoreError], ServerReply] = {
-    StoreFullError: replies.STORE_FULL,
-    OtherContentError: replies.OTHER_CONTENT,
-    InProgressError: replies.BEING_STORED,
+_OF_STORE: dict[type[contract.StoreError], ServerReply] = {
+    contract.StoreFullError: replies.STORE_FULL,
+    contract.OtherContentError: replies.OTHER_CONTENT,
+    contract.InProgressError: replies.BEING_STORED,
 }
 
 
@@ -376,11 +367,11 @@ class Intake:
                         return await self._commit(writer)
                     else:
                         await self._wait()
-        except StoredBeforeError as error:
+        except contract.StoredBeforeError as error:
             self._context.events.repeated(error.message_id, self.envelope)
             self.first_answer = error.answer
             return error.message_id
-        except StoreError as error:
+        except contract.StoreError as error:
             self.refuse(_OF_STORE.get(type(error), replies.STORE_FAILURE), str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
@@ -628,7 +619,7 @@ class Intake:
     async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:
         """Refuse the message. Raise StoredBeforeError if it was submitted before."""
         if self._key:
-            with suppress(NotStoredBeforeError):
+            with suppress(contract.NotStoredBeforeError):
                 await writer.commit((), once=replace(self._once(), asks_only=True))
         self.refuse(refusal)
 

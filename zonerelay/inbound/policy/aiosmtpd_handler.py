@@ -26,25 +26,8 @@ from typing import Any, TypeVar, cast
 
 from aiosmtpd.smtp import MISSING, SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from zonerelay.inbound.policy.api import (
-    ACCEPT,
-    HANDLER_EVENTS,
-    Changes,
-    ClientInfo,
-    Decision,
-    Event,
-    Helo,
-    Mail,
-    Noop,
-    Policy,
-    PolicyContext,
-    PresentedLogin,
-    Quit,
-    Rcpt,
-    Rset,
-    Vrfy,
-    WholeMessage,
-)
+from zonerelay.inbound.policy import api
+from zonerelay.inbound.policy.api import Decision, Event
 from zonerelay.inbound.policy.runner import FailureKind, PolicyFailure
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
@@ -58,16 +41,16 @@ _REPLY = re.compile(r"([245][0-9]{2})(?:[ ]+(?:([245])\.([0-9]{1,3}\.[0-9]{1,3})
 _MECHANISM = re.compile(r"auth_[A-Z]")
 _FIELDS = ("mail_from", "mail_options", "smtp_utf8", "content", "rcpt_tos", "rcpt_options")
 _MAY_CHANGE: dict[type[Event], frozenset[str]] = {
-    Mail: frozenset({"mail_from", "mail_options"}),
-    Rcpt: frozenset({"mail_from", "rcpt_tos"}),
-    WholeMessage: frozenset({"mail_from", "rcpt_tos", "content"}),
+    api.Mail: frozenset({"mail_from", "mail_options"}),
+    api.Rcpt: frozenset({"mail_from", "rcpt_tos"}),
+    api.WholeMessage: frozenset({"mail_from", "rcpt_tos", "content"}),
 }
 _HOOKS: dict[str, type[Event]] = {
-    "handle_HELO": Helo,
-    "handle_EHLO": Helo,
-    "handle_MAIL": Mail,
-    "handle_RCPT": Rcpt,
-    **{event.step: event for event in HANDLER_EVENTS},
+    "handle_HELO": api.Helo,
+    "handle_EHLO": api.Helo,
+    "handle_MAIL": api.Mail,
+    "handle_RCPT": api.Rcpt,
+    **{event.step: event for event in api.HANDLER_EVENTS},
 }
 _NOT_ASKED = {
     "handle_AUTH": 'logins are checked by authenticator = "module:callable"',
@@ -119,7 +102,7 @@ class _Dialog:
         self.auth_data: Any = None  # Any: an operator's object
         self.busy = False
 
-    def begin(self, client: ClientInfo) -> None:
+    def begin(self, client: api.ClientInfo) -> None:
         session = self.session
         session.loop = _loop()
         session.peer = _peer(client)  # type: ignore[assignment]  # asyncio's address: aiosmtpd's annotation is wrong
@@ -143,14 +126,14 @@ class _Dialog:
         return envelope
 
 
-class HandlerPolicy(Policy):
+class HandlerPolicy(api.Policy):
     """A policy that calls the hooks of an aiosmtpd handler. The constructor raises ValueError for unsupported
     hooks.
     """
 
-    events = (*Policy.events, *HANDLER_EVENTS)
+    events = (*api.Policy.events, *api.HANDLER_EVENTS)
 
-    def __init__(self, handler: object, context: PolicyContext) -> None:
+    def __init__(self, handler: object, context: api.PolicyContext) -> None:
         super().__init__(context)
         for name, instead in _NOT_ASKED.items():
             if hasattr(handler, name):
@@ -198,47 +181,47 @@ class HandlerPolicy(Policy):
             raise
         finally:
             dialog.busy = False
-            if isinstance(event, WholeMessage):
+            if isinstance(event, api.WholeMessage):
                 dialog.envelope = Envelope()  # so that an idle client keeps no message in memory
 
     def _named(self, event: Event) -> tuple[str, tuple[object, ...]]:
         """Return the name of the hook, and its arguments after the envelope."""
-        if isinstance(event, Helo):
+        if isinstance(event, api.Helo):
             if not event.extended:
                 return "handle_HELO", (event.name,)
             return "handle_EHLO", (event.name, _numbered(event.lines)) if self._lists_lines else (event.name,)
-        if isinstance(event, Mail):
+        if isinstance(event, api.Mail):
             options = _options(event.size, event.body, event.smtputf8)
             return "handle_MAIL", (event.sender or NULL, options)
-        if isinstance(event, Rcpt):
+        if isinstance(event, api.Rcpt):
             return "handle_RCPT", (event.recipient, [])
-        arguments = (event.address,) if isinstance(event, Vrfy) else ()
-        return event.step, (event.argument or None,) if isinstance(event, Noop) else arguments
+        arguments = (event.address,) if isinstance(event, api.Vrfy) else ()
+        return event.step, (event.argument or None,) if isinstance(event, api.Noop) else arguments
 
     def _after(
         self, dialog: _Dialog, event: Event, before: dict[str, Any], status: object
     ) -> Decision | None:  # Any: values of aiosmtpd's Envelope
         envelope = dialog.envelope
         lines: tuple[str, ...] = ()
-        if isinstance(event, Helo) and event.extended and self._lists_lines and status is not MISSING:
+        if isinstance(event, api.Helo) and event.extended and self._lists_lines and status is not MISSING:
             lines, reply = _lines_of(status, event.lines), None
         else:
             reply = None if status is MISSING else _reply(status)
-        if isinstance(event, Quit):
+        if isinstance(event, api.Quit):
             return None
         if reply is not None and not reply.is_positive:
             _restore(envelope, before)
             return Decision(reply=reply)
-        if status is MISSING and isinstance(event, Mail):
+        if status is MISSING and isinstance(event, api.Mail):
             envelope.mail_from = event.sender or NULL
             envelope.mail_options += _options(event.size, event.body, event.smtputf8)
-        elif status is MISSING and isinstance(event, Rcpt):
+        elif status is MISSING and isinstance(event, api.Rcpt):
             envelope.rcpt_tos.append(event.recipient)
         changes = _changes(event, before, envelope)
         dialog.is_stale = dialog.is_stale or changes.of_envelope
-        if isinstance(event, Vrfy) and reply is not None:
-            return Changes(vrfy_reply=reply)
-        return Changes(lines=lines) if lines else changes
+        if isinstance(event, api.Vrfy) and reply is not None:
+            return api.Changes(vrfy_reply=reply)
+        return api.Changes(lines=lines) if lines else changes
 
 
 class AuthenticatorStep:
@@ -248,7 +231,7 @@ class AuthenticatorStep:
         self._check = check
         self._hostname = hostname
 
-    async def step(self, event: PresentedLogin) -> Decision | PolicyFailure:
+    async def step(self, event: api.PresentedLogin) -> Decision | PolicyFailure:
         dialog = _dialog_of(event.client)
         dialog.begin(event.client)
         dialog.busy = True
@@ -264,7 +247,7 @@ class AuthenticatorStep:
                 return PolicyFailure(FailureKind.BAD_DECISION, f"returned {kind} instead of an AuthResult")
             if result.success is True:
                 dialog.auth_data = result.auth_data
-                return ACCEPT
+                return api.ACCEPT
             reply = _reply(result.message) if result.message else WRONG
             return Decision(reply=reply if reply.is_transient else WRONG)
         except UnusableError as error:
@@ -272,11 +255,11 @@ class AuthenticatorStep:
         finally:
             dialog.busy = False
 
-    def step_in_thread(self, event: PresentedLogin) -> Decision | PolicyFailure:
+    def step_in_thread(self, event: api.PresentedLogin) -> Decision | PolicyFailure:
         return _in_thread(self.step(event))
 
     @property
-    def of_its_kind(self) -> Callable[[PresentedLogin], object]:
+    def of_its_kind(self) -> Callable[[api.PresentedLogin], object]:
         """The step as the runner must call it: `async def` on its event loop, `def` in its threads."""
         return self.step if _is_async(self._check) else self.step_in_thread
 
@@ -284,7 +267,7 @@ class AuthenticatorStep:
 WRONG = Reply(535, "7.8", "Authentication credentials invalid")
 
 
-def _dialog_of(client: ClientInfo) -> _Dialog:
+def _dialog_of(client: api.ClientInfo) -> _Dialog:
     """Return the dialog of this client, or a new one if a late hook still uses the old one."""
     known = client.kept.get(_KEPT)
     if isinstance(known, _Dialog) and not known.busy:
@@ -297,19 +280,22 @@ def _dialog_of(client: ClientInfo) -> _Dialog:
 
 def _before(dialog: _Dialog, event: Event) -> Envelope:
     """Return the envelope for the hook."""
-    if isinstance(event, Rcpt) and event.mail is not None:
+    if isinstance(event, api.Rcpt) and event.mail is not None:
         dialog.is_stale = dialog.is_stale or len(dialog.envelope.rcpt_tos) != len(event.recipients)
         return dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
-    if isinstance(event, WholeMessage):
+    if isinstance(event, api.WholeMessage):
         dialog.is_stale = True
         envelope = dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
         envelope.content = envelope.original_content = event.content
         dialog.recipients = None  # the transaction ends with this hook
         return envelope
-    if isinstance(event, Helo | Mail | Rset):
-        dialog.envelope, dialog.recipients = Envelope(), event.recipients if isinstance(event, Mail) else None
-        dialog.envelope.smtp_utf8 = isinstance(event, Mail) and event.smtputf8
-    if isinstance(event, Helo):
+    if isinstance(event, api.Helo | api.Mail | api.Rset):
+        dialog.envelope, dialog.recipients = (
+            Envelope(),
+            event.recipients if isinstance(event, api.Mail) else None,
+        )
+        dialog.envelope.smtp_utf8 = isinstance(event, api.Mail) and event.smtputf8
+    if isinstance(event, api.Helo):
         dialog.session.host_name, dialog.session.extended_smtp = None, event.extended
     return dialog.envelope
 
@@ -318,27 +304,27 @@ def _addresses(recipients: Mapping[str, Recipient]) -> list[str]:
     return [each.address for each in recipients.values()]
 
 
-def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> Changes:
+def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> api.Changes:
     """Return the changes that the hook made to the envelope. Raise UnusableError if one cannot be applied."""
     changed = [field for field in _FIELDS if getattr(envelope, field) != before[field]]
     may_change = _MAY_CHANGE.get(type(event), frozenset())
     for field in changed:
         if field not in may_change:
             raise UnusableError(f"it changed envelope.{field}, which has no effect here")
-    sender = _sender(event, envelope) if "mail_from" in changed or isinstance(event, Mail) else None
+    sender = _sender(event, envelope) if "mail_from" in changed or isinstance(event, api.Mail) else None
     added: list[str] = []
     removed: set[str] = set()
-    if isinstance(event, Rcpt) or "rcpt_tos" in changed:
+    if isinstance(event, api.Rcpt) or "rcpt_tos" in changed:
         added, removed = _recipients(event, before["rcpt_tos"], envelope.rcpt_tos)
     content = _content(envelope.content) if "content" in changed else None
-    return Changes(sender=sender, added=tuple(added), removed=frozenset(removed), content=content)
+    return api.Changes(sender=sender, added=tuple(added), removed=frozenset(removed), content=content)
 
 
 def _sender(event: Event, envelope: Envelope) -> str | None:
     sender: object = envelope.mail_from
     if not isinstance(sender, str) or not sender:
         raise UnusableError("it accepted the sender but left envelope.mail_from empty")
-    if isinstance(event, Mail):
+    if isinstance(event, api.Mail):
         given = _options(event.size, event.body, event.smtputf8)
         if envelope.mail_options and envelope.mail_options != given:
             raise UnusableError("it changed envelope.mail_options, which has no effect")
@@ -351,12 +337,12 @@ def _recipients(event: Event, before: list[str], now: object) -> tuple[list[str]
     """Return the recipients that the hook added, and those that it removed."""
     if not isinstance(now, list) or not all(isinstance(each, str) for each in now):
         raise UnusableError("envelope.rcpt_tos is no longer a list of addresses")
-    expected = [*before, event.recipient] if isinstance(event, Rcpt) else before
+    expected = [*before, event.recipient] if isinstance(event, api.Rcpt) else before
     if now == expected:
         return [], set()
     wanted, known = dict.fromkeys(now), set(expected)
     added, removed = [each for each in wanted if each not in known], known - wanted.keys()
-    if isinstance(event, Rcpt) and event.recipient in removed and not added:
+    if isinstance(event, api.Rcpt) and event.recipient in removed and not added:
         raise UnusableError("it accepted the recipient but did not append it to envelope.rcpt_tos")
     if not wanted:
         raise UnusableError("it accepted the message but left envelope.rcpt_tos empty")
@@ -424,7 +410,7 @@ def _options(size: int, body: str, smtputf8: bool) -> list[str]:
     return [*size_given, *([f"BODY={body}"] if body != "7BIT" else []), *(["SMTPUTF8"] if smtputf8 else [])]
 
 
-def _peer(client: ClientInfo) -> tuple[object, ...] | str:
+def _peer(client: api.ClientInfo) -> tuple[object, ...] | str:
     if not client.address:
         return ""
     is_ipv6 = ip_address(client.address).version == 6

@@ -25,21 +25,8 @@ from functools import partial
 from itertools import product
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from zonerelay.inbound.policy.api import (
-    ACCEPT,
-    Auth,
-    Changes,
-    Connect,
-    Decision,
-    EndOfData,
-    Event,
-    Headers,
-    Helo,
-    Mail,
-    Policy,
-    PresentedLogin,
-    Rcpt,
-)
+from zonerelay.inbound.policy import api
+from zonerelay.inbound.policy.api import Decision, Event
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 
@@ -76,7 +63,7 @@ class PolicyFailure:
 
 
 Result = Decision | PolicyFailure
-_RESULTS = (Decision, Changes, PolicyFailure)  # exactly these classes: a subclass is an operator's code
+_RESULTS = (Decision, api.Changes, PolicyFailure)  # exactly these classes: a subclass is an operator's code
 
 
 def result_of(question: Callable[[], object]) -> Result:
@@ -96,7 +83,7 @@ async def result_of_async(question: Callable[[], object]) -> Result:
 
 def understood(answer: object) -> Result:
     if answer is None:
-        return ACCEPT
+        return api.ACCEPT
     if isinstance(answer, Decision | PolicyFailure) and type(answer) in _RESULTS:
         return answer
     hint = ""
@@ -323,8 +310,8 @@ def _finish(ended: asyncio.Future[None]) -> None:
 
 NOT_AVAILABLE = Decision(reply=Reply(451, "3.0", "Policy not available now"))
 
-_CHOOSES_ZONE = frozenset({Mail, Rcpt, Headers, EndOfData})
-_EDITS_HEADER = frozenset({Connect, Helo, Auth, Mail, Rcpt, Headers})
+_CHOOSES_ZONE = frozenset({api.Mail, api.Rcpt, api.Headers, api.EndOfData})
+_EDITS_HEADER = frozenset({api.Connect, api.Helo, api.Auth, api.Mail, api.Rcpt, api.Headers})
 _CLOSE = "close"
 
 
@@ -343,20 +330,20 @@ class PolicyRunner:
     `zones` returns the names of the zones that a decision may choose.
     """
 
-    policy: Policy
+    policy: api.Policy
     _: KW_ONLY
     timeout: float
     events: Events
     zones: Callable[[], Collection[str]]
-    authenticator: InitVar[Callable[[PresentedLogin], object] | None] = None
+    authenticator: InitVar[Callable[[api.PresentedLogin], object] | None] = None
 
-    def __post_init__(self, authenticator: Callable[[PresentedLogin], object] | None) -> None:
+    def __post_init__(self, authenticator: Callable[[api.PresentedLogin], object] | None) -> None:
         policy, events = self.policy, self.events
         self._steps = {
             event: _PolicyStep(*found) for event in policy.events if (found := overridden(policy, event.step))
         }
         if authenticator is not None:
-            self._steps[PresentedLogin] = _PolicyStep(
+            self._steps[api.PresentedLogin] = _PolicyStep(
                 authenticator, inspect.iscoroutinefunction(authenticator)
             )
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
@@ -370,7 +357,7 @@ class PolicyRunner:
         """Return the policy's decision about an event. Raise only CancelledError."""
         step = self._steps.get(type(event))
         if step is None:
-            return ACCEPT
+            return api.ACCEPT
         try:
             began = asyncio.get_running_loop().time()
             result = await self._call(step.is_async, partial(step.method, event))
@@ -440,11 +427,11 @@ def _nothing() -> None:
     return
 
 
-def overridden(policy: Policy, name: str) -> tuple[Callable[..., object], bool] | None:
+def overridden(policy: api.Policy, name: str) -> tuple[Callable[..., object], bool] | None:
     """Return the overridden method and whether it is `async def`, or None if it is the method of the base
     class.
     """
-    method, base = getattr(policy, name, None), getattr(Policy, name, None)
+    method, base = getattr(policy, name, None), getattr(api.Policy, name, None)
     if method is None or getattr(method, "__func__", method) is base:
         return None
     return method, inspect.iscoroutinefunction(method)

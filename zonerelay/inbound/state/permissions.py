@@ -25,14 +25,7 @@ from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS,
 from zonerelay.inbound.state.transaction import HeaderEdits, MailTransaction, mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient
-from zonerelay.smtp.server.params import (
-    AUTH_MAIL_PARAMETERS,
-    DSN_MAIL_PARAMETERS,
-    DSN_RCPT_PARAMETERS,
-    HOLD_MAIL_PARAMETERS,
-    MAIL_PARAMETERS,
-    RCPT_PARAMETERS,
-)
+from zonerelay.smtp.server import params
 
 FIELD = "X-Original-To"
 MAX_FIELDS = 100
@@ -116,10 +109,10 @@ def _grants(
         must_start_tls=settings.require_tls and not secure,
         offers_starttls=starttls,
         offers_auth=auth,
-        mail_parameters=MAIL_PARAMETERS
-        | (DSN_MAIL_PARAMETERS if submits else frozenset())
-        | (AUTH_MAIL_PARAMETERS if auth else frozenset())
-        | (HOLD_MAIL_PARAMETERS if hold else frozenset()),
-        rcpt_parameters=DSN_RCPT_PARAMETERS if submits else RCPT_PARAMETERS,
+        mail_parameters=params.MAIL_PARAMETERS
+        | (params.DSN_MAIL_PARAMETERS if submits else frozenset())
+        | (params.AUTH_MAIL_PARAMETERS if auth else frozenset())
+        | (params.HOLD_MAIL_PARAMETERS if hold else frozenset()),
+        rcpt_parameters=params.DSN_RCPT_PARAMETERS if submits else params.RCPT_PARAMETERS,
         offer=sum(flag for flag, offered in offers if offered),
     )
