@@ -241,15 +241,21 @@ def metrics_page(folder: Path) -> Iterator[str]:
 
 
 def events_page(folder: Path) -> Iterator[str]:
-    """The last column is written by hand, and kept."""
-    notes = written_by_hand(folder / "events.md")
+    """The meanings are written by hand, and kept."""
+    page = folder / "events.md"
+    written = page.read_text() if page.exists() else ""
+    meanings = dict(re.findall(r"(?m)^- `([\w-]+)` \([\w, ]+\): (.*?)\.?(?: Fields: .*)?$", written))
     yield (
-        "# Log events\n\nWritten by `debian/manual.py` from the source, except the last column. Every line "
-        "has `time`, `level` and `event`; `id` is the message id. Fields without a value are left out.\n\n"
-        "| event | level | fields | meaning |\n|---|---|---|---|\n"
+        "# Log events\n\nWritten by `debian/manual.py` from the source, except the meanings. Every line has "
+        "`time`, `level` and `event`; `id` is the message id. Fields without a value are left out.\n\n"
     )
+    shown: dict[tuple[str, ...], str] = {}
     for each in sources.events():
-        yield f"| `{each.name}` | {each.kind} | {', '.join(each.fields)} | {notes.get(each.name, '')} |\n"
+        fields = tuple(each.fields)
+        same = shown.setdefault(fields, each.name)
+        listed = ", ".join(fields) if same == each.name or len(fields) < 4 else f"as `{same}`"
+        listed = f" Fields: {listed}." if fields else ""
+        yield f"- `{each.name}` ({each.kind}): {meanings.get(each.name, '')}.{listed}\n"
 
 
 def written_by_hand(page: Path) -> dict[str, str]:
