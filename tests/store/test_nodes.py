@@ -1,4 +1,4 @@
-"""NodeStore that share a queue: each delivers what it has accepted, and an heir what another has left."""
+"""NodeStores that share a queue: each delivers what it has accepted, and one adopts what another has left."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Machine:
         """As kill -9: nothing is left behind in order."""
         nodes = self.nodes
         await nodes._tasks.cancel()
-        for held in [nodes._own, *nodes._heirs.values()]:
+        for held in [nodes._own, *nodes._adopted_partitions.values()]:
             await held.partition.abandon()
         for node in list(nodes._others):  # what the kernel does for a process
             await nodes._forget_reader(node)
@@ -165,7 +165,7 @@ async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(crew: list[Ma
     for delivery in [await two.nodes.deliveries_of(message_id(number)) for number in (1, 2)]:
         await two.nodes.settle([Finish(each) for each in delivery])
     assert await two.nodes.queues() == set()
-    await until(lambda: not two.nodes._heirs)
+    await until(lambda: not two.nodes._adopted_partitions)
 
 
 async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[Machine]) -> None:
@@ -182,7 +182,7 @@ async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[
     )
     assert await two.claim() == ["from@example.org"]
     assert await body_of(two.nodes, message_id(9)) == b"it failed\r\n"
-    assert one.nodes.node in two.nodes._heirs, "the report lies where the message did"
+    assert one.nodes.node in two.nodes._adopted_partitions, "the report lies where the message did"
 
 
 async def test_held_mail_of_an_heir_can_be_settled_with_its_report(crew: list[Machine]) -> None:
@@ -295,10 +295,10 @@ async def test_a_node_that_starts_again_is_the_heir_at_once_that_it_was(crew: li
     node = one.nodes.node
     await one.nodes.close()
     await two.start(node + 5)
-    assert two.nodes._heirs.keys() == {node}
+    assert two.nodes._adopted_partitions.keys() == {node}
     await two.die()
     await two.start(node + 5)
-    assert two.nodes._heirs.keys() == {node}
+    assert two.nodes._adopted_partitions.keys() == {node}
     assert await two.claim() == ["a@example.net"]
 
 
@@ -350,7 +350,7 @@ async def test_a_change_of_mail_that_another_node_has_adopted_reaches_it(crew: l
     await one.nodes.settle([Postpone(structs.replace(delivery, held=True))])
     await one.nodes.close()
     await two.start(5)
-    await until(lambda: bool(two.nodes._heirs))
+    await until(lambda: bool(two.nodes._adopted_partitions))
     await three.start(6)
     keys = [each.key async for each in three.nodes.scan()]
     done = await asyncio.wait_for(three.nodes.update(keys, lambda old: structs.replace(old, held=False)), 20)
@@ -430,7 +430,7 @@ async def test_a_list_goes_on_while_a_node_is_adopted(crew: list[Machine]) -> No
     walk = one.nodes.scan()
     found = [(await anext(walk)).key]
     await two.die()
-    await until(lambda: bool(one.nodes._heirs), seconds=60.0)
+    await until(lambda: bool(one.nodes._adopted_partitions), seconds=60.0)
     found += [delivery.key async for delivery in walk]
     assert [key.message_id for key in found] == [message_id(number) for number in range(1, 2 * PAGE_ROWS)]
 

@@ -230,7 +230,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("serve", "main:serve", "Run the relay in the foreground"),
         Command("worker", "main:worker", "Run one worker of a relay with several workers")
         .value("--index", "N", "Number of the worker, from 0", _read(_worker), required=True)
-        .flag("--heir", "Drain the spool of a removed worker", dest="drains_spool"),
+        .flag("--drain", "Drain the spool of a removed worker", dest="drains_spool"),
         Command("sandbox", "main:sandbox", "Run a relay with a test receiver", has_config=False)
         .value("--listen", "ADDRESS", "Accept mail here (default: 127.0.0.1:2525)", _read(_tcp_address))
         .value("--page", "ADDRESS", "Serve page and API (default: 127.0.0.1:8025)", _read(_tcp_address))

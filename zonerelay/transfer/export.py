@@ -18,8 +18,8 @@ from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
 from zonerelay.transfer.files import Target
 from zonerelay.transfer.stored import StoredMessage, UnusableMessage
 
-SHEET_SIZE = 4096
-"""Octets that a sheet, or the records of a message in a spool, take at most, as a rule."""
+DESCRIPTION_SIZE = 4096
+"""Bytes that the description or the records of a message take at most, as a rule."""
 _PAGE = 500
 _TOGETHER = 100
 
@@ -48,7 +48,7 @@ async def survey(store: QueueView, matcher: FilterMatcher, now: float) -> Export
             message = messages.get(_id(number))
             if not matcher.needs_message or matcher.matches_sender(message):
                 meant.ids.append(number)
-                meant.octets += SHEET_SIZE + (0 if message is None else message.size)
+                meant.octets += DESCRIPTION_SIZE + (0 if message is None else message.size)
     return meant
 
 

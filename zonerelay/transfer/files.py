@@ -62,8 +62,8 @@ class _ExchangeFormat(msgspec.Struct, frozen=True):
 
 def encode(stored: StoredMessage) -> bytes:
     deliveries = [msgspec.to_builtins(each) | {"queue": each.queue.text} for each in stored.deliveries]
-    sheet = _TextDescription(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
-    return msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n"
+    description = _TextDescription(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
+    return msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
 
 
 def decode(name: str, raw: bytes) -> MessageDescription:
@@ -78,7 +78,7 @@ def decode(name: str, raw: bytes) -> MessageDescription:
             )
         loose = msgspec.json.decode(raw, type=_TextDescription)
         named = [each | {"queue": _queue(str(each.get("queue")))} for each in loose.deliveries]
-        sheet = MessageDescription(
+        description = MessageDescription(
             format=version,
             zonerelay=loose.zonerelay,
             message=loose.message,
@@ -86,8 +86,8 @@ def decode(name: str, raw: bytes) -> MessageDescription:
         )
     except msgspec.MsgspecError as error:
         raise ValueError(f"is not an exported zonerelay message: {error}") from error
-    _check(name, sheet)
-    return sheet
+    _check(name, description)
+    return description
 
 
 def _queue(text: str) -> QueueName:
@@ -96,14 +96,14 @@ def _queue(text: str) -> QueueName:
     return parse_queue(text)
 
 
-def _check(name: str, sheet: MessageDescription) -> None:
-    message, envelope = sheet.message, sheet.message.envelope
-    if envelope.id != name or any(each.message_id != name for each in sheet.deliveries):
+def _check(name: str, description: MessageDescription) -> None:
+    message, envelope = description.message, description.message.envelope
+    if envelope.id != name or any(each.message_id != name for each in description.deliveries):
         raise ValueError("contains an id that differs from its file name")
-    if not sheet.deliveries:
+    if not description.deliveries:
         raise ValueError("has no deliveries")
     recipients = {each.address for each in envelope.recipients}
-    for delivery in sheet.deliveries:
+    for delivery in description.deliveries:
         if delivery.recipient not in recipients:
             raise ValueError(f"has a delivery to {delivery.recipient!r}, which is not in its envelope")
     try:
@@ -111,7 +111,9 @@ def _check(name: str, sheet: MessageDescription) -> None:
             raise ValueError("contains an invalid address")
         if envelope.envid:
             parse_envid(envelope.envid)
-        wishes = {each.orcpt for each in envelope.recipients} | {each.orcpt for each in sheet.deliveries}
+        wishes = {each.orcpt for each in envelope.recipients} | {
+            each.orcpt for each in description.deliveries
+        }
         for orcpt in wishes - {""}:
             parse_orcpt(orcpt)
     except CommandError as error:
@@ -139,7 +141,7 @@ class _DirectoryTarget:
         self._path = path
 
     async def add(self, stored: StoredMessage) -> None:
-        sheet = encode(stored)
+        description = encode(stored)
         path = self._path / f"{stored.message.id}.eml"
         try:
             with path.open("xb") as file:
@@ -148,7 +150,7 @@ class _DirectoryTarget:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        path.with_suffix(".json").write_bytes(sheet)
+        path.with_suffix(".json").write_bytes(description)
 
 
 class _TarTarget:
@@ -158,12 +160,12 @@ class _TarTarget:
         self._tar = tar
 
     async def add(self, stored: StoredMessage) -> None:
-        sheet = encode(stored)
+        description = encode(stored)
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
             async for piece in stored.body():
                 body.write(piece)
             self._add(f"{stored.message.id}.eml", stored.message.envelope.created, body)
-        self._add(f"{stored.message.id}.json", stored.message.envelope.created, io.BytesIO(sheet))
+        self._add(f"{stored.message.id}.json", stored.message.envelope.created, io.BytesIO(description))
 
     def _add(self, name: str, when: float, file: IO[bytes]) -> None:
         entry = tarfile.TarInfo(name)
@@ -258,10 +260,10 @@ def _read(
         return UnusableMessage(identity, f"{identity}.{lacking} does not exist")
     try:
         with open_file(names["json"]) as file:
-            sheet = decode(identity, file.read())
+            description = decode(identity, file.read())
     except (ValueError, OSError) as error:
         return UnusableMessage(identity, f"{names['json']} {error}")
-    message = sheet.message
+    message = description.message
     if sizes[names["eml"]] != message.size:
         return UnusableMessage(
             identity,
@@ -274,4 +276,4 @@ def _read(
                 yield piece
 
     key = f"zonerelay {identity} {message.envelope.created!r}"
-    return StoredMessage(key=key, message=message, deliveries=sheet.deliveries, body=body)
+    return StoredMessage(key=key, message=message, deliveries=description.deliveries, body=body)

@@ -50,7 +50,7 @@ from zonerelay.transfer.register import ImportRegister
 from zonerelay.transfer.stored import TransferError, UnusableMessage
 
 FORMAT = 1
-_SHEET = "backup.json"
+_DESCRIPTION = "backup.json"
 _HOME = "home"
 _KEYS = ".keys"
 _PAGE = 256 * 1024
@@ -90,7 +90,7 @@ def backup(arguments: Namespace) -> int:
     try:
         durable.make_directory(draft)
         with output.without_log():
-            sheet = asyncio.run(_backup(settings, draft))
+            description = asyncio.run(_backup(settings, draft))
         durable.sync_tree(draft)
         durable.rename(draft, target)
     except (StoreError, TransferError, OSError) as error:
@@ -98,22 +98,23 @@ def backup(arguments: Namespace) -> int:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     if arguments.json:
-        output.print_document(sheet)
+        output.print_document(description)
     else:
         octets = sum(path.stat().st_size for path in target.rglob("*"))
         seconds = time.monotonic() - started
         print(
-            f"{text.plural(sheet.messages, 'message')} with {text.deliveries(sheet.deliveries)} in {target}:"
+            f"{text.plural(description.messages, 'message')} with"
+            f" {text.deliveries(description.deliveries)} in {target}:"
             f" {text.size(octets)} in {seconds:.1f} s."
         )
         print("A restored backup sends again what has left the queue since it was made.")
         if settings.spool.backend is not Backend.LEVELDB:
             print("What came or left while it was made may not be in it.")
-    return FAILED if sheet.unusable or sheet.missing else OK
+    return FAILED if description.unusable or description.missing else OK
 
 
 async def _backup(settings: Settings, draft: Path) -> BackupDescription:
-    sheet = BackupDescription(
+    description = BackupDescription(
         made=time.time(), hostname=socket.gethostname(), backend=settings.spool.backend.value
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -128,14 +129,16 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
             # Keys first: the message of a key that arrives later would not be in the backup.
             await _export_keys(store, draft / f"{number:02d}{_KEYS}")
             with files.writing(draft / f"{number:02d}.tar") as target:
-                await _export(store, sheet, target)
+                await _export(store, description, target)
     carried = home_files.save(settings, draft / _HOME)
     carried.tell()
     if carried.lost:
-        sheet.missing = carried.lost
-    sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
-    durable.write(draft / _SHEET, msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
-    return sheet
+        description.missing = carried.lost
+    description.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
+    durable.write(
+        draft / _DESCRIPTION, msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
+    )
+    return description
 
 
 async def _octets(store: QueueView) -> int:
@@ -149,19 +152,19 @@ def _check_room(draft: Path, octets: int) -> None:
         raise StoreError(f"{draft.parent} requires {text.size(octets)}, but only {text.size(free)} are free")
 
 
-async def _export(store: QueueView, sheet: BackupDescription, target: files.Target) -> None:
+async def _export(store: QueueView, description: BackupDescription, target: files.Target) -> None:
     now = time.time()
     everything = FilterMatcher(QueueFilter(), now)
     meant = await survey(store, everything, now)
     with output.progress("backup") as reach:
 
         def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
-            sheet.messages += deliveries > 0
-            sheet.deliveries += deliveries
+            description.messages += deliveries > 0
+            description.deliveries += deliveries
             if skipped is not None:
-                sheet.unusable += 1
+                description.unusable += 1
                 output.chatter().print(f"{skipped.name}: not in the backup: {skipped.why}")
-            reach(sheet.messages, max(len(meant.ids), sheet.messages))
+            reach(description.messages, max(len(meant.ids), description.messages))
 
         await export(store, meant, everything, now, target, saw=saw)
 
@@ -194,7 +197,7 @@ async def _load_keys(store: Store, path: Path) -> None:
 
 
 def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != _SHEET)
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != _DESCRIPTION)
 
 
 def _checksum(path: Path) -> str:
@@ -208,7 +211,7 @@ def _checksum(path: Path) -> str:
 def restore(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     source: Path = arguments.path.absolute()
-    sheet = _checked(source)
+    description = _checked(source)
     with stopped(settings) as home:
         spool, octets = settings.spool, sum(path.stat().st_size for path in _files(source / _HOME))
         mail = sum(path.stat().st_size for path in source.glob("[0-9][0-9].*"))
@@ -218,8 +221,8 @@ def restore(arguments: Namespace) -> int:
             refused(StoreError, TransferError, OSError, after=kept),
             refused(OrdersError, before="nothing was restored: ", status=USAGE),
         ):
-            messages, deliveries, unusable = asyncio.run(_restore(settings, source, sheet, home))
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sheet.made))
+            messages, deliveries, unusable = asyncio.run(_restore(settings, source, description, home))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(description.made))
     print(f"{text.plural(messages, 'message')} with {text.deliveries(deliveries)} restored, as of {when}.")
     return FAILED if unusable else OK
 
@@ -227,25 +230,25 @@ def restore(arguments: Namespace) -> int:
 def _checked(source: Path) -> BackupDescription:
     """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
     with refused(OSError, msgspec.MsgspecError, before=f"{source} is not a zonerelay backup: ", status=USAGE):
-        raw = (source / _SHEET).read_bytes()
+        raw = (source / _DESCRIPTION).read_bytes()
         if (version := msgspec.json.decode(raw, type=_BackupFormat).format) != FORMAT:
             raise CliError(f"{source} has format {version}; this release supports {FORMAT}", USAGE)
-        sheet = msgspec.json.decode(raw, type=BackupDescription)
-        for name, wanted in sheet.files.items():
+        description = msgspec.json.decode(raw, type=BackupDescription)
+        for name, wanted in description.files.items():
             if _checksum(source / name) != wanted:
                 raise CliError(
-                    f"{source / name} is damaged: its checksum differs from the one in {_SHEET}", USAGE
+                    f"{source / name} is damaged: its checksum differs from the one in {_DESCRIPTION}", USAGE
                 )
-    return sheet
+    return description
 
 
 async def _restore(
-    settings: Settings, source: Path, sheet: BackupDescription, home: Path
+    settings: Settings, source: Path, description: BackupDescription, home: Path
 ) -> tuple[int, int, int]:
     """Restore the mail. Each restore has its own import log, so that an interrupted one can be continued and
     another one begins from the start.
     """
-    under_way = home / f"restore-{sheet.made:.0f}"
+    under_way = home / f"restore-{description.made:.0f}"
     async with opened(settings) as store:
         if not under_way.exists() and (await store.queues() or await _left_over(settings, store)):
             raise CliError(
@@ -258,7 +261,7 @@ async def _restore(
         carried.tell()
         register = ImportRegister(under_way)
         try:
-            loaded = await _load(settings, source, sheet, store, register)
+            loaded = await _load(settings, source, description, store, register)
         finally:
             register.close()
     shutil.rmtree(under_way)
@@ -272,9 +275,9 @@ async def _left_over(settings: Settings, store: Store) -> str:
 
 
 async def _load(
-    settings: Settings, source: Path, sheet: BackupDescription, store: Store, register: ImportRegister
+    settings: Settings, source: Path, description: BackupDescription, store: Store, register: ImportRegister
 ) -> ImportResult:
-    now, messages = time.time(), sheet.messages
+    now, messages = time.time(), description.messages
     with loading("restoring", settings, store, register, messages=messages, now=now) as loader:
         for part in sorted(source.glob("[0-9][0-9].tar")):
             with files.reading(part) as mail:

@@ -152,7 +152,9 @@ async def _import_from(settings: Settings, system: str | None, place: str, home:
 async def _import(settings: Settings, source: Source, home: Path, now: float) -> ImportResult:
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
-        check_room(source.octets + export.SHEET_SIZE * source.messages, place, settings.spool.min_free_space)
+        check_room(
+            source.octets + export.DESCRIPTION_SIZE * source.messages, place, settings.spool.min_free_space
+        )
     register = ImportRegister(home)
     try:
         async with opened(settings) as store:

@@ -133,10 +133,10 @@ class _Salvage:
         place = self._directory if salvaged.is_whole else self._directory / "incomplete"
         durable.make_directory(place)
         durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())
-        durable.write(place / f"{salvaged.message_id}.json", _sheet(salvaged))
+        durable.write(place / f"{salvaged.message_id}.json", _description(salvaged))
 
 
-def _sheet(salvaged: SalvagedMessage) -> bytes:
+def _description(salvaged: SalvagedMessage) -> bytes:
     message = salvaged.message
     if message is None or not salvaged.is_whole:
         rest = _IncompleteMessage(

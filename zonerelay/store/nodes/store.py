@@ -112,7 +112,7 @@ class NodeStore:
     def __post_init__(self) -> None:
         self._own: OwnedPartition
         self._is_open = self._is_closed = False
-        self._heirs: dict[int, OwnedPartition] = {}
+        self._adopted_partitions: dict[int, OwnedPartition] = {}
         self._first = 0
         self._adopted: dict[MessageId, OwnedPartition] = {}
         self._lost: dict[MessageId, set[DeliveryKey]] = {}
@@ -163,7 +163,7 @@ class NodeStore:
             new.reverse()  # operators assign the small numbers to other nodes
         refusal: NodeTakenError | None = None
         for node in dict.fromkeys([*first, *known, *over, *new]):
-            if node in self._heirs:
+            if node in self._adopted_partitions:
                 continue
             try:
                 return await self._enter(node, is_own=True)
@@ -247,7 +247,7 @@ class NodeStore:
     async def _look_at_peers(self) -> None:
         peers = await self.engine.peers()
         self._over = {peer.node for peer in peers if peer.is_over}
-        held = {self._own.node, *self._heirs}
+        held = {self._own.node, *self._adopted_partitions}
         # The writer of these is an earlier process of this machine that has died.
         for peer in peers:
             if peer.node in held:
@@ -259,21 +259,21 @@ class NodeStore:
                     await self._adopt(peer.node)
             except StoreError as error:  # a damaged partition must not stop other mail
                 _log.warning("node %d of the queue is gone and cannot be adopted: %s", peer.node, error)
-        for heir in list(self._heirs.values()):
-            if not heir.queue.has_claims() and not await heir.queue.queues():
-                del self._heirs[heir.node]
-                await completed(heir.queue.close())
-                _log.info("node %d of the queue is empty and was left", heir.node)
+        for adopted in list(self._adopted_partitions.values()):
+            if not adopted.queue.has_claims() and not await adopted.queue.queues():
+                del self._adopted_partitions[adopted.node]
+                await completed(adopted.queue.close())
+                _log.info("node %d of the queue is empty and was left", adopted.node)
 
     async def _adopt(self, node: int) -> None:
         try:
-            heir = await self._enter(node, is_own=False)
+            adopted = await self._enter(node, is_own=False)
         except NodeTakenError:
             return  # it is back, or another node was faster
         _log.warning("node %d of the queue is gone: its mail is delivered from here", node)
-        self._heirs[node] = heir
+        self._adopted_partitions[node] = adopted
         await self._forget_reader(node)
-        for queue in await heir.queue.queues():
+        for queue in await adopted.queue.queues():
             self.around.on_news(queue)
 
     async def _reads_of(self, node: int) -> QueueReads:
@@ -295,7 +295,7 @@ class NodeStore:
 
     def _is_over(self, node: int) -> bool:
         """Return whether no process of that node can still be about to store data."""
-        return node in self._over or node in self._heirs
+        return node in self._over or node in self._adopted_partitions
 
     async def _replace_lost(self) -> None:
         """Replace partitions that other writers have taken over."""
@@ -304,7 +304,7 @@ class NodeStore:
             self._is_fenced.clear()
             for node in list(self._fenced):
                 self._fenced.discard(node)
-                lost = self._own if node == self._own.node else self._heirs.pop(node, None)
+                lost = self._own if node == self._own.node else self._adopted_partitions.pop(node, None)
                 if lost is None:
                     continue
                 try:
@@ -346,7 +346,7 @@ class NodeStore:
         """Return the own partition first. The result is a list, because partitions are adopted and dropped
         while a caller waits.
         """
-        return [self._own, *self._heirs.values()]
+        return [self._own, *self._adopted_partitions.values()]
 
     async def _holder(self, key: DeliveryKey) -> OwnedPartition:
         """Return the partition in which the delivery is claimed or else stored. Deliveries that an operator
@@ -375,7 +375,7 @@ class NodeStore:
         """Return the partition that has the message. Raises ClaimLostError."""
         if message_id in self._lost:
             raise ClaimLostError("the message is now owned by another node")
-        if not self._heirs:
+        if not self._adopted_partitions:
             return self._own
         if (known := self._adopted.get(message_id)) is not None:
             return known
@@ -407,7 +407,7 @@ class NodeStore:
         deliveries could not be sent.
         """
         self._own.partition.check()
-        if not self._heirs or only.get("since") is not None:
+        if not self._adopted_partitions or only.get("since") is not None:
             return await self._own.queue.claim(queue, limit, now=now, **only)
         all_held = self._held()
         self._first = (self._first + 1) % len(all_held)
@@ -427,7 +427,9 @@ class NodeStore:
             raise
         if len(self._adopted) > MOST_ADOPTED:
             claimed_ids = {
-                key.message_id for each in self._heirs.values() for key in each.queue.claimed_keys()
+                key.message_id
+                for each in self._adopted_partitions.values()
+                for key in each.queue.claimed_keys()
             }
             self._adopted = {each: held for each, held in self._adopted.items() if each in claimed_ids}
         return sorted(found, key=lambda delivery: delivery.message_id)
@@ -450,7 +452,7 @@ class NodeStore:
     # --- settling
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        if not self._heirs and not self._lost and not self._stored_reports:
+        if not self._adopted_partitions and not self._lost and not self._stored_reports:
             await self._own.queue.settle(changes, lazy=lazy)
             return
         parts: dict[OwnedPartition, list[Change]] = {}

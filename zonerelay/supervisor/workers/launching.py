@@ -64,7 +64,7 @@ class Launcher:
         program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
         command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
         if drains_spool:
-            command.append("--heir")
+            command.append("--drain")
         environment = {
             **self._environment,
             STARTED_WITH: str(self._at_start),
