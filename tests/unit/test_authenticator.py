@@ -13,8 +13,13 @@ import pytest
 from tests.support.credentials import file_of, user
 from zonerelay.config.credentials import passwords
 from zonerelay.config.settings import AuthSettings
-from zonerelay.inbound.access.auth import Authenticator, LoginKind, LoginResult
-from zonerelay.inbound.access.password_check import MAX_WAITING_PER_CLIENT, REMEMBERED_FOR
+from zonerelay.inbound.access.auth import (
+    MAX_WAITING_PER_CLIENT,
+    REMEMBERED_FOR,
+    Authenticator,
+    LoginKind,
+    LoginResult,
+)
 from zonerelay.model.clock import ManualClock
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.telemetry.events.events import Events, Field

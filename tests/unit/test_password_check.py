@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from zonerelay.inbound.access.password_check import (
+from zonerelay.inbound.access.auth import (
     MAX_WAITING,
     MAX_WAITING_PER_CLIENT,
     MIN_REMEMBERED,

@@ -226,20 +226,15 @@ def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _n
 
 def _edited(text: str, name: str, after: User | None) -> str:
     """Return the text after replacing, removing or appending the user's line."""
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    lines = text.removesuffix("\n").split("\n") if text else []
     kept: list[str] = []
-    written = False
+    new = [] if after is None else [format_line(after)]
     for line in lines:
-        if not line.lstrip().startswith(f"{name}:"):
+        if line.lstrip().startswith(f"{name}:"):
+            kept, new = kept + new, []
+        else:
             kept.append(line)
-        elif after is not None:
-            kept.append(format_line(after))
-            written = True
-    if after is not None and not written:
-        kept.append(format_line(after))
-    return "".join(f"{line}\n" for line in kept)
+    return "".join(f"{line}\n" for line in kept + new)
 
 
 @contextlib.contextmanager
