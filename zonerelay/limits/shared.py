@@ -99,7 +99,10 @@ class SharedAuthority:
         self._zones[zone] = request.zone_limit
         for _ in range(MAX_TRIES):
             record = await self._store.read(zone)
-            limits = self._read(record)
+            try:
+                limits = ZoneLimits.decode(record.data)
+            except ValueError as error:
+                raise AuthorityError(f"{self.name}: the stored limits are invalid: {error}") from error
             answer, news = limits.exchange(self._owner, request, record.now, until=record.now + self.lease)
             notices = [f"{owner} {zone}" for owner in sorted(news)]
             ttl = max(2 * self.lease, limits.binds_until - record.now)
@@ -118,12 +121,6 @@ class SharedAuthority:
         await cancel_all(self._task)
         self._open = False
         await self._store.close()
-
-    def _read(self, record: VersionedRecord) -> ZoneLimits:
-        try:
-            return ZoneLimits.decode(record.data)
-        except ValueError as error:
-            raise AuthorityError(f"{self.name}: the stored limits are invalid: {error}") from error
 
     async def _connect(self) -> None:
         await self._store.open(self._on_notice)

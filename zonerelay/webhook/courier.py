@@ -344,9 +344,10 @@ class WebhookCourier:
     def _earlier_gaps(self) -> list[EventPost]:
         """Return the gaps that were not reported yet and whose number is known; the new gap includes them."""
         line = self._lines.get(GAP)
-        found = [item for item in line.items if item.lost] if line is not None and not line.is_busy else []
+        if line is None or line.is_busy:
+            return []
+        found = [item for item in line.items if item.lost]
         for item in found:
-            assert line is not None
             self._remove(item, line)
         return found
 

@@ -168,7 +168,7 @@ class Login:
         words = f"{reply} ({talking.mechanism.explanation})" if talking.mechanism.explanation else str(reply)
         words = without_secrets(words, self.identity)[:MAX_WORDS]
         if reply.is_transient:
-            self.logins.failed(account)
+            self.logins.events.answered(account.zone, "failed")
             text = f"{dialog.who} rejected the login: {words}"
             raise HostFailure(Reply(454, reply.detail or "7.0", text), address=dialog.address)
         if not self.is_new:
@@ -415,9 +415,6 @@ class Logins:
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
         self.events.answered(account.zone, "refused")
         self.events.refused(account.zone, account.credential, dialog.who, problem)
-
-    def failed(self, account: Account) -> None:
-        self.events.answered(account.zone, "failed")
 
     def accepted(self, account: Account, dialog: AuthDialog, material: str) -> None:
         news = account.accept(material)

@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
 from zonerelay.delivery.batch.extensions import chunked
 from zonerelay.delivery.batch.transaction_io import SentBody
@@ -355,8 +354,17 @@ class BatchState:
         return self._is_young and not session.has_taken_mail
 
     def _within_limits(self, servable: list[int], session: OutgoingSession) -> list[int]:
-        self.batch.rcptdomainmax = session.capabilities.limits.rcptdomainmax
-        asking = within_limits(session, self.batch.zone, self.batch.deliveries, servable)
+        """Return the recipients that the next transaction may name, or none if the connection cannot serve
+        them.
+        """
+        zone, deliveries, limits = self.batch.zone, self.batch.deliveries, session.capabilities.limits
+        most = self.batch.rcptdomainmax = limits.rcptdomainmax
+        asking = servable
+        if not (zone.mixes_domains or (zone.mix_domains is None and most is not None)):
+            asking = _of_one_domain(session.domains, deliveries, servable, most)
+        elif most is not None:
+            asking = [each for each in servable if _has_room(session.domains, deliveries[each].domain, most)]
+        asking = asking[: limits.rcptmax]
         self.left_out = len(asking) < len(servable)
         if self.left_out:
             self.progress.left_out([index for index in servable if index not in asking], session.peer)
@@ -406,35 +414,6 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
         local=True,
         counts=False,
     )
-
-
-def within_limits(
-    session: OutgoingSession, zone: ZoneSettings, deliveries: Sequence[Delivery], wanted: list[int]
-) -> list[int]:
-    """Return the positions of `wanted` that the next transaction may name, or none if the connection cannot
-    serve them.
-    """
-    limits = session.capabilities.limits
-    most = limits.rcptdomainmax
-    if not mixes(zone, most):
-        wanted = _of_one_domain(session.domains, deliveries, wanted, most)
-    elif most is not None:
-        wanted = _of_few_domains(session.domains, deliveries, wanted, most)
-    return wanted if limits.rcptmax is None else wanted[: limits.rcptmax]
-
-
-def mixes(zone: ZoneSettings, rcptdomainmax: int | None) -> bool:
-    """Return whether recipients in several domains may share a transaction at a host that announces this
-    RCPTDOMAINMAX.
-    """
-    return zone.mixes_domains or (zone.mix_domains is None and rcptdomainmax is not None)
-
-
-def _of_few_domains(
-    domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int
-) -> list[int]:
-    """Return the recipients within the number of domains that the connection allows, in order."""
-    return [index for index in wanted if _has_room(domains, deliveries[index].domain, most)]
 
 
 def _of_one_domain(

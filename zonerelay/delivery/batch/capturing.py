@@ -104,11 +104,8 @@ class CaptureCourier:
     async def _expire(self) -> None:
         while True:
             with contextlib.suppress(Exception):  # the next message reports it
-                await CAPTURE.run(self._expire_now)
+                await CAPTURE.run(lambda: self._open().expire())
             await asyncio.sleep(EXPIRED)
-
-    def _expire_now(self) -> None:
-        self._open().expire()
 
 
 def _outcome(verdict: Verdict, reply: Reply) -> Outcome:

@@ -371,9 +371,11 @@ class SmtpCourier:
             if left <= 0 or lacking <= 0:
                 state.progress.undecided(_MORE_HOSTS)
                 break
-            known = await self._addresses_of(host, state)
-            plan = await self._plan(host, known, state) if known.ips else None
-            if plan is None:
+            try:
+                known = await self._addresses_of(host, state)
+                plan = await self._planner.plan(state.terms, host, known)
+            except HostFailure as failure:
+                state.progress.host_failed(host.name, failure)
                 left -= 1
                 continue
             for ip in known.ips if again is None else _beginning_with(again.address, known.ips, host):
@@ -397,9 +399,10 @@ class SmtpCourier:
         state.source_unfit = state.source_unfit or (state.family_missed and not found)
 
     async def _addresses_of(self, host: MxHost, state: BatchState) -> Addresses:
+        """Return the addresses that the batch's source can reach. Raise HostFailure if there are none."""
         found = Addresses((host.name,)) if host.literal else await self._looked_up(host, state)
         key = state.terms.key
-        if key.source is None or not found.ips:
+        if key.source is None:
             return found
         reachable = self.sources.reachable(key, found.ips)
         if not reachable:
@@ -407,7 +410,7 @@ class SmtpCourier:
             text = (
                 f"{host.name} has no address in the address family of source {key.source.name} (IPv4 or IPv6)"
             )
-            state.progress.host_failed(host.name, HostFailure(Reply(451, "4.4", text), asked=False))
+            raise HostFailure(Reply(451, "4.4", text), asked=False)
         return replace(found, ips=reachable)
 
     async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
@@ -416,16 +419,8 @@ class SmtpCourier:
             reply = found.failure.reply if found.failure else Reply(451, NO_NAMES, "no address")
             # The failure is transient even if the name does not exist: the MX record may be corrected.
             reply = Reply(451, reply.detail if reply.is_transient else NO_NAMES, f"{host.name}: {reply.text}")
-            state.progress.host_failed(host.name, HostFailure(reply, asked=False))
+            raise HostFailure(reply, asked=False)
         return found
-
-    async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsRequirements | None:
-        """Return the TLS requirements for this host, or None if DNS excludes it."""
-        try:
-            return await self._planner.plan(state.terms, host, found)
-        except HostFailure as failure:
-            state.progress.host_failed(host.name, failure)
-            return None
 
     async def _use(self, session: OutgoingSession, state: BatchState) -> bool:
         """Run transactions on a connection until no recipient is open or the connection can serve no more.
