@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.fake_relay import detail_of, status_of
+from zonerelay.control.frames import frames
 from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers as messages
@@ -35,7 +36,7 @@ from zonerelay.operations.requests import (
     SpoolAcknowledge,
     Status,
 )
-from zonerelay.supervisor.merge.control_client import ask, frames
+from zonerelay.supervisor.merge.control_client import ask
 from zonerelay.supervisor.merge.fan_out import FanOut
 
 ROWS = 2000

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from zonerelay.operations.answers import MAX_FRAME, EndFrame, ErrorFrame, Frame, decode_frame
+from zonerelay.operations.answers import MAX_FRAME, EndFrame, ErrorFrame, Frame, LineSplitter, decode_frame
 from zonerelay.operations.catalogue import operation_of
 from zonerelay.operations.errors import ControlError, ErrorKind, NotRunningError, error_of
 
@@ -148,16 +148,9 @@ class ControlClient:
     def _frames(self, response: HTTPResponse) -> Iterator[Frame]:
         if response.status != 200:
             raise failure(response.status, response.read(MAX_FRAME))
-        unread = bytearray()
+        lines = LineSplitter()
         while piece := response.read1(_PIECE):
-            unread += piece
-            end = unread.rfind(b"\n") + 1
-            if not end and len(unread) > MAX_FRAME:
-                raise ControlError(f"the relay at {self._path} sent a frame that is too long")
-            lines = bytes(unread[:end]).splitlines()
-            del unread[:end]
-            for line in lines:
-                frame = decode_frame(line)
+            for frame in map(decode_frame, lines.take(piece)):
                 if isinstance(frame, ErrorFrame):
                     raise error_of(frame.code, frame.detail, frame.pointer)
                 yield frame
@@ -185,7 +178,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
     return "GET", f"{target}?{query}" if query else target, None
 
 
-def failure(status: int, body: bytes) -> ControlError:
+def failure(status: int | str, body: bytes) -> ControlError:
     """Convert a response with a status other than 200 to an error."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)

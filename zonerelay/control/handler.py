@@ -35,7 +35,7 @@ from zonerelay.operations.errors import ControlError, NotFoundError, Unavailable
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.operations import BOUNDS, Operations, SummaryCount
+from zonerelay.queue.operator.operations import BOUNDS, Operations
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
@@ -273,7 +273,9 @@ class ControlHandler:
         tally = await self.operations.summary(
             queue_filter(request.filter), request.by, exact=request.exact, progress=answer
         )
-        await answer.send(summary(request.by, tally))
+        await answer.send(
+            answers.summary_of(request.by, BOUNDS, tally.counts, tally.other, every=tally.every)
+        )
         return answers.EndFrame(missing=self.operations.left_out())
 
     async def _show(self, request: requests.QueueShow, answer: ResponseStream) -> answers.MessageDetail:
@@ -377,20 +379,6 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
         peer="" if last is None else last.peer,
         last_attempt=None if last is None else last.at,
         in_doubt=last is not None and last.in_doubt,
-    )
-
-
-def summary(by: str, tally: SummaryCount) -> answers.Summary:
-    rows = [
-        answers.SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in tally.counts.items()
-    ]
-    other = answers.SummaryRow(key="other", total=sum(tally.other), ages=tuple(tally.other))
-    return answers.Summary(
-        by=by,
-        minutes=BOUNDS,
-        rows=tuple(sorted(rows, key=lambda row: (-row.total, row.key))),
-        other=other if other.total else None,
-        every=tally.every,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -439,6 +440,26 @@ class Summary(_Frame, frozen=True, kw_only=True, tag="summary"):
     every: int = 1
 
 
+def summary_of(
+    by: str,
+    minutes: tuple[int, ...],
+    counts: Mapping[str, Sequence[int]],
+    other: Sequence[int],
+    *,
+    every: int,
+    most: int | None = None,
+) -> Summary:
+    """Return the summary of counts by key and age, with at most `most` keys."""
+    rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in counts.items()]
+    rows.sort(key=lambda row: (-row.total, row.key))
+    others = [other, *(row.ages for row in rows[most:])] if most is not None else [other]
+    ages = tuple(map(sum, zip(*others, strict=True)))
+    rest = SummaryRow(key="other", total=sum(ages), ages=ages)
+    return Summary(
+        by=by, minutes=minutes, rows=tuple(rows[:most]), other=rest if rest.total else None, every=every
+    )
+
+
 class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
     """A progress report. `total` is the number of deliveries at the start, or 0 if it is not known."""
 
@@ -744,6 +765,25 @@ def decode_frame(line: bytes) -> Frame:
     except msgspec.DecodeError as error:
         raise ControlError(f"the response is not valid for this command: {error}") from error
     return frame
+
+
+class LineSplitter:
+    """Splits a stream into lines of at most `MAX_FRAME` bytes. It holds the one that is not complete."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+
+    def take(self, piece: bytes) -> list[bytes]:
+        """Return the lines that the piece completes. Raise ControlError if a line is too long."""
+        first, *others = piece.split(b"\n")
+        self._begun.append(first)
+        if not others:
+            if sum(map(len, self._begun)) > MAX_FRAME:
+                raise ControlError("the response has a frame that is too long")
+            return []
+        whole = b"".join(self._begun)
+        self._begun = [others.pop()]
+        return [whole, *others]
 
 
 def addresses_in(frame: object) -> list[str]:

@@ -172,6 +172,8 @@ class QueueChange(Request, frozen=True, kw_only=True):
     """
 
     action: ClassVar[ChangeVerb]
+    done: ClassVar[str]
+    """What has become of the deliveries."""
 
     message_ids: Annotated[
         tuple[Id, ...],
@@ -194,6 +196,7 @@ class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
     """Make deliveries due now, or at the Unix time `at`."""
 
     action: ClassVar[ChangeVerb] = "retry"
+    done: ClassVar[str] = "will be retried now"
 
     at: Annotated[
         Seconds | None,
@@ -207,12 +210,14 @@ class Hold(QueueChange, frozen=True, kw_only=True, tag="queue-hold"):
     """Keep deliveries in the queue until they are released."""
 
     action: ClassVar[ChangeVerb] = "hold"
+    done: ClassVar[str] = "held"
 
 
 class Release(QueueChange, frozen=True, kw_only=True, tag="queue-release"):
     """Make held deliveries due."""
 
     action: ClassVar[ChangeVerb] = "release"
+    done: ClassVar[str] = "released"
 
 
 class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
@@ -221,6 +226,7 @@ class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
     """
 
     action: ClassVar[ChangeVerb] = "reroute"
+    done: ClassVar[str] = "moved"
 
     to_zone: Annotated[Line, option("Move to this zone", "--zone", metavar="TARGET")] = ""
     next_hop: Annotated[Line, option("Move to the zone with this next_hop", "--next-hop", metavar="HOST")] = (
@@ -233,6 +239,7 @@ class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
     """Fail deliveries and send a DSN with the `reason` to their senders."""
 
     action: ClassVar[ChangeVerb] = "bounce"
+    done: ClassVar[str] = "bounced"
 
 
 class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
@@ -241,6 +248,7 @@ class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
     """
 
     action: ClassVar[ChangeVerb] = "drop"
+    done: ClassVar[str] = "dropped"
 
     purge: Annotated[bool, option("Delete permanently, without undo", "--purge")] = False
 

@@ -14,7 +14,7 @@ from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.relay_handler import RelayHandler
+from zonerelay.control.frames import RelayHandler
 from zonerelay.control.runner import Handler, Runner
 from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.status import StatusBoard

@@ -28,22 +28,12 @@ MAX_REASON = 200
 
 SELECTORS = requests.Selectors.__struct_fields__
 
-_DONE = {
-    "retry": "will be retried now",
-    "hold": "held",
-    "release": "released",
-    "reroute": "moved to another zone",
-    "bounce": "bounced",
-    "drop": "dropped",
-    "undo": "put back",
-}
-
 
 async def preview(visitor: PageRequest) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
     found = await visitor.one(requests.QueueCount(filter=wanted, sample=SAMPLE), answers.Count)
     matched = found.matched
-    how_many = f"{matched:,} {'delivery' if matched == 1 else 'deliveries'}"
+    how_many = _deliveries(matched)
     return await visitor.page(
         "act.html",
         heading=f"{verb.capitalize()} {how_many}?",
@@ -65,17 +55,17 @@ async def change(visitor: PageRequest) -> web.StreamResponse:
     given = {"filter": wanted, "reason": reason, "everything": wanted.is_everything, **more}
     request = msgspec.convert(given, requests.CHANGES[verb])
     same = command(verb, wanted, reason=reason, target=target)
-    return await _carry_out(visitor, request, verb, same, back=f"/queue?{urlencode({'q': q})}")
+    return await _carry_out(visitor, request, same, back=f"/queue?{urlencode({'q': q})}")
 
 
 async def undo(visitor: PageRequest) -> web.StreamResponse:
     act = visitor.given("act")
     request = requests.Undo(undoes=act, reason=_reason(visitor))
-    return await _carry_out(visitor, request, "undo", f"zonerelay undo {act}", back="/suspensions")
+    return await _carry_out(visitor, request, f"zonerelay undo {act}", back="/suspensions")
 
 
 async def _carry_out(
-    visitor: PageRequest, request: requests.QueueChange | requests.Undo, verb: str, same: str, *, back: str
+    visitor: PageRequest, request: requests.QueueChange | requests.Undo, same: str, *, back: str
 ) -> web.StreamResponse:
     changed, lines = None, list[str]()
     missing: tuple[str, ...] = ()
@@ -94,9 +84,8 @@ async def _carry_out(
                 )
                 break
     if changed is not None:
-        lines.append(
-            f"{changed.changed:,} {'delivery' if changed.changed == 1 else 'deliveries'} {_DONE[verb]}."
-        )
+        done = "put back" if isinstance(request, requests.Undo) else request.done
+        lines.append(f"{_deliveries(changed.changed)} {done}.")
         if changed.matched - changed.busy > changed.changed:
             lines.append(f"{changed.matched:,} matched; the others were so already, or have left meanwhile.")
         if changed.busy:
@@ -182,6 +171,10 @@ async def resume(visitor: PageRequest) -> web.StreamResponse:
     return await visitor.page(
         "done.html", lines=lines, missing=(), act="", back="/suspensions", command=f"zonerelay resume {order}"
     )
+
+
+def _deliveries(count: int) -> str:
+    return f"{count:,} {'delivery' if count == 1 else 'deliveries'}"
 
 
 def _reason(visitor: PageRequest) -> str:

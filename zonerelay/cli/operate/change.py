@@ -27,15 +27,6 @@ from zonerelay.operations.requests import CHANGES, Acts, Bounce, Drop, QueueChan
 
 SAMPLE = 5
 
-_DONE = {
-    "retry": "will be retried now",
-    "hold": "held",
-    "release": "released",
-    "reroute": "rerouted",
-    "bounce": "bounced",
-    "drop": "dropped",
-}
-
 
 def change(arguments: Namespace) -> int:
     request = request_of(arguments, CHANGES[arguments.verb])
@@ -127,7 +118,7 @@ def _tell(request: QueueChange, total: ChangeResult) -> None:
         # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
         done = f"will be retried at {text.when(at)} ({text.until(at + 30, time.time())})"
     else:
-        done = " ".join(filter(None, (_DONE[request.action], total.note)))
+        done = " ".join(filter(None, (request.done, total.note)))
     output.console().print(f"{text.deliveries(total.changed)} {done}.")
     tell_act(total)
     if total.busy:

@@ -19,8 +19,6 @@ from zonerelay.operations.requests import Orders, Request, Resume, Selectors, Su
 
 _Answer = TypeVar("_Answer", bound=answers.Frame)
 
-SELECTORS = ("zone", "destination", "domain", "sender", "user", "recipient")
-
 
 def suspend(arguments: Namespace) -> int:
     if arguments.list:
@@ -84,9 +82,7 @@ def _list(arguments: Namespace) -> int:
 def what_of(order: answers.OrderRow) -> str:
     """Return a description of the suspension or hold rule."""
     doing = "holds" if order.effect == "hold" else "rejects and suspends" if order.refuse else "suspends"
-    given = ((name, getattr(order, name)) for name in SELECTORS)
-    about = " ".join(f"{name} {text.clean(value) or '<>'}" for name, value in given if value is not None)
-    return f"{doing} {about or 'all mail'}{' with its clock stopped' if order.stop_clock else ''}"
+    return f"{doing} {text.clean(order.about)}{' with its clock stopped' if order.stop_clock else ''}"
 
 
 def order_line(order: answers.OrderRow, now: float) -> Text:

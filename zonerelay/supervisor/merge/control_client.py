@@ -1,8 +1,5 @@
 """The supervisor's client of the workers' control sockets: sends a request to one or all workers and reads
 the answers.
-
-A busy worker sends a sign of life every second, so a worker that is silent for `SILENCE` seconds counts as
-not answering. Frames are read only as fast as the caller takes them, because a list is as long as a queue.
 """
 
 from __future__ import annotations
@@ -10,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -18,82 +14,13 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import EndFrame, ErrorFrame, Frame, RelayStatus
+from zonerelay.control.frames import SILENCE, NoResponseError, frames
+from zonerelay.operations.answers import EndFrame, Frame, RelayStatus
 from zonerelay.operations.catalogue import OperationCall
-from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError, error_of
+from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
 from zonerelay.operations.requests import Request
 
-SILENCE = 5.0
-_PIECE = 64 * 1024
-
 F = TypeVar("F")
-
-
-class NoResponseError(Exception):
-    """The worker did not respond, or its response was incomplete. The message names the reason, not the
-    worker.
-    """
-
-
-async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
-    """Yield every frame of the answer, `EndFrame` last. Raise ControlError (from the worker) and
-    NoResponseError.
-    """
-    try:
-        async with asyncio.timeout(silence):
-            reader, writer = await asyncio.open_unix_connection(str(path), limit=_PIECE)
-    except (OSError, TimeoutError) as error:
-        raise NoResponseError(_words(error)) from error
-    try:
-        writer.write(messages.encode(call))
-        lines = _LineReader(reader, silence)
-        while True:
-            frame = await _next(lines)
-            if isinstance(frame, ErrorFrame):
-                raise error_of(frame.code, frame.detail, frame.pointer)
-            yield frame
-            if isinstance(frame, EndFrame):
-                return
-    finally:
-        writer.close()
-
-
-class _LineReader:
-    """Reads the lines of a stream. A line may have `MAX_FRAME` bytes, but only one chunk is read ahead."""
-
-    def __init__(self, reader: asyncio.StreamReader, silence: float) -> None:
-        self._reader = reader
-        self._silence = silence
-        self._whole: deque[bytes] = deque()
-        self._begun: list[bytes] = []
-
-    async def next(self) -> bytes:
-        """Return the next line. Raise OSError, TimeoutError and NoResponseError."""
-        while not self._whole:
-            async with asyncio.timeout(self._silence):
-                piece = await self._reader.read(_PIECE)
-            if not piece:
-                raise NoResponseError("it closed the connection before the end of its response")
-            self._take(piece)
-        return self._whole.popleft()
-
-    def _take(self, piece: bytes) -> None:
-        first, *others = piece.split(b"\n")
-        self._begun.append(first)
-        if others:
-            self._whole.append(b"".join(self._begun))
-            self._begun = [others.pop()]
-            self._whole.extend(others)
-        elif sum(map(len, self._begun)) > messages.MAX_FRAME:
-            raise NoResponseError("its response is too long")
-
-
-async def _next(lines: _LineReader) -> Frame:
-    try:
-        return messages.decode_frame(await lines.next())
-    except (OSError, TimeoutError, ValueError, ControlError) as error:
-        raise NoResponseError(_words(error)) from error
 
 
 async def ask(path: Path, call: OperationCall, answer: type[F], *, silence: float = SILENCE) -> F:
@@ -106,12 +33,6 @@ async def ask(path: Path, call: OperationCall, answer: type[F], *, silence: floa
     if found is None:
         raise NoResponseError("its response is invalid")
     return found
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "it does not respond"
-    return f"it is unreachable: {error.strerror or error}" if isinstance(error, OSError) else str(error)
 
 
 class Relay(Protocol):

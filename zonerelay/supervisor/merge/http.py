@@ -15,11 +15,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from zonerelay.control.frames import NoResponseError
 from zonerelay.operations.answers import MetricFamilies, UnreadyReasons
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import PartMetrics, PartReadiness
-from zonerelay.supervisor.merge.control_client import NoResponseError, ask
+from zonerelay.supervisor.merge.control_client import ask
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals, ReloadCollector, collect, exposition

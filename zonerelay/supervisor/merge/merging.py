@@ -241,24 +241,16 @@ def merge_changed(parts: Sequence[answers.ChangeResult]) -> answers.ChangeResult
 
 def merge_summaries(parts: Sequence[answers.Summary]) -> answers.Summary:
     """Merge summaries, and count no more keys than one worker would."""
+    first = parts[0]
     found: dict[str, list[int]] = {}
-    other = [0] * (len(parts[0].minutes) + 1)
+    other = [0] * (len(first.minutes) + 1)
     for part in parts:
         for row in part.rows:
             ages = found.get(row.key)
             found[row.key] = list(row.ages) if ages is None else _added(ages, row.ages)
         other = _added(other, part.other.ages) if part.other is not None else other
-    rows = [answers.SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in found.items()]
-    rows.sort(key=lambda row: (-row.total, row.key))
-    for row in rows[MAX_KEYS:]:
-        other = _added(other, row.ages)
-    rest = answers.SummaryRow(key="other", total=sum(other), ages=tuple(other))
-    return msgspec.structs.replace(
-        parts[0],
-        rows=tuple(rows[:MAX_KEYS]),
-        other=rest if rest.total else None,
-        every=max(part.every for part in parts),
-    )
+    every = max(part.every for part in parts)
+    return answers.summary_of(first.by, first.minutes, found, other, every=every, most=MAX_KEYS)
 
 
 def _added(some: Sequence[int], more: Sequence[int]) -> list[int]:
