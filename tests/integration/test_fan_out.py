@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -36,13 +37,19 @@ from zonerelay.operations.requests import (
     SpoolAcknowledge,
     Status,
 )
-from zonerelay.supervisor.merge.control_client import ask
 from zonerelay.supervisor.merge.fan_out import FanOut
+
+F = TypeVar("F")
 
 ROWS = 2000
 LARGE = "x" * 4000
 READ_AHEAD = 500
 """Rows: what is in the buffers of four sockets and their streams."""
+
+
+async def ask(path: Path, call: OperationCall, answer: type[F]) -> F:
+    (found,) = [each async for each in frames(path, call) if isinstance(each, answer)]
+    return found
 
 
 class Spool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 
 import msgspec
@@ -74,15 +74,7 @@ class OperatorActs:
                 ) from error
             raise
         act = await self._finish(act, result)
-        return ChangeResult(
-            action=request.action,
-            matched=result.matched,
-            changed=result.changed,
-            busy=result.busy,
-            act=act.id,
-            no_undo=act.problem,
-            note="" if rerouting is None else rerouting.note,
-        )
+        return _result(act, result, note="" if rerouting is None else rerouting.note)
 
     async def _do(
         self,
@@ -138,17 +130,7 @@ class OperatorActs:
                 raise ControlError(text) from error
             raise
         act = await self._finish(act, result)
-        return ChangeResult(
-            action="undo",
-            matched=result.matched,
-            changed=result.changed,
-            busy=result.busy,
-            act=act.id,
-            no_undo=act.problem,
-            undoes=undone.id,
-            gone=result.gone,
-            altered=result.altered,
-        )
+        return _result(act, result)
 
     async def rows(self, limit: int) -> list[ActRow]:
         return [_row(act) for act in (await self._journal.acts())[:limit]]
@@ -210,6 +192,12 @@ def _aim(request: requests.QueueChange, rerouting: RerouteRun | None) -> str:
         return f" to {rerouting.aim}"
     at = request.at if isinstance(request, requests.Retry) else None
     return f" at {datetime.fromtimestamp(at).astimezone().isoformat(' ', 'seconds')}" if at else ""
+
+
+def _result(act: Act, counts: ChangeCounts, note: str = "") -> ChangeResult:
+    return ChangeResult(
+        action=act.verb, act=act.id, no_undo=act.problem, undoes=act.undoes, note=note, **asdict(counts)
+    )
 
 
 def _row(act: Act) -> ActRow:

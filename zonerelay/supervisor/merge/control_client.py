@@ -23,18 +23,6 @@ from zonerelay.operations.requests import Request
 F = TypeVar("F")
 
 
-async def ask(path: Path, call: OperationCall, answer: type[F], *, silence: float = SILENCE) -> F:
-    """Return the only frame of the answer to a simple call. Raise ControlError and NoResponseError."""
-    found: F | None = None
-    async with aclosing(frames(path, call, silence=silence)) as answered:
-        async for frame in answered:
-            if isinstance(frame, answer):
-                found = frame
-    if found is None:
-        raise NoResponseError("its response is invalid")
-    return found
-
-
 class Relay(Protocol):
     """The part of `RelayState` that the control client needs."""
 
@@ -55,13 +43,22 @@ class WorkerAnswers:
     same time. `missing` names each worker that did not answer, with the reason.
     """
 
-    def __init__(self, relay: Relay, call: OperationCall) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        call: OperationCall,
+        *,
+        sockets: Mapping[int, Path] | None = None,
+        silence: float = SILENCE,
+    ) -> None:
+        """Create the caller of all workers that answer, or of those with these `sockets`."""
         self.call = msgspec.structs.replace(
             call, id=call.id or secrets.token_hex(4), at=call.at or time.time()
         )
-        self._sockets = dict(relay.sockets())
-        self._unreachable = dict(relay.unreachable())
-        self._missed = {} if relay.shared and self._sockets else dict(self._unreachable)
+        self._silence = silence
+        self._sockets = dict(relay.sockets() if sockets is None else sockets)
+        is_whole = sockets is not None or (relay.shared and self._sockets)
+        self._missed = {} if is_whole else dict(relay.unreachable())
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -79,7 +76,7 @@ class WorkerAnswers:
         """
         call = self.call if request is None else msgspec.structs.replace(self.call, request=request)
         try:
-            async with aclosing(frames(self._sockets[worker], call)) as answered:
+            async with aclosing(frames(self._sockets[worker], call, silence=self._silence)) as answered:
                 async for frame in answered:
                     if isinstance(frame, EndFrame) and frame.missing:
                         self._missed[worker] = "; ".join(frame.missing)

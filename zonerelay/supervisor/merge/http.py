@@ -9,18 +9,15 @@ makes the relay unready until it is replaced.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from pathlib import Path
+import contextlib
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from zonerelay.control.frames import NoResponseError
 from zonerelay.operations.answers import MetricFamilies, UnreadyReasons
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import PartMetrics, PartReadiness
-from zonerelay.supervisor.merge.control_client import ask
+from zonerelay.supervisor.merge.control_client import WorkerAnswers
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals, ReloadCollector, collect, exposition
@@ -41,21 +38,15 @@ class RelayMetrics:
     async def refresh(self) -> None:
         """Query every worker for its metrics. A worker that does not answer keeps its last ones."""
         starts = {member.index: member.policy.starts for member in self._state.members()}
-        await asyncio.gather(
-            *(self._ask(worker, starts[worker], path) for worker, path in self._state.sockets().items())
-        )
-
-    async def _ask(self, worker: int, start: int, path: Path) -> None:
-        try:
-            found = await ask(
-                path, OperationCall(request=PartMetrics()), MetricFamilies, silence=METRICS_TIMEOUT
-            )
-        except (NoResponseError, ControlError):
-            return
-        if any(
-            member.index == worker for member in self._state.members()
-        ):  # the worker may have just been forgotten
-            self._totals.take(worker, start, found.families)
+        call = OperationCall(request=PartMetrics())
+        asked = WorkerAnswers(self._state, call, sockets=self._state.sockets(), silence=METRICS_TIMEOUT)
+        found: dict[int, list[MetricFamilies]] = {}
+        with contextlib.suppress(ControlError):
+            found = await asked.by_worker(MetricFamilies, asked.workers(), partial=True)
+        present = {member.index for member in self._state.members()}  # one may have just been forgotten
+        for worker in found.keys() & present:
+            for each in found[worker]:
+                self._totals.take(worker, starts[worker], each.families)
 
     def exposition(self) -> bytes:
         own = (*collect(self._registry), *self._own())
@@ -93,15 +84,16 @@ class RelayReadiness:
         running = self._state.running()
         if not running:
             return ("no worker accepts connections",)
-        answers = await asyncio.gather(*(_reasons(worker, path) for worker, path in running.items()))
-        return tuple(reason for reasons in answers for reason in reasons)
-
-
-async def _reasons(worker: int, path: Path) -> Sequence[str]:
-    try:
-        found = await ask(
-            path, OperationCall(request=PartReadiness()), UnreadyReasons, silence=READINESS_TIMEOUT
+        call = OperationCall(request=PartReadiness())
+        asked = WorkerAnswers(self._state, call, sockets=running, silence=READINESS_TIMEOUT)
+        try:
+            found = await asked.by_worker(UnreadyReasons, asked.workers(), partial=True)
+        except ControlError as error:
+            return (str(error),)
+        reasons = (
+            f"worker {worker}: {reason}"
+            for worker, frames in found.items()
+            for each in frames
+            for reason in each.reasons
         )
-    except (NoResponseError, ControlError) as error:
-        return [f"worker {worker}: {error}"]
-    return [f"worker {worker}: {reason}" for reason in found.reasons]
+        return (*asked.missing, *reasons)
