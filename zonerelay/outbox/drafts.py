@@ -149,7 +149,9 @@ def addresses(text: str, column: str) -> tuple[Address, ...]:
             )
     if not entries:
         raise BadRowError(f"{column} contains no address; expected a@b.example or Name <a@b.example>")
-    return tuple(Address(mailbox(each.address, column), _checked_name(each.name, column)) for each in entries)
+    if any(len(each.name) > MAX_NAME for each in entries):
+        raise BadRowError(f"{column} contains a name of more than {MAX_NAME} characters")
+    return tuple(Address(mailbox(each.address, column), each.name) for each in entries)
 
 
 def mailbox(text: str, column: str) -> Mailbox:
@@ -165,12 +167,6 @@ def mailbox(text: str, column: str) -> Mailbox:
         words = error.reply.text if isinstance(error, CommandError) else str(error)
         raise BadRowError(f"{column} contains an invalid address: {words}") from None
     return found
-
-
-def _checked_name(name: str, column: str) -> str:
-    if len(name) > MAX_NAME:
-        raise BadRowError(f"{column} contains a name of more than {MAX_NAME} characters")
-    return name
 
 
 def draft_of(row: int, created: float, people: RowRecipients, content: RowContent) -> Draft:

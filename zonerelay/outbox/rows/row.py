@@ -163,7 +163,7 @@ class Row:
             sender=people.sender,
             recipients=tuple(Recipient(address=each) for each in people.everybody),
             created=self.created,
-            smtputf8=not all(each.isascii() for each in _shown(people)),
+            smtputf8=not "".join((people.author.mailbox, people.sender, *people.everybody)).isascii(),
             origin=Origin(protocol=OUTBOX),
         )
 
@@ -204,11 +204,6 @@ class Row:
 
     # --- stored values
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no recipient is being attempted. The next write then releases the row."""
-        return not self.out
-
     def write(self, now: float, redact: Redactor) -> RowWrite:
         states = {each: self.state(each) for each in self.people.everybody}
         waiting = [state for state in states.values() if not state.done]
@@ -224,7 +219,7 @@ class Row:
             status = FAILED if any(state.done == FAILED for state in states.values()) else SENT
         if status == SENT:
             error_log = None
-        state = None if status == SENT else _encode(self.states)
+        state = None if status == SENT else msgspec.json.encode(self.states).decode()
         # The owner of the table may have written any number. One that is too large could never be stored.
         attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
         if delay is not None and delay != FOREVER:
@@ -274,12 +269,6 @@ def keys_of(row: Row) -> Iterable[DeliveryKey]:
     return (DeliveryKey(row.queue, row.message_id, each) for each in row.out)
 
 
-def _shown(people: RowRecipients) -> Iterable[str]:
-    yield people.author.mailbox
-    yield people.sender
-    yield from people.everybody
-
-
 def _with_reply(
     attempt: Attempt, attempts: int, redact: Redactor, recipient: Mailbox, *, done: str = ""
 ) -> RecipientProgress:
@@ -307,7 +296,3 @@ def _error_log(states: dict[Mailbox, RecipientProgress], redact: Redactor) -> st
     if len(failed) > MAX_LINES:
         lines.append(f"and {len(failed) - MAX_LINES} more")
     return redact.stored("\n".join(lines))
-
-
-def _encode(states: _States) -> str:
-    return msgspec.json.encode(states).decode()
