@@ -8,8 +8,6 @@ from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import resolve_hostname
 
-DKIM = '[[dkim]]\ndomain = "example.com"\nselector = "s1"\nkey_file = "s1.key"\n'
-
 
 def test_the_default_share_of_a_destination_gives_way_to_a_small_zone() -> None:
     (zone,) = load_text("[[zone]]\nmax_connections = 3").zone
@@ -41,18 +39,3 @@ def test_of_many_routes_only_those_that_take_everything_are_looked_at() -> None:
     many = "".join(f'[[route]]\nrecipient_domain = ["d{n}.example"]\n' for n in range(1000))
     assert advice(load_text(many + many), "relay.example.org") == ()
     assert len(advice(load_text('[[route]]\nrecipient_domain = ["*"]\n' + many), "relay.example.org")) == 1000
-
-
-@pytest.mark.parametrize(
-    ("domain", "noted"),
-    [
-        ("relay.example.com", False),
-        ("*.example.com", False),
-        ("example.com", True),
-        ("*.lay.example.com", True),
-    ],
-)
-def test_a_zone_that_requires_signatures_has_reports_to_sign_too(domain: str, noted: bool) -> None:
-    text = '[[zone]]\n[[zone]]\nname = "signed"\ndkim = "required"\n' + DKIM.replace("example.com", domain)
-    notes = advice(load_text(text), "Relay.example.com")
-    assert any(note.startswith("zone[1].dkim: required: bounces are sent from") for note in notes) is noted
