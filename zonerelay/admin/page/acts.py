@@ -7,7 +7,6 @@ continues in the background, and the page of suspensions and changes lists it.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import aclosing
 from typing import get_args
 from urllib.parse import urlencode
@@ -15,7 +14,8 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.page.filter_text import FilterTextError, command, parse
+from zonerelay.admin.page.command import command_of
+from zonerelay.admin.page.filter_text import FilterTextError, parse
 from zonerelay.admin.page.text import when
 from zonerelay.admin.page.views import VERBS
 from zonerelay.admin.page.visitor import PageError, PageRequest
@@ -44,24 +44,31 @@ async def preview(visitor: PageRequest) -> web.StreamResponse:
         sample=found.sample,
         zones=[zone.name for zone in visitor.operators.settings().zone],
         most=MAX_REASON,
-        command=command(verb, wanted, target="ZONE"),
+        command=command_of(change_of(verb, wanted, target="ZONE"), "--yes"),
     )
 
 
 async def change(visitor: PageRequest) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
-    reason, target = _reason(visitor), visitor.given("target") if verb == "reroute" else ""
-    more = {"to_zone": target} if verb == "reroute" else {}
-    given = {"filter": wanted, "reason": reason, "everything": wanted.is_everything, **more}
-    request = msgspec.convert(given, requests.CHANGES[verb])
-    same = command(verb, wanted, reason=reason, target=target)
+    request = change_of(verb, wanted, reason=_reason(visitor), target=visitor.given("target"))
+    same = command_of(request, "--yes")
     return await _carry_out(visitor, request, same, back=f"/queue?{urlencode({'q': q})}")
 
 
+def change_of(
+    verb: requests.ChangeVerb, wanted: requests.Filter, *, reason: str = "", target: str
+) -> requests.QueueChange:
+    """Return the change. `target` is the zone of a reroute."""
+    ids = () if wanted.message_id is None else (wanted.message_id,)
+    filters = msgspec.structs.replace(wanted, message_id=None)
+    more = {"to_zone": target} if verb == "reroute" else {}
+    given = {"message_ids": ids, "filter": filters, "reason": reason, "everything": wanted.is_everything}
+    return msgspec.convert({**given, **more}, requests.CHANGES[verb])
+
+
 async def undo(visitor: PageRequest) -> web.StreamResponse:
-    act = visitor.given("act")
-    request = requests.Undo(undoes=act, reason=_reason(visitor))
-    return await _carry_out(visitor, request, f"zonerelay undo {act}", back="/suspensions")
+    request = requests.Undo(undoes=visitor.given("act"), reason=_reason(visitor))
+    return await _carry_out(visitor, request, command_of(request), back="/suspensions")
 
 
 async def _carry_out(
@@ -136,26 +143,16 @@ async def suspend(visitor: PageRequest) -> web.StreamResponse:
         seconds = parse_duration(visitor.given("for")) if visitor.given("for") else None
     except ValueError as error:
         raise PageError(400, "Specify a duration.", str(error)) from error
-    reason, refuse = _reason(visitor), bool(visitor.given("refuse"))
-    stop = bool(visitor.given("stop_clock"))
-    words = ["zonerelay", "suspend", *(f"--{each}={about[each]}" for each in about if each != "everything")]
-    words += ["--hold"] if effect == "hold" else []
-    words += ["--all"] if what == "everything" else []
-    words += [f"--for={visitor.given('for')}"] if seconds else []
-    words += ["--refuse"] if refuse else []
-    words += ["--stop-clock"] if stop else []
-    same = shlex.join([*words, f"--reason={reason}"])
-    given = await visitor.one(
-        requests.Suspend(
-            about=msgspec.convert(about, requests.Selectors),
-            effect=msgspec.convert(effect, requests.OrderEffect),
-            seconds=seconds,
-            refuse=refuse,
-            stop_clock=stop,
-            reason=reason,
-        ),
-        answers.OrderResult,
+    request = requests.Suspend(
+        about=msgspec.convert(about, requests.Selectors),
+        effect=msgspec.convert(effect, requests.OrderEffect),
+        seconds=seconds,
+        refuse=bool(visitor.given("refuse")),
+        stop_clock=bool(visitor.given("stop_clock")),
+        reason=_reason(visitor),
     )
+    same = command_of(request, *(["--hold"] if effect == "hold" else []))
+    given = await visitor.one(request, answers.OrderResult)
     lines = [f"Suspension {given.order.id} is active; it applies to queued and to new mail."]
     if given.first_expiry is not None:
         lines.append(f"No mail that it is about expires before {when(given.first_expiry)}.")
@@ -163,13 +160,13 @@ async def suspend(visitor: PageRequest) -> web.StreamResponse:
 
 
 async def resume(visitor: PageRequest) -> web.StreamResponse:
-    order = visitor.given("order")
-    ended = await visitor.one(requests.Resume(id=order, reason=_reason(visitor)), answers.OrdersResult)
+    request = requests.Resume(id=visitor.given("order"), reason=_reason(visitor))
+    ended = await visitor.one(request, answers.OrdersResult)
     lines = ["The suspension has ended." if ended.orders else "The suspension had already ended."]
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")
     return await visitor.page(
-        "done.html", lines=lines, missing=(), act="", back="/suspensions", command=f"zonerelay resume {order}"
+        "done.html", lines=lines, missing=(), act="", back="/suspensions", command=command_of(request)
     )
 
 

@@ -1,5 +1,4 @@
-"""Parses the filter that an operator types on the page, and builds the same filter for the command line. No
-I/O.
+"""Parses the filter that an operator types on the page. No I/O.
 
     from:@example.org to:bob@example.com reply:"4.7.28" age:>1h zone:bulk state:held priority:high id:ID
 
@@ -9,11 +8,10 @@ All given conditions must match. The text is the complete state of the queue pag
 from __future__ import annotations
 
 import re
-import shlex
 
 import msgspec
 
-from zonerelay.config.units import format_duration, parse_duration
+from zonerelay.config.units import parse_duration
 from zonerelay.model.message_id import is_message_id
 from zonerelay.operations.operation import fields_of
 from zonerelay.operations.requests import Filter
@@ -89,22 +87,3 @@ def term(name: str, value: str) -> str:
     """Return one condition of a filter, for links: `reply:"4.7.28 try later"`."""
     plain = re.fullmatch(r'[^\s"\\]+', value) is not None
     return f"{name}:{value}" if plain else '{}:"{}"'.format(name, re.sub(r'(["\\])', r"\\\1", value))
-
-
-def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") -> str:
-    """Return the equivalent command line for the same deliveries. `target` is the zone of a reroute."""
-    if verb == "list" and wanted.message_id is not None:
-        return f"zonerelay queue show {wanted.message_id}"
-    words = ["zonerelay", "queue", verb, *([wanted.message_id] if wanted.message_id else [])]
-    words += [f"--zone={target}"] if verb == "reroute" else []
-    for field in fields_of(Filter):
-        value = getattr(wanted, field.name)
-        if value is not None and field.option.flag:
-            text = format_duration(value) if isinstance(value, float) else value
-            name = "--from-zone" if (verb, field.name) == ("reroute", "zone") else field.option.flag
-            words += [f"{name}={text}"] if text.startswith("-") else [name, text]
-    if verb != "list":
-        words += ["--all"] if wanted.is_everything else []
-        words += [f"--reason={reason}"] if reason else []
-        words += ["--yes"]
-    return shlex.join(words)

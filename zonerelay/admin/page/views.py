@@ -4,7 +4,6 @@ and the live tail. Views query the relay and change nothing.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from urllib.parse import urlencode
@@ -12,7 +11,8 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
+from zonerelay.admin.page.command import command_of
+from zonerelay.admin.page.filter_text import FilterTextError, parse, term
 from zonerelay.admin.page.flow import flow_of, plot_of
 from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
@@ -113,7 +113,11 @@ async def queue(visitor: PageRequest) -> web.StreamResponse:
         is_first=not after,
         next=f"/queue?{urlencode({'q': q, 'after': end.next})}" if end.more else "",
         verbs=VERBS,
-        command=command("list", wanted),
+        command=command_of(
+            requests.QueueShow(message_id=wanted.message_id)
+            if wanted.message_id
+            else requests.QueueList(filter=wanted)
+        ),
     )
 
 
@@ -181,7 +185,7 @@ async def body(visitor: PageRequest) -> web.StreamResponse:
         text=octets[:MAX_BODY].decode("utf-8", "replace"),
         is_cut=len(octets) > MAX_BODY,
         most=MAX_BODY,
-        command=f"zonerelay queue cat {message_id}{' --as-sent' if as_sent else ''}",
+        command=command_of(request),
     )
 
 
@@ -205,8 +209,8 @@ async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, ob
     value, outcome = given["value"], given["outcome"]
     since = now - parse_duration(given["since"]) if given["since"] else 0.0
     wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
-    query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, requests.HistoryFind)
-    answer = await ask(search, settings, query, now)
+    query = msgspec.convert({**wanted, "since": since}, requests.HistoryFind)
+    answer = await ask(search, settings, msgspec.structs.replace(query, limit=FOUND), now)
     clear = [value] if value else []
     if visitor.operates:
         clear += await visitor.operators.addresses(questions(answer.found))
@@ -215,14 +219,13 @@ async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, ob
     shown = in_words(gaps, when, several=settings.workers > 1)
     if answer.other_machines:
         shown.append("other machines with the same queue were not asked: they have their own history")
-    options = [f"--{name}={given[name]}" for name in ("since", "outcome", "reply") if given[name]]
     return {
         "found": answer.found[::-1],
         "more": answer.more,
         "counted": answer.refused_more if not answer.found or outcome == "refused" else 0,
         "known": known,
         "gaps": shown,
-        "command": shlex.join(["zonerelay", "log", "find", *([value] if value else []), *options]),
+        "command": command_of(query, now=now),
     }
 
 
@@ -237,13 +240,12 @@ async def configuration(visitor: PageRequest) -> web.StreamResponse:
 
 async def tail(visitor: PageRequest) -> web.StreamResponse:
     given = {name: visitor.given(name) for name in ("address", "event", "zone")}
-    words = [f"--{name} {value}" for name, value in given.items() if value and name != "address"]
     return await visitor.page(
         "tail.html",
         given=given,
         events=EVENTS,
         stream=f"/tail/events?{urlencode(given)}",
-        command=" ".join(filter(None, ["zonerelay tail", given["address"], *words])),
+        command=command_of(msgspec.convert(given, requests.Tail)),
     )
 
 
