@@ -18,6 +18,7 @@ from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
     BodyPiece,
+    ChangeResult,
     Count,
     DeliveryRow,
     DestinationStatus,
@@ -27,7 +28,7 @@ from zonerelay.operations.answers import (
     RelayStatus,
 )
 from zonerelay.operations.catalogue import OperationCall
-from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import (
     QueueCat,
     QueueCount,
@@ -36,6 +37,7 @@ from zonerelay.operations.requests import (
     Request,
     SpoolAcknowledge,
     Status,
+    Undo,
 )
 from zonerelay.supervisor.merge.fan_out import FanOut
 
@@ -227,6 +229,53 @@ async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) 
         with pytest.raises(NotFoundError, match="no loss bbbb"):
             await ask(path, OperationCall(request=SpoolAcknowledge(loss="bbbb")), LossDismissal)
     assert [each.losses for each in workers] == [{"aaaa"}, set()]
+
+
+class Undoing:
+    """A worker that undoes a change, or refuses to."""
+
+    def __init__(self, outcome: int | ControlError) -> None:
+        self.outcome = outcome
+
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+        assert isinstance(request, Undo)
+        if isinstance(self.outcome, ControlError):
+            raise self.outcome
+        done = self.outcome
+        result = ChangeResult(
+            action="undo", matched=done, changed=done, busy=0, act="b2", undoes=request.undoes
+        )
+        await answer.send(result)
+        return EndFrame()
+
+
+REFUSED, UNKNOWN = ControlError("it is still running"), NotFoundError("no change a1")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "changed", "missing"),
+    [
+        ([2, 3], 5, ()),
+        ([2, UNKNOWN], 2, ()),
+        ([REFUSED, 3], 3, ("worker 0: it is still running",)),
+        ([UNKNOWN, REFUSED], REFUSED, ()),
+        ([UNKNOWN, UNKNOWN], UNKNOWN, ()),
+    ],
+    ids=["all", "one did not run then", "one refuses", "none undoes", "none has it"],
+)
+async def test_each_worker_undoes_what_it_has_changed(
+    tmp_path: Path, outcomes: list[int | ControlError], changed: int | ControlError, missing: tuple[str, ...]
+) -> None:
+    call = OperationCall(request=Undo(undoes="a1"))
+    async with relay_of(tmp_path, list(map(Undoing, outcomes))) as path, asyncio.timeout(20):
+        if isinstance(changed, ControlError):
+            with pytest.raises(type(changed), match=str(changed)):
+                await ask(path, call, ChangeResult)
+            return
+        *_, result, end = [each async for each in frames(path, call)]
+        assert isinstance(result, ChangeResult)
+        assert isinstance(end, EndFrame)
+        assert (result.changed, result.undoes, end.missing) == (changed, "a1", missing)
 
 
 class Paced:
