@@ -284,8 +284,8 @@ class Relay:
             zones,
             ZoneParts(
                 store=self.store,
-                router=self.router,
-                courier=self.courier,
+                route=lambda zone, domain: self.router.route(zone, domain),
+                deliver=lambda batch: self.courier.deliver(batch),
                 settler=self.settler,
                 retry=retry,
                 events=self.events,

@@ -177,7 +177,6 @@ class Webhooks:
         self,
         message: Message | None,
         reported: Sequence[Result],
-        *,
         destination: str,
         seconds: float | None,
     ) -> list[OwnMessage]:

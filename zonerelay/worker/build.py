@@ -252,7 +252,7 @@ async def _assemble(
         clock=clock,
         callbacks=SettlerCallbacks(
             postponed=lambda queue, when: scheduler.postponed(queue, when),
-            reporter=lambda: telling.reporter,
+            report=lambda: None if telling.reporter is None else telling.reporter.outcomes,
             paused=lambda delivery, message, where: (
                 orders.paused(delivery, message, where) + leaps.skipped(delivery.created)
             ),
@@ -274,8 +274,8 @@ async def _assemble(
         settings.zone,
         ZoneParts(
             store=store,
-            router=sending.router,
-            courier=sending,
+            route=sending.router.route,
+            deliver=sending.deliver,
             settler=settler,
             retry=settings.retry,
             events=events,

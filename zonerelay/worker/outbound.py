@@ -198,7 +198,7 @@ class OutboundSide:
         self.configure(tables)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Deliver a batch, by SMTP or to captured mail, as `Courier.deliver` does."""
+        """Deliver a batch, by SMTP or to captured mail, as `ZoneParts.deliver` says."""
         if batch.zone.next_hop == CAPTURE:
             return await self._capturing.deliver(batch)
         return await self.courier.deliver(batch)

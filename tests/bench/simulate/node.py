@@ -99,8 +99,8 @@ class Node:
             [zone],
             ZoneParts(
                 store=self.store,
-                router=SimRouter(world, clock),
-                courier=self.courier,
+                route=SimRouter(world, clock).route,
+                deliver=self.courier.deliver,
                 settler=self.settler,
                 retry=self._retry,
                 events=events,

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Protocol
 
 from msgspec import structs
 
@@ -51,19 +50,10 @@ from zonerelay.telemetry.events.events import Events
 Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
 
-
-class OutcomeReporter(Protocol):
-    """Interface: creates the relay's own messages, such as webhook events, that report outcomes."""
-
-    def outcomes(
-        self,
-        message: Message | None,
-        reported: Sequence[Result],
-        *,
-        destination: str,
-        seconds: float | None,
-    ) -> list[OwnMessage]:
-        """Return the messages to store in the same write as these outcomes. Never raises."""
+ReportOutcomes = Callable[[Message | None, Sequence[Result], str, float | None], list[OwnMessage]]
+"""`report(message, results, destination, seconds)` returns the relay's own messages about outcomes, such as
+webhook events, which are stored in the same write. It never raises.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +62,8 @@ class SettlerCallbacks:
 
     postponed: Callable[[QueueName, float], None] = lambda queue, when: None
     """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
-    reporter: Callable[[], OutcomeReporter | None] = lambda: None
-    """Return the part that reports outcomes to others, in the same write."""
+    report: Callable[[], ReportOutcomes | None] = lambda: None
+    """Return the function that reports outcomes to others."""
     paused: Callable[[Delivery, Message | None, str], float] = lambda delivery, message, destination: 0.0
     """Return the seconds that do not count towards a delivery's age because mail was suspended."""
     keep: Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]] = lambda message, some, where: some
@@ -230,9 +220,9 @@ class Settler:
         if simple:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
-            if (reporter := self._callbacks.reporter()) is not None:
+            if (report := self._callbacks.report()) is not None:
                 reported = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
-                changes += self._companions(reporter, message, reported, destination, seconds)
+                changes += self._companions(report, message, reported, destination, seconds)
             self.outcome_log.put(AtomicWrite(changes, len(deliveries), lazy=True))
             return
         parcel = _PendingOutcomes(message, deliveries, outcomes, destination, seconds)
@@ -407,7 +397,7 @@ class Settler:
 
     def _companions(
         self,
-        reporter: OutcomeReporter,
+        report: ReportOutcomes,
         message: Message | None,
         reported: Sequence[Result],
         destination: str,
@@ -415,7 +405,7 @@ class Settler:
     ) -> list[OwnMessage]:
         """Return the messages that report outcomes to others. An error there must not lose the outcome."""
         try:
-            return reporter.outcomes(message, reported, destination=destination, seconds=seconds)
+            return report(message, reported, destination, seconds)
         except Exception as error:  # noqa: BLE001 - see above
             self._events.error("webhook", error, message_id=reported[0][0].message_id)
             return []
@@ -433,10 +423,10 @@ class Settler:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
         submits: Sequence[OwnMessage] = ()
-        if (reporter := self._callbacks.reporter()) is not None:
+        if (report := self._callbacks.report()) is not None:
             news = filter(_is_news, dispositions)
             reported = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
-            submits = self._companions(reporter, message, reported, destination, seconds) if reported else ()
+            submits = self._companions(report, message, reported, destination, seconds) if reported else ()
 
         def then() -> None:
             if durable is not None and not durable.done():

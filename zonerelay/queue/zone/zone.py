@@ -34,11 +34,10 @@ during this time. The rest is tried again later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Protocol
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import format_size
@@ -100,36 +99,23 @@ LONGEST_FIRST = 120.0
 """Seconds. Servers disconnect clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
 
 
-class Courier(Protocol):
-    """Interface: delivers a batch to one of the hosts of its route."""
-
-    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Deliver a batch and return one outcome per delivery, in order. If all outcomes have the scope HOST,
-        no host of the route answered.
-
-        Only CancelledError and ClaimLostError are raised, and only while no peer has replied for a recipient.
-        Any unexpected error becomes a deferral.
-        """
-
-
-class Router(Protocol):
-    """Interface: finds the hosts for a domain."""
-
-    async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Return the hosts for a domain, from a cache while the entry is fresh. Only CancelledError is
-        raised.
-
-        In a zone with a `next_hop` all domains have the same route; the scheduler then passes `""`.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class ZoneParts:
     """The components that all zones of a scheduler share. A reload replaces `retry`."""
 
     store: QueueStore
-    router: Router
-    courier: Courier
+    route: Callable[[ZoneSettings, str], Awaitable[Route | Unroutable]]
+    """Return the hosts for a domain, from a cache while the entry is fresh. Only CancelledError is raised.
+
+    In a zone with a `next_hop` all domains have the same route; the zone then passes `""`.
+    """
+    deliver: Callable[[Batch], Awaitable[Sequence[Outcome]]]
+    """Deliver a batch to one of the hosts of its route, and return one outcome per delivery, in order. If all
+    outcomes have the scope HOST, no host of the route answered.
+
+    Only CancelledError and ClaimLostError are raised, and only while no peer has replied for a recipient. Any
+    unexpected error becomes a deferral.
+    """
     settler: Settler
     retry: RetrySettings
     events: Events
@@ -429,7 +415,7 @@ class Zone:
 
     async def _look_up(self, domain: str) -> None:
         try:
-            answer = await self._parts.router.route(self.settings, domain)
+            answer = await self._parts.route(self.settings, domain)
         except Exception as error:  # noqa: BLE001 - an error of the router is temporary
             self._events.error("queue.router", error)
             answer = None
@@ -583,7 +569,7 @@ class Zone:
             more=work.more,
         )
         try:
-            outcomes = await self._parts.courier.deliver(batch)
+            outcomes = await self._parts.deliver(batch)
         except ClaimLostError:
             raise
         except Exception as error:  # noqa: BLE001 - an error of the courier is temporary

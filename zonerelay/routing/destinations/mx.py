@@ -61,7 +61,7 @@ class ExaminedRoute:
 
 @dataclass(eq=False, repr=False)
 class MxRouter:
-    """Finds the hosts of a domain (implements `queue.contract.Router`). `hostname` is the relay's name in MX
+    """Finds the hosts of a domain for the zones of the queue. `hostname` is the relay's name in MX
     records.
 
     Without `sts` no zone looks up MTA-STS policies.
