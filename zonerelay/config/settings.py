@@ -17,7 +17,7 @@ from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.convert import AUTO
 from zonerelay.config.options.forms import selector as read_selector
-from zonerelay.config.options.options import DAY, HOUR, KB, MAX_WORKERS, MB, MINUTE, tables_of
+from zonerelay.config.options.options import DAY, HOUR, KB, MAX_WORKERS, MB, tables_of
 from zonerelay.config.tables.credential import (
     CredentialSettings,
     OauthGrant,
@@ -88,7 +88,6 @@ from zonerelay.config.tables.zone import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.model.queue_name import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

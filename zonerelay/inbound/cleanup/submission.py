@@ -146,6 +146,11 @@ class SubmittingClient:
             self.context.events.metrics.quota_refused.add((refusal.quota,))
         return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)
 
+    def refuse_content(self, intake: Intake, answer: ServerReply, command: str) -> None:
+        """Log the refusal of a message whose envelope was accepted, and count it."""
+        about, detail = intake.envelope, intake.detail
+        self.refuse(answer, command, message_id=about.id, mailbox=about.sender, detail=detail)
+
     def ask(self, question: Question, after_verdict: AfterVerdict) -> ServerReply:
         self.question = question
         self._after_verdict = after_verdict

@@ -28,7 +28,7 @@ from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.cleanup.intake import BACKLOG, FirstAnswer, Intake
 from zonerelay.inbound.cleanup.submission import SubmittingClient
-from zonerelay.inbound.refusal import Reason, Refusal
+from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
@@ -325,12 +325,11 @@ class _SubmitCall:
             assert intake.refusal is not None
             if refused is not None and intake.refusal is transaction.unless_repeated:
                 return refused
-            self._refuse(intake, intake.refusal)
+            self._submission.refuse_content(intake, intake.refusal, "DATA")
             return _whole(intake.refusal)
         except BaseException:
             if not intake.complete:
-                left = ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT)
-                self._refuse(intake, left)
+                self._submission.refuse_content(intake, replies.CLIENT_LEFT, "DATA")
             raise
         finally:
             self.context.large_bodies.leave(self)
@@ -361,15 +360,6 @@ class _SubmitCall:
     def _has_room(self) -> None:
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
-
-    def _refuse(self, intake: Intake, answer: ServerReply) -> None:
-        self._submission.refuse(
-            answer,
-            "DATA",
-            message_id=intake.envelope.id,
-            mailbox=intake.envelope.sender,
-            detail=intake.detail,
-        )
 
 
 def _whole(answer: ServerReply, *, of_sender: bool = False) -> Rejection:

@@ -33,7 +33,6 @@ from typing import Any
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.memory import TLS_COST
-from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.transport import Deadlines, Transport, TransportFault
@@ -590,7 +589,7 @@ class Session(asyncio.Protocol):
         if intake is None or intake.complete:
             return
         if self.phase is SessionPhase.LEFT:
-            self._refuse(intake, ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
+            self._refuse(intake, replies.CLIENT_LEFT)
         self._abort(intake)
 
     def _abort(self, intake: Intake) -> None:
@@ -602,14 +601,8 @@ class Session(asyncio.Protocol):
         intake.release()
 
     def _refuse(self, intake: Intake, answer: ServerReply) -> None:
-        envelope = intake.envelope
-        self.conversation.refuse(
-            answer,
-            "BDAT" if intake.transaction.chunked else "DATA",
-            message_id=envelope.id,
-            mailbox=envelope.sender,
-            detail=intake.detail,
-        )
+        command = "BDAT" if intake.transaction.chunked else "DATA"
+        self.conversation.refuse_content(intake, answer, command)
 
     # Tasks, memory, closing, reading, time.
 

@@ -258,7 +258,9 @@ SUSPENDED = _bye(421, "3.2", "Service not available, try again later", Reason.SU
 SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
 
 # Not sent: the log shows it for a client that disconnected during DATA.
-CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
+CLIENT_LEFT = ServerReply(
+    Reply(421, "4.2", "Connection lost before the end of data"), b"", reason=Reason.CLIENT_LEFT
+)
 
 # Not sent either: after a failed handshake, or before a PROXY header, the client cannot read a reply.
 _UNHEARD = Reply(421, "5.0", "Not heard")
