@@ -270,8 +270,10 @@ def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
         named = ", ".join(map(str, workers))
         asked = f"worker {named}" if len(workers) == 1 else f"workers {named}"
         output.chatter().print(f"Nothing is found in the history of {asked} in {place}.")
-    else:
+    elif place.exists():
         output.chatter().print(f"There is no history that can be read in {place}.")
+    else:
+        output.chatter().print(f"No event is stored in {place} yet: a relay writes one within a second or so.")
 
 
 def _tell_gaps(gaps: Sequence[HistoryGap], several: bool) -> None:
