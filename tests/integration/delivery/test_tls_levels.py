@@ -442,7 +442,8 @@ async def test_where_tls_comes_first_there_is_no_clear_text(
         reply = await refusal(courier, plain, TlsDemand(), AT_ONCE)
         assert reply.startswith(f"451 4.7.5 TLS with {HOST} (127.0.0.1:{plain.port}) failed: ")
     assert results.seen == [("opportunistic", "failed")] * 2
-    assert plain.commands == []
+    # The random bytes of a handshake may contain a line end, so the sink may take a part of it for a command.
+    assert not any(command.startswith(("EHLO", "HELO")) for command in plain.commands)
 
 
 class _Today(ManualClock):
