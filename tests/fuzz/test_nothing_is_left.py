@@ -59,19 +59,9 @@ OTHERS = [
 ]  # fmt: skip
 
 RARE = [
-    "come",
-    "reload",
-    "raw",
-    "any",
-    "end-tls",
-    "half-close",
-    "block",
-    "unblock",
-    "drain",
-    "lose",
-    "abort",
-    "late",
-]
+    "come", "reload", "raw", "any", "end-tls", "half-close", "block", "unblock", "drain", "lose",
+    "abort", "late",
+]  # fmt: skip
 ACTIONS = [*["next"] * 60, *["turn"] * 6, *["turns"] * 6, *RARE]
 
 

@@ -127,13 +127,9 @@ CLEAR = [
     '"a, b" <a@x>',
 ]
 UNCLEAR = [
-    '"Ann <a@x.example>',
-    "(Ann <a@x.example>",
-    "Ann) <a@x>",
-    "a\\b <a@x>",
-    "=?utf-8?q?a,b?= <a@x>",
+    '"Ann <a@x.example>', "(Ann <a@x.example>", "Ann) <a@x>", "a\\b <a@x>", "=?utf-8?q?a,b?= <a@x>",
     "a\x01 <a@x>",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [*CLEAR, *UNCLEAR])

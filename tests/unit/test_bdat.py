@@ -169,17 +169,9 @@ def test_bare_line_ends_are_counted_as_in_data() -> None:
 
 
 NOT_PLAIN = [
-    b".",
-    b".a\r\n",
-    b"a\r\n.b\r\n",
-    b"a\r\n..\r\n",
-    b"a\nb",
-    b"a\rb",
-    b"a\r",
-    b"\n.",
-    b"a\r\r\n",
+    b".", b".a\r\n", b"a\r\n.b\r\n", b"a\r\n..\r\n", b"a\nb", b"a\rb", b"a\r", b"\n.", b"a\r\r\n",
     b"a\x00",
-]
+]  # fmt: skip
 PLAIN = [b"", b"a", b"a\r\n", b"a.\r\n\r\nb.", b"\r\n"]
 
 

@@ -82,13 +82,9 @@ def test_a_captured_message_takes_linear_time(where: str) -> None:
 def _read(parts: MimeParts) -> None:
     """All that the store and the pages read of it."""
     _ = (
-        parts.date,
-        parts.people("from"),
-        parts.people("to"),
-        parts.words(),
-        parts.links(),
+        parts.date, parts.people("from"), parts.people("to"), parts.words(), parts.links(),
         parts.html_to_show(),
-    )
+    )  # fmt: skip
 
 
 def test_the_name_of_a_file_in_the_words_of_rfc_2231() -> None:

@@ -190,48 +190,22 @@ WORDS = st.sampled_from(
     [
         *TABLES,
         *(
-            "hostname",
-            "name",
-            "path",
-            "address",
-            "schedule",
-            "jitter",
-            "max_connections",
-            "tls",
-            "default",
-            "x",
+            "hostname", "name", "path", "address", "schedule", "jitter", "max_connections", "tls",
+            "default", "x",
         ),
         *(
-            "= 1",
-            "= 'x'",
-            "= []",
-            "= ['', 1]",
-            "= {}",
-            "= nan",
-            "= 1e400",
-            "= true",
-            "= 00:00:00",
-            "[",
-            "]",
-            "[[",
-            "]]",
+            "= 1", "= 'x'", "= []", "= ['', 1]", "= {}", "= nan", "= 1e400", "= true", "= 00:00:00",
+            "[", "]", "[[", "]]",
         ),
         *("\n", "#", '"', "'", ".", " ", '"""', "\x00", "é", "\r\n"),
     ]
-)
+)  # fmt: skip
 STATEMENTS = st.sampled_from(
     [
-        "[{}]\n",
-        "[[{}]]\n",
-        "{} = 1\n",
-        "{} = 'x'\n",
-        "{} = []\n",
-        "{} = {{}}\n",
-        "{} = [{{}}]\n",
-        "{} = inf\n",
-        "{} = ''\n",
+        "[{}]\n", "[[{}]]\n", "{} = 1\n", "{} = 'x'\n", "{} = []\n", "{} = {{}}\n", "{} = [{{}}]\n",
+        "{} = inf\n", "{} = ''\n",
     ]
-)
+)  # fmt: skip
 
 
 @given(

@@ -223,19 +223,9 @@ def test_what_begins_while_we_do_not_read_has_its_time_from_when_we_do() -> None
 
 
 STEPS = [
-    nothing,
-    handshake,
-    established,
-    noop,
-    mail,
-    body,
-    octets(1),
-    octets(900),
-    chunk_complete,
-    end_of_data,
-    paused,
-    resumed,
-]
+    nothing, handshake, established, noop, mail, body, octets(1), octets(900), chunk_complete,
+    end_of_data, paused, resumed,
+]  # fmt: skip
 
 
 @given(

@@ -168,16 +168,9 @@ class Nasty(Exception):
 
 
 ERRORS = [
-    ValueError("no"),
-    SystemExit(1),
-    KeyboardInterrupt(),
-    GeneratorExit(),
-    StopIteration(),
-    asyncio.CancelledError(),
-    TimeoutError("theirs"),
-    RecursionError(),
-    Nasty(),
-]
+    ValueError("no"), SystemExit(1), KeyboardInterrupt(), GeneratorExit(), StopIteration(),
+    asyncio.CancelledError(), TimeoutError("theirs"), RecursionError(), Nasty(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", [raising, raising_async])

@@ -61,16 +61,9 @@ def test_status_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -
     assert max(map(len, shown.splitlines())) <= width
     assert "history    4.8 MB of the last 1d" in re.sub(" {3,}", "    ", shown)
     words = [
-        "998/m of 1000/1m",
-        "0/10",
-        "12k",
-        "1h12m",
-        "in 4m",
-        "no answer",
-        "451 4.4.1 no answer",
-        "2/20",
-        "7/m",
-    ]
+        "998/m of 1000/1m", "0/10", "12k", "1h12m", "in 4m", "no answer", "451 4.4.1 no answer",
+        "2/20", "7/m",
+    ]  # fmt: skip
     assert [word for word in words if word not in shown] == []
 
 
