@@ -209,17 +209,12 @@ def test_a_delay_warning_says_until_when_and_that_nothing_is_to_be_done() -> Non
     assert "rejected this message" not in found.people
 
 
-def test_success_at_a_relay_is_relayed() -> None:
-    outcome = Outcome(Verdict.DELIVERED, Reply(250, "0.0", "queued"), host="mx.example.com")
-    found = Report(composed(report(outcome), kind=DsnKind.RELAYED))
-    assert (found.recipient["Action"], found.recipient["Status"]) == ("relayed", "2.0.0")
-
-
 def test_a_relayed_message_is_told_in_words() -> None:
     outcome = Outcome(Verdict.DELIVERED, Reply(250, "0.0", "queued as 7"), host="mx.example.com")
     found = Report(composed(report(outcome), kind=DsnKind.RELAYED))
     assert found.head["Subject"] == "Your message was relayed"
     assert "do not confirm deliveries" in " ".join(found.people.split())
+    assert (found.recipient["Action"], found.recipient["Status"]) == ("relayed", "2.0.0")
     assert found.recipient["Remote-MTA"] == "dns; mx.example.com"
     assert found.recipient["Diagnostic-Code"] == "smtp; 250 2.0.0 queued as 7"
 

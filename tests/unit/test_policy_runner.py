@@ -150,12 +150,15 @@ async def test_more_events_than_threads_wait_their_turn() -> None:
         assert sink.events == []
 
 
-async def test_answers_are_timed() -> None:
-    sink = Sink()
-    events = make_events(sink, ManualClock())
-    runner = PolicyRunner(policy(mail=lambda self, e: None), timeout=1, events=events, zones=tuple)
-    await runner.ask(MAIL)
+async def test_answers_are_timed_and_failures_counted_by_step_and_kind() -> None:
+    events = make_events(Sink(), ManualClock())
+    made = policy(rcpt=lambda self, e: None, mail=raising(ValueError()))
+    runner = PolicyRunner(made, timeout=5, events=events, zones=tuple)
+    await runner.ask(RCPT)
     assert "zonerelay_policy_seconds_count 1.0" in events.metrics.exposition().decode()
+    await runner.ask(MAIL)
+    text = events.metrics.exposition().decode()
+    assert 'zonerelay_policy_failures_total{event="mail",kind="error"} 1.0' in text
     await runner.close()
 
 
@@ -398,15 +401,6 @@ async def test_zones_and_edits_only_where_they_can_still_matter(event: type[Even
         async with running(made, timeout=5) as (runner, sink):
             assert await runner.ask(ONE_OF_EACH[event]) == (decision if right else NOT_AVAILABLE)
             assert kinds(sink) == ([] if right else [(event.step, "bad-decision")])
-
-
-async def test_failures_are_counted_by_step_and_kind() -> None:
-    events = make_events(Sink(), ManualClock())
-    runner = PolicyRunner(policy(mail=raising(ValueError())), timeout=5, events=events, zones=tuple)
-    await runner.ask(MAIL)
-    text = events.metrics.exposition().decode()
-    assert 'zonerelay_policy_failures_total{event="mail",kind="error"} 1.0' in text
-    await runner.close()
 
 
 async def test_a_background_task_that_asks_to_exit_does_not_end_the_loop(
