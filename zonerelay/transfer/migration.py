@@ -47,13 +47,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import gathered
-from zonerelay.store.contract import (
-    MessageNotFoundError,
-    QueueCounts,
-    Store,
-    StoreCorruptError,
-    StoreError,
-)
+from zonerelay.store.contract import MessageNotFoundError, QueueCounts, Store, StoreCorruptError, StoreError
 from zonerelay.transfer.journal import MigrationJournal, Move, MovePhase
 from zonerelay.transfer.stored import UnusableMessage
 

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
-from zonerelay.config.problems import (
-    Findings,
-    Report,
-    all_sound,
-    check_names,
-    check_references,
-)
+from zonerelay.config.problems import Findings, Report, all_sound, check_names, check_references
 from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}

@@ -17,10 +17,7 @@ from zonerelay.config.options import options as declare
 from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import DAY, YEAR
 from zonerelay.config.problems import Findings, quoted, unreachable
-from zonerelay.config.tables.listener import (
-    ListenerAuth,
-    ListenerSettings,
-)
+from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings
 from zonerelay.config.tables.zone import DkimMode, ZoneSettings
 
 # [srs]: rewritten envelope senders, and their secrets. No text of this module has a secret, or its length.

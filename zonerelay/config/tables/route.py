@@ -12,12 +12,7 @@ from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, MINUTE
 from zonerelay.config.problems import Findings, Report, check_known, unreachable
-from zonerelay.config.tables.listener import (
-    ListenerAuth,
-    ListenerSettings,
-    Network,
-    in_full,
-)
+from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings, Network, in_full
 from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
 from zonerelay.config.units import format_size
 

@@ -43,11 +43,7 @@ from zonerelay.inbound.policy.api import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import (
-    AcceptanceReporter,
-    SharedContext,
-    SuspensionCheck,
-)
+from zonerelay.inbound.state.context import AcceptanceReporter, SharedContext, SuspensionCheck
 from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.limits.shared import RecordStore

@@ -30,13 +30,7 @@ _TOO_MANY = {
 class Admission(Generic[S]):
     """Admits connections to one listener within its limits."""
 
-    def __init__(
-        self,
-        settings: ListenerSettings,
-        *,
-        memory: SessionMemory,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, settings: ListenerSettings, *, memory: SessionMemory, metrics: Metrics) -> None:
         self._is_unix = settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics

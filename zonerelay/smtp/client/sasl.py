@@ -247,10 +247,7 @@ class Xoauth2Mechanism(SaslMechanism):
     name = XOAUTH2
 
     def __init__(self, identity: SaslIdentity) -> None:
-        self.first = b"user=%s\x01auth=Bearer %s\x01\x01" % (
-            identity.user.encode(),
-            identity.secret.encode(),
-        )
+        self.first = b"user=%s\x01auth=Bearer %s\x01\x01" % (identity.user.encode(), identity.secret.encode())
 
     def respond(self, challenge: bytes) -> bytes:
         if self.explanation:

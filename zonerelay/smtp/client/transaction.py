@@ -236,11 +236,7 @@ class ClientTransaction:
     """The client side of one transaction, which sends a message to one peer for at least one delivery."""
 
     def __init__(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        capabilities: Capabilities,
-        peer: Peer,
+        self, message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities, peer: Peer
     ) -> None:
         self.phase = TransactionPhase.MAIL
         self.closing = False
