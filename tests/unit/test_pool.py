@@ -114,23 +114,30 @@ class Line(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
 
-def session(slot: Slot, host: str, zone: ZoneSettings) -> OutgoingSession:
-    protocol = ClientProtocol(Line(), asyncio.get_running_loop(), slot.release)
-    return OutgoingSession(
-        protocol, Peer(host, "192.0.2.1"), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
-    )
+class SlowLine(Line):
+    """To a peer that takes its time to hang up."""
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+async def opened(
+    pool: ConnectionPool, host: str, zone: ZoneSettings, *, transactions: int = 1, line: type[Line] = Line
+) -> OutgoingSession:
+    wanted = Terms(zone, route_to(zone.name, host))
+    slot = await pool.acquire(wanted)
+    assert isinstance(slot, Slot)
+    protocol = ClientProtocol(line(), asyncio.get_running_loop(), slot.release)
+    made = OutgoingSession(protocol, Peer(host, "192.0.2.1"), Capabilities(), wanted, slot)
+    made.transactions = transactions
+    return made
 
 
 async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() -> None:
     zone = ZoneSettings(max_connections=3)
     pool = ConnectionPool(quit_timeout=1.0)
-    sessions = {}
-    for host in ("regular", "first", "second"):
-        slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
-        assert isinstance(slot, Slot)
-        sessions[host] = session(slot, host, zone)
-    sessions["regular"].transactions = 2
-    sessions["first"].transactions = sessions["second"].transactions = 1
+    used = {"regular": 2, "first": 1, "second": 1}
+    sessions = {host: await opened(pool, host, zone, transactions=count) for host, count in used.items()}
     for each in sessions.values():
         pool.give_back(each)
 
@@ -141,16 +148,6 @@ async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() 
     assert left == [["regular", "second"], ["regular"], []]
     assert not any(pool._used_once.values())
     await pool.close()
-
-
-async def opened(
-    pool: ConnectionPool, host: str, zone: ZoneSettings, *, transactions: int = 1
-) -> OutgoingSession:
-    slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
-    assert isinstance(slot, Slot)
-    made = session(slot, host, zone)
-    made.transactions = transactions
-    return made
 
 
 async def test_what_is_about_to_carry_more_makes_room_last() -> None:
@@ -170,27 +167,11 @@ async def test_what_is_about_to_carry_more_makes_room_last() -> None:
     await pool.close()
 
 
-class SlowLine(Line):
-    """To a peer that takes its time to hang up."""
-
-    def close(self) -> None:
-        self.is_over = True
-
-
 async def test_each_waiter_has_one_connection_closed_for_it_and_not_one_at_every_look() -> None:
     """As a real run showed: each look closed another one, and its mail had to open a new one."""
     zone = ZoneSettings(max_connections=3)
     pool = ConnectionPool(quit_timeout=1.0)
-    sessions = []
-    for host in ("a", "b", "c"):
-        slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
-        assert isinstance(slot, Slot)
-        protocol = ClientProtocol(SlowLine(), asyncio.get_running_loop(), slot.release)
-        sessions.append(
-            OutgoingSession(
-                protocol, Peer(host), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
-            )
-        )
+    sessions = [await opened(pool, host, zone, line=SlowLine) for host in ("a", "b", "c")]
     busy = sessions.pop()
     for each in sessions:
         pool.give_back(each)
