@@ -95,10 +95,7 @@ async def test_programs_of_debian_reach_whom_they_mean(tmp_path: Path, sink: Sin
         for what, case in CASES.items():
             sink.messages.clear()
             said = await asyncio.to_thread(machine.run, "sh", "-c", case.command)
-            async with asyncio.timeout(30):
-                while sum(len(each.recipients) for each in sink.messages) < len(case.recipients):
-                    await asyncio.sleep(0.02)
-            assert sorted(to for each in sink.messages for to in each.recipients) == case.recipients, (
+            assert await sink.wait_for_recipients(len(case.recipients)) == case.recipients, (
                 what,
                 said,
             )

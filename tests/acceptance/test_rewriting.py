@@ -47,9 +47,7 @@ def submit(relay: RelayProcess, *, by_chunks: bool = False) -> None:
 async def test_blind_copies_do_not_show(tmp_path: Path, sink: Sink, by_chunks: bool) -> None:
     with RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}") as relay:
         await asyncio.to_thread(submit, relay, by_chunks=by_chunks)
-        async with asyncio.timeout(20):
-            while sum(len(each.recipients) for each in sink.messages) < 4:
-                await asyncio.sleep(0.02)
+        await sink.wait_for_recipients(4)
     for received in sink.messages:
         header, _, body = received.body.partition(b"\r\n\r\n")
         assert re.search(rb"^(?:bcc|return-path)", header, re.IGNORECASE | re.MULTILINE) is None

@@ -47,11 +47,8 @@ async def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink
             result = await asyncio.to_thread(sendmail, relay.config, *words, message=message)
             assert result == (OK, "")
             count = 2 if "-t" in words else 1
-            async with asyncio.timeout(20):
-                while sum(len(each.recipients) for each in sink.messages) < count:
-                    await asyncio.sleep(0.02)
+            recipients = await sink.wait_for_recipients(count)
             one = sink.messages[0]
-            recipients = sorted(name for each in sink.messages for name in each.recipients)
             return one.mail_from, recipients, one.body.decode()
 
         sender, recipients, text = await sent(
@@ -186,10 +183,7 @@ async def test_a_message_goes_to_whom_its_author_means(python: str, tmp_path: Pa
             assert done.returncode == OK, (what, done.stderr)
             assert said in done.stderr.decode()
             assert bool(said) == bool(done.stderr), (what, done.stderr)
-            async with asyncio.timeout(20):
-                while sum(len(each.recipients) for each in sink.messages) < len(wanted):
-                    await asyncio.sleep(0.02)
-            assert sorted(to for each in sink.messages for to in each.recipients) == sorted(wanted), what
+            assert await sink.wait_for_recipients(len(wanted)) == sorted(wanted), what
             accepted = relay.events("accepted")
             assert (len(accepted), accepted[-1]["recipients"]) == (count, len(wanted)), what
             assert not any(b"hid@d.example" in each.body for each in sink.messages), what
@@ -205,9 +199,7 @@ async def test_addresses_of_the_header_get_the_domain_too(tmp_path: Path, sink: 
     )
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
         assert await asyncio.to_thread(sendmail, relay.config, "x@d.example", message=letter) == (OK, "")
-        async with asyncio.timeout(20):
-            while not sink.messages:
-                await asyncio.sleep(0.02)
+        await sink.wait_for(1, timeout=20)
         here, text = domain_here(), sink.messages[0].body.decode()
         assert f"\r\nFrom: root@{here} (Cron Daemon)\r\n" in text
         assert f"\r\nTo: ops@{here}, Ann <ann@{here}>, c@d.example\r\n" in text
@@ -246,9 +238,7 @@ async def test_a_user_without_a_name_sends(tmp_path: Path, sink: Sink) -> None:
                 extra_groups=[],
             )
             assert (done.returncode, done.stderr) == (OK, b"")
-            async with asyncio.timeout(20):
-                while not sink.messages:
-                    await asyncio.sleep(0.02)
+            await sink.wait_for(1, timeout=20)
             assert sink.messages[0].mail_from == sender
 
 
@@ -301,9 +291,7 @@ async def test_smtp_from_a_pipe_all_at_once(tmp_path: Path, sink: Sink) -> None:
             status, replies = await given(text)
             assert status == OK, what
             assert any("queued as" in reply for reply in replies), (what, replies)
-            async with asyncio.timeout(20):
-                while not sink.messages:
-                    await asyncio.sleep(0.02)
+            await sink.wait_for(1, timeout=20)
             assert sink.messages[0].body.endswith(b"\r\n\r\nhi\r\n.\r\n"), what
         status, replies = await given(f"{SESSION}DATA\nSubject: x\n\nhi\n")
         assert (status, replies[-1][:3]) == (DATAERR, "354")
@@ -375,10 +363,7 @@ async def test_users_of_the_machine_have_aliases(tmp_path: Path, sink: Sink) -> 
     tables = {"sendmail": {"aliases": str(aliases)}}
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
         assert await asyncio.to_thread(sendmail, relay.config, "root,x@y.example") == (OK, "")
-        async with asyncio.timeout(20):
-            while sum(len(each.recipients) for each in sink.messages) < 4:
-                await asyncio.sleep(0.02)
-        found = sorted(name for each in sink.messages for name in each.recipients)
+        found = await sink.wait_for_recipients(4)
         assert found == sorted([f"ann@{domain_here()}", "bob@e.example", "ops@d.example", "x@y.example"])
         status, said = await asyncio.to_thread(sendmail, relay.config, "pipe")
         assert status == CONFIG
@@ -453,9 +438,7 @@ async def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobod
         began = time.monotonic()
         await asyncio.to_thread(story)
         assert time.monotonic() - began < 60
-        async with asyncio.timeout(30):
-            while len(sink.messages) < len(endings):
-                await asyncio.sleep(0.02)
+        await sink.wait_for(len(endings), timeout=30)
         assert not relay.events("drop-delayed")
     finally:
         relay.kill()

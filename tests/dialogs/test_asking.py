@@ -8,7 +8,8 @@ from collections.abc import Collection
 
 import pytest
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening, until
+from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.waiting import until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import LoginKind, LoginResult

@@ -61,7 +61,8 @@ import pytest
 import uvloop
 
 from tests.dialogs.staging import Step, client_context, load, staged
-from tests.support.inbound import House, RememberingStore, Stored, Talk, until
+from tests.support.inbound import House, RememberingStore, Stored, Talk
+from tests.support.waiting import until
 from zonerelay.model.address import path
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening, until
+from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 
 LARGE = b"Subject: x\r\n\r\n" + b"y" * 200_000 + b"\r\n"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiosmtpd.smtp import Envelope, Session
 
-from tests.support.inbound import EventLog, House, events_into, listening, until
+from tests.support.inbound import EventLog, House, events_into, listening
+from tests.support.waiting import until
 from zonerelay.config.settings import (
     AccessAction,
     AccessSettings,

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.inbound import EventLog, Hold, House, RememberingStore, listening, until
+from tests.support.inbound import EventLog, Hold, House, RememberingStore, listening
+from tests.support.waiting import until
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import LoginKind, LoginResult

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening, until
+from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.waiting import until
 from zonerelay.config.settings import MB, ListenerSettings
 from zonerelay.inbound.cleanup.intake import BACKLOG
 

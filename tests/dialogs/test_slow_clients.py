@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.dialogs.staging import listening_with_tls
-from tests.support.inbound import Talk, listening, until
+from tests.support.inbound import Talk, listening
 from tests.support.tls_client import trusting
+from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.session import transport
 from zonerelay.inbound.session import transport as timeouts

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.dialogs.staging import listening_with_tls
-from tests.support.inbound import Hold, House, RememberingStore, Talk, until
+from tests.support.inbound import Hold, House, RememberingStore, Talk
 from tests.support.tls_client import trusting
+from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 
 IMPLICIT = ListenerSettings(address="127.0.0.1:0", tls=ListenerTls.IMPLICIT)

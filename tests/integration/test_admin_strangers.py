@@ -17,6 +17,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
+from tests.support.waiting import until
 from zonerelay.admin.http import AdminServer
 from zonerelay.admin.http_server import MAX_CONNECTIONS, MAX_OPERATORS
 from zonerelay.admin.operators import MAX_OF_TOKEN, build_operators
@@ -308,9 +309,7 @@ async def test_a_stream_ends_when_its_token_expires_and_when_nothing_of_it_is_re
     site.events.pause = 0.0
     text = site.token(expires=time.time() + 2)
     _, writer = await site.stream("/v1/tail", Authorization=f"Bearer {text}")  # and nothing is read
-    async with asyncio.timeout(20):
-        while site.operators.streams.open:
-            await asyncio.sleep(0.01)
+    await until(lambda: not site.operators.streams.open)
     writer.transport.abort()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.relay import HOSTNAME, MemoryLog, settings
+from tests.support.waiting import until
 from zonerelay.config.settings import ReportSettings, Settings, WebhookSettings, ZoneSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.setup import StartError
@@ -93,9 +94,7 @@ def left(directory: Path) -> set[str]:
 async def leaving_nothing(directory: Path) -> AsyncIterator[None]:
     before = left(directory)
     yield
-    async with asyncio.timeout(10):
-        while left(directory) - before:
-            await asyncio.sleep(0.01)
+    await until(lambda: not left(directory) - before, seconds=10)
 
 
 async def test_nothing_is_left_of_a_start_that_fails_at_any_step(

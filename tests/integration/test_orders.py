@@ -67,7 +67,7 @@ class Stage:
     chosen: Settings
 
     def delivered(self) -> list[str]:
-        return sorted(recipient for mail in self.sink.messages for recipient in mail.recipients)
+        return self.sink.recipients()
 
 
 @asynccontextmanager

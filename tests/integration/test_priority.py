@@ -144,7 +144,7 @@ async def test_deferred_mail_of_every_priority_comes_due(tmp_path: Path) -> None
             await running.send("a@example.org", [f"{each}@example.com" for each in Priority], MESSAGE)
             await running.until_empty()
     assert len(seen) == 3
-    delivered = sorted(recipient for message in sink.messages for recipient in message.recipients)
+    delivered = sink.recipients()
     assert delivered == ["bulk@example.com", "high@example.com", "normal@example.com"]
 
 

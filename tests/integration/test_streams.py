@@ -23,6 +23,7 @@ from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
 from tests.support.smarthost import Smarthost
 from tests.support.tls_client import trusting
+from tests.support.waiting import until
 from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.config.settings import (
     AuthSettings,
@@ -82,9 +83,7 @@ class Reader:
                     self.found.append(messages.decode_frame(line))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                await asyncio.sleep(0.01)
+        await until(condition)
 
     def events(self) -> list[tuple[str, str]]:
         named = [each for each in self.found if isinstance(each, MailEvent)]
@@ -171,9 +170,7 @@ async def test_a_tail_tells_what_its_filter_asks_for(tmp_path: Path, smarthost: 
 
 
 async def _left(events: Events) -> bool:
-    async with asyncio.timeout(20):
-        while events._followers:
-            await asyncio.sleep(0.01)
+    await until(lambda: not events._followers)
     return events.emit == events._log
 
 
@@ -205,9 +202,7 @@ async def test_a_tail_has_addresses_for_those_who_operate(scope: str) -> None:
     pseudonym = redactor.mailbox(Mailbox("ann@example.org"))
     events.login("ok", "192.0.2.1", user="ann@example.org")
     events.login("wrong", "192.0.2.1", user="ann@example.org")
-    async with asyncio.timeout(20):
-        while len(answer.frames) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(answer.frames) >= 2)
     named = "ann@example.org" if scope == "operate" else pseudonym
     for frame in answer.frames:
         assert isinstance(frame, MailEvent)
@@ -231,9 +226,7 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
         events.login("ok", "192.0.2.1", user="other")
     events.login("ok", "192.0.2.1", user="app")
     answer.may_take.set()
-    async with asyncio.timeout(20):
-        while len(answer.frames) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(answer.frames) >= 2)
     shown, missed = answer.frames
     assert isinstance(shown, MailEvent)
     assert shown.fields["user"] == "app"

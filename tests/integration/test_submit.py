@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import House, listening, until
+from tests.support.inbound import House, listening
+from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.control.socket import bind
 from zonerelay.inbound.cleanup.submit import (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.queueing import Sink
+from tests.support.waiting import until
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.sockets import NOTHING
@@ -74,12 +75,6 @@ async def supervised(program: str = STAYS) -> AsyncIterator[Workers]:
     finally:
         relay.stop()
         await running
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def phase(relay: Workers, index: int) -> WorkerPhase:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.disks import mount_tmpfs
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
@@ -45,7 +46,7 @@ async def main(backend: Backend, directory: Path, size: int) -> None:
         # Said; and by now perhaps taken back, when a look at the disk found the room of a failed upload.
         assert spool.health[0] == "insufficient disk space"
         ballast.unlink()
-        await until(lambda: store.unhealthy() is None, seconds=20)
+        await until(lambda: store.unhealthy() is None)
         claimed = await store.claim(queue_of("default"), 100_000, now=NOW)
         assert {int(d.message_id, 16) for d in claimed} - {number} == set(range(1, number))
         for delivery in claimed:

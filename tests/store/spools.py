@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -118,11 +117,3 @@ def s3_settings(url: str, **other: Any) -> S3Settings:  # Any: `replace` takes t
         secret_key="env:SECRET",
     )
     return replace(settings, **other)
-
-
-async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    """Wait for something that happens in the background."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.005)

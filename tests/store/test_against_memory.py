@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import structs
 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
 from tests.support.memory_store import MemoryStore
 from tests.support.s3_server import shared_moto
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId

@@ -21,7 +21,7 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.conftest import VARIANTS
-from tests.store.spools import until
+from tests.support.waiting import until
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Notify, Recipient

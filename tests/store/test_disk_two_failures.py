@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import NOW, body_of, message_id, own_message, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of

@@ -22,7 +22,8 @@ from tests.store.builders import (
     own_message,
     store_message,
 )
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of

@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from tests.store.builders import NOW, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import bin_of, queue_of
 from zonerelay.store.common import records

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.cli.main import main
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery

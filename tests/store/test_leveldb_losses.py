@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import NOW, message_id, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
 from tests.store.test_leveldb_open import contents, refusal
+from tests.support.waiting import until
 from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.store.builders import NOW, claim_ids, delivery_for, envelope_for, message_id, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of, webhook_queue
 from zonerelay.store.common import records

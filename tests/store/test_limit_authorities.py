@@ -16,6 +16,7 @@ import pytest
 from tests.support.limits import MemoryAuthority
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
+from tests.support.waiting import until
 from zonerelay.config.settings import RedisSettings
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.shared import SharedAuthority, VersionedRecord
@@ -209,12 +210,6 @@ async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: 
         answer = await ask(authority, LimitRequest(ZONE, (SlotClaim("b", "", 3, 2, 0, 2),), everything=True))
         assert answer.held[0].slots == 2
         await authority.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class UselessStore:

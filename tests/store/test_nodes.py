@@ -23,7 +23,7 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.keys.places import PLACES, Place
-from tests.store.spools import until
+from tests.support.waiting import until
 from zonerelay import durable
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import DeliveryKey

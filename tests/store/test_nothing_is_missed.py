@@ -15,7 +15,8 @@ from random import Random
 import pytest
 
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError

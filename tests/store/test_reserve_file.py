@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import NOW, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.keeper.reserve_file import FILE_NAME, ReserveFile

@@ -12,10 +12,11 @@ import pytest
 from aiohttp import web
 
 from tests.store.builders import NOW, store_message
-from tests.store.spools import Spool, s3_settings, until
+from tests.store.spools import Spool, s3_settings
 from tests.support.ports import LOOPBACK
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
@@ -59,9 +60,9 @@ async def test_a_postgresql_password_that_was_replaced(
         await store_message(spool.store, 1)
         cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
         await asyncio.to_thread(postgres.psql, f"ALTER ROLE {role} PASSWORD 'another'; {cut}")
-        await until(lambda: spool.store.unhealthy() is not None, seconds=20.0)
+        await until(lambda: spool.store.unhealthy() is not None)
         use("another")
-        await until(lambda: spool.store.unhealthy() is None, seconds=20.0)
+        await until(lambda: spool.store.unhealthy() is None)
         await store_message(spool.store, 2)
         assert len(await spool.store.claim(queue_of("default"), 10, now=NOW)) == 2
 
@@ -74,9 +75,9 @@ async def test_a_redis_password_that_was_replaced(secret: Path) -> None:
             await store_message(spool.store, 1)
             server.ask("ACL", "SETUSER", "relay", "resetpass", ">another")
             server.ask("CLIENT", "KILL", "USER", "relay")
-            await until(lambda: spool.store.unhealthy() is not None, seconds=20.0)
+            await until(lambda: spool.store.unhealthy() is not None)
             secret.write_text("another")
-            await until(lambda: spool.store.unhealthy() is None, seconds=20.0)
+            await until(lambda: spool.store.unhealthy() is None)
             await store_message(spool.store, 2)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay import durable
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
+from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.session import Session
@@ -337,10 +338,3 @@ async def listening(
         async with asyncio.timeout(PATIENCE):
             await listener.drain(0.0)
         assert listener.connections == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens on this loop soon."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.001)

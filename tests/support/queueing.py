@@ -12,6 +12,7 @@ from typing import Unpack
 from msgspec import structs
 
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import until
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
@@ -325,9 +326,7 @@ class Relay:
         return [delivery async for delivery in self.store.scan()]
 
     async def until(self, true: Callable[[], bool], *, timeout: float = 5.0) -> None:
-        async with asyncio.timeout(timeout):
-            while not true():
-                await asyncio.sleep(0.001)
+        await until(true, seconds=timeout, every=0.001)
 
     async def until_put_off(self, name: str, *, timeout: float = 5.0) -> None:
         """Wait until each waiting delivery to a recipient with this name has a reason."""

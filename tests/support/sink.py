@@ -69,6 +69,15 @@ class Sink:
             await self._arrived.wait_for(lambda: len(self.messages) >= count)
         return self.messages
 
+    def recipients(self) -> list[str]:
+        """Of all messages, sorted."""
+        return sorted(recipient for message in self.messages for recipient in message.recipients)
+
+    async def wait_for_recipients(self, count: int, timeout: float = 20.0) -> list[str]:
+        async with asyncio.timeout(timeout), self._arrived:
+            await self._arrived.wait_for(lambda: len(self.recipients()) >= count)
+        return self.recipients()
+
     async def accept(self, message: Received) -> None:
         async with self._arrived:
             self.messages.append(message)

@@ -17,6 +17,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
+from tests.support.waiting import until
 from tests.transfer.migrations import configured, contents, fill, queue
 from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
@@ -97,9 +98,7 @@ async def test_a_relay_of_a_private_target_takes_the_mail_over_when_it_starts_ag
         )
         assert await asyncio.to_thread(main, words) == 0
         await sink.wait_for(MESSAGES + 1, timeout=20)
-        async with asyncio.timeout(20):
-            while spool.exists():
-                await asyncio.sleep(0.1)
+        await until(lambda: not spool.exists())
     assert max(arrived(sink).values()) == 1
 
 

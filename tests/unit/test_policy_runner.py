@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.queueing import Sink, make_events
+from tests.support.waiting import until
 from zonerelay.inbound.policy import (
     ACCEPT,
     EVENTS,
@@ -475,9 +476,7 @@ async def test_after_close_events_are_busy_and_threads_end() -> None:
         assert len(made) == 2
         await runner.close()
         assert await runner.ask(MAIL) is NOT_AVAILABLE
-    async with asyncio.timeout(5):
-        while any(thread.is_alive() for thread in made):
-            await asyncio.sleep(0.001)
+    await until(lambda: not any(thread.is_alive() for thread in made), seconds=5)
 
 
 HANGING = """

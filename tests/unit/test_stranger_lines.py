@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.support.inbound import EventLog, events_into
+from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
@@ -81,7 +80,5 @@ async def test_an_interval_ends_by_itself(
 ) -> None:
     monkeypatch.setattr(strangers, "INTERVAL", 0.02)
     refuse(events, "192.0.2.1", IN_FULL + 1)
-    async with asyncio.timeout(10):
-        while not log.named("refused-more"):
-            await asyncio.sleep(0.005)
+    await until(lambda: log.named("refused-more"), seconds=10)
     assert log.named("refused-more") == [{"client": "192.0.2.1", "count": 1, "reasons": "relay 1"}]

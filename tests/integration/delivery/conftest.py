@@ -47,6 +47,17 @@ class StartCourier(Protocol):
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+TO_THE_BODY = (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n")
+
+
+async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *replies: bytes) -> None:
+    """Greet, and answer so many lines: as a server does up to the body, unless told otherwise."""
+    writer.write(b"220 x\r\n")
+    for reply in replies or TO_THE_BODY:
+        await reader.readline()
+        writer.write(reply)
+
+
 class StartPeer(Protocol):
     """Starts a server that does what a coroutine does on each connection; returns its port."""
 

@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import Handler, StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import TO_THE_BODY, Handler, StartCourier, StartPeer, StartSink, talk
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
+from tests.support.waiting import until
 from zonerelay.config.settings import DeliverySettings, TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Scope, Verdict
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
-
-
-async def until(condition: Callable[[], bool], timeout: float = 3.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_one_connection_carries_many_messages(
@@ -87,10 +81,7 @@ async def test_a_timer_that_is_all_but_due_harms_nothing(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer)
         await reader.readuntil(b"\r\n.\r\n")
         await both.wait()  # two answers at once: the second comes while the timer of the first is due
         writer.write(b"250 taken\r\n")
@@ -145,10 +136,7 @@ def one_message_then(end: str) -> Handler:
     """A server that takes one message and then, at the next MAIL, hangs up or resets the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer)
         await reader.readuntil(b"\r\n.\r\n")
         writer.write(b"250 taken\r\n")
         await reader.readline()
@@ -280,47 +268,30 @@ async def test_close_idle_leaves_the_courier_usable(
     assert (await courier.deliver(batch))[0].verdict is D
 
 
-async def hang_at_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()
+HANGING: dict[str, tuple[bytes, ...] | None] = {
+    "greeting": None,
+    "EHLO": (b"",),
+    "STARTTLS": (b"250-x\r\n250 STARTTLS\r\n", b"220 go\r\n"),
+    "MAIL": (b"250 x\r\n",),
+    "body": TO_THE_BODY,
+}
+"""What a server says before it is silent."""
 
 
-async def hang_at_ehlo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"220 x\r\n")
-    await reader.read()
+def hanging(at: str) -> Handler:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (replies := HANGING[at]) is not None:
+            await talk(reader, writer, *replies)
+        await asyncio.sleep(60)
+
+    return serve
 
 
-async def hang_in_starttls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"220 x\r\n")
-    await reader.readline()
-    writer.write(b"250-x\r\n250 STARTTLS\r\n")
-    await reader.readline()
-    writer.write(b"220 go\r\n")
-    await reader.read()
-
-
-async def hang_at_mail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"220 x\r\n")
-    await reader.readline()
-    writer.write(b"250 x\r\n")
-    await reader.read()
-
-
-async def hang_in_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"220 x\r\n")
-    for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-        await reader.readline()
-        writer.write(reply)
-    await asyncio.sleep(60)
-
-
-HANGING = [hang_at_greeting, hang_at_ehlo, hang_in_starttls, hang_at_mail, hang_in_body]
-
-
-@pytest.mark.parametrize("peer", HANGING)
+@pytest.mark.parametrize("at", HANGING)
 async def test_cancelled_delivery_leaves_no_connection(
-    start_peer: StartPeer, start_courier: StartCourier, peer: Handler
+    start_peer: StartPeer, start_courier: StartCourier, at: str
 ) -> None:
-    port = await start_peer(peer)
+    port = await start_peer(hanging(at))
     bodies = Bodies(b"x\r\n" * 5_000_000)
     courier = start_courier(bodies)
     task = asyncio.create_task(courier.deliver(make_batch(make_message(bodies.body), route_to(port))))
@@ -333,11 +304,11 @@ async def test_cancelled_delivery_leaves_no_connection(
     assert bodies.open_now == 0
 
 
-@pytest.mark.parametrize("peer", HANGING)
+@pytest.mark.parametrize("at", HANGING)
 async def test_silent_peer_leaves_no_connection(
-    start_peer: StartPeer, start_courier: StartCourier, peer: Handler
+    start_peer: StartPeer, start_courier: StartCourier, at: str
 ) -> None:
-    port = await start_peer(peer)
+    port = await start_peer(hanging(at))
     bodies = Bodies(b"x\r\n" * 5_000_000)
     short = DeliverySettings(
         greeting_timeout=0.1,
@@ -348,10 +319,10 @@ async def test_silent_peer_leaves_no_connection(
         quit_timeout=0.1,
     )
     courier = start_courier(bodies, settings=short)
-    zone = replace(ZONE, tls=TlsMode.REQUIRED) if peer is hang_in_starttls else ZONE
+    zone = replace(ZONE, tls=TlsMode.REQUIRED) if at == "STARTTLS" else ZONE
     [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port), zone))
     assert (outcome.verdict, outcome.in_doubt) == (F, False)
-    assert outcome.scope is (Scope.MESSAGE if peer is hang_in_body else Scope.HOST)
+    assert outcome.scope is (Scope.MESSAGE if at == "body" else Scope.HOST)
     await until(lambda: courier.pool.open_connections("default") == 0)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink, talk
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings
@@ -133,10 +133,7 @@ async def test_refusal_in_the_middle_of_a_long_body_is_heard(
     start_sink: StartSink, start_peer: StartPeer, start_courier: StartCourier
 ) -> None:
     async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer)
         await reader.readexactly(1000)
         writer.write(b"552 5.3.4 too big\r\n")
         while await reader.read(1 << 20):
@@ -168,10 +165,7 @@ async def test_silence_after_the_final_dot_is_in_doubt(
     start_peer: StartPeer, start_courier: StartCourier
 ) -> None:
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer)
         await reader.read()
 
     port = await start_peer(swallow)
@@ -242,10 +236,7 @@ async def test_peer_that_talks_nonsense_is_a_deferral(
     start_peer: StartPeer, start_courier: StartCourier, garbage: bytes, detail: str
 ) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n" + garbage):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer, b"250 x\r\n", b"250 ok\r\n" + garbage)
         await reader.read()
 
     port = await start_peer(babble)

@@ -7,7 +7,7 @@ import hashlib
 import tracemalloc
 from collections.abc import AsyncIterator
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink, talk
 from tests.support.mail import Bodies, make_batch, make_message, route_to
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
@@ -65,10 +65,7 @@ async def test_body_is_read_no_faster_than_the_peer_takes_it(
     stop = asyncio.Event()
 
     async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer)
         await stop.wait()
 
     bodies = Endless(1600)
@@ -91,10 +88,7 @@ async def test_peer_that_reads_slowly_but_steadily_is_not_given_up(
     start_peer: StartPeer, start_courier: StartCourier
 ) -> None:
     async def sip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 x\r\n")
-        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
-            await reader.readline()
-            writer.write(reply)
+        await talk(reader, writer)
         tail = b""
         while not tail.endswith(b"\r\n.\r\n"):
             piece = await reader.read(MIB)

@@ -18,6 +18,7 @@ from tests.store.builders import NOW, store_message
 from tests.store.keys.test_postgres_keys import access_to
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PASSWORD, PostgresServer, shared_postgres
+from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
@@ -69,12 +70,6 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def access(server: PostgresServer) -> DatabaseAccess:
     return replace(access_to(server.url), read_password=lambda: PASSWORD)
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def written(partition: Partition, key: bytes) -> None:

@@ -18,13 +18,13 @@ from tests.store import test_contract
 from tests.store.builders import NOW, body_of, envelope_for, message_id, own_message, store_message
 from tests.store.keys.places import PLACES
 from tests.store.keys.unreliable import Unreliable
-from tests.store.spools import until
 from tests.store.test_contract import *  # noqa: F403 - each test of the contract
 from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
     test_commits_that_overtake_each_other_and_the_claims_are_all_found,
     test_what_was_passed_over_is_found_after_the_clock_was_set_back,
     tiny,
 )
+from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of

@@ -12,10 +12,11 @@ import pytest
 import trustme
 
 from tests.store.builders import NOW, store_message
-from tests.store.spools import Spool, until
+from tests.store.spools import Spool
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port, wait_until
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend, RedisSettings, UnsafeStore
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
@@ -175,9 +176,7 @@ async def test_a_promise_that_is_broken_later_stops_writes_until_it_is_kept_agai
     trouble: list[StoreError] = []
     partition = await opened(server.url, lease=1.0, failures=trouble)
     server.configure("appendfsync", "everysec")
-    async with asyncio.timeout(5):
-        while not trouble:
-            await asyncio.sleep(0.02)
+    await until(lambda: trouble, seconds=5)
     assert "appendfsync is everysec" in str(trouble[0])
     with pytest.raises(StoreError):
         await partition.write(Write({b"a": b"1"}))
@@ -191,9 +190,7 @@ async def test_an_idle_server_that_is_gone_is_noticed_without_mail(
     trouble: list[StoreError] = []
     await opened(server.url, lease=1.0, failures=trouble)
     server.kill()
-    async with asyncio.timeout(5):
-        while not trouble:
-            await asyncio.sleep(0.02)
+    await until(lambda: trouble, seconds=5)
     assert "the spool's server is unreachable" in str(trouble[0])
 
 

@@ -27,6 +27,7 @@ from tests.support.nodes.stores import SharedStore
 from tests.support.nodes.tomorrow import write_program
 from tests.support.process import PROGRAM, RelayFailed, RelayProcess
 from tests.support.toml import Table
+from tests.support.waiting import until
 
 DOMAINS = ("example.com", "limited.test")
 PROGRAM_NAME = "program"
@@ -137,9 +138,11 @@ class Fleet:
     async def taking_mail(self) -> None:
         """Until every node has acknowledged a new message, by itself."""
         now = self._loop.time()
-        async with asyncio.timeout(READY):
-            while self.load.first_since(now).keys() != {node.host for node in self.nodes}:
-                await asyncio.sleep(0.1)
+        await until(
+            lambda: self.load.first_since(now).keys() == {node.host for node in self.nodes},
+            seconds=READY,
+            every=0.1,
+        )
 
     def _all_came(self) -> bool:
         """Where the store may be left with something that nobody was promised."""

@@ -1,0 +1,15 @@
+"""Waiting for what happens in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PATIENCE = 20.0
+
+
+async def until(condition: Callable[[], object], *, seconds: float = PATIENCE, every: float = 0.002) -> None:
+    """Ask again and again; raises TimeoutError if it does not happen."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(every)
