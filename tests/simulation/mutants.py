@@ -194,7 +194,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: outcomes are stored.
     "outcomes-late": (15, "queue.settle.outcome_log:OutcomeLog._flush", _delay),
     # 2.2: claims outlive a failed write.
-    "claims-forgotten": (11, "store.leveldb.in_flight:InFlight.reset", _forget_claims),
+    "claims-forgotten": (12, "store.leveldb.in_flight:InFlight.reset", _forget_claims),
     # 2.3: a connection that fails is a deferral.
     "dead-host-bounces": (1, "delivery.batch.batch_state:BatchProgress.host_failed", _bounce),
     # 2.3: 4yz is temporary.
