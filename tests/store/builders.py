@@ -72,10 +72,11 @@ async def store_message(
     zone: str = "default",
     next_attempt: float = 0.0,
     held: bool = False,
+    created: float = NOW,
 ) -> list[Delivery]:
     """Commit one message with one delivery per recipient (default: one)."""
     addresses = recipients or ("to@example.net",)
-    envelope = envelope_for(message_id(number), *addresses)
+    envelope = envelope_for(message_id(number), *addresses, created=created)
     deliveries = [
         delivery_for(envelope, address, zone=zone, next_attempt=next_attempt, held=held)
         for address in addresses

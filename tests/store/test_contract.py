@@ -632,25 +632,19 @@ class TestFigures:
     async def test_oldest_is_the_acceptance_time_of_the_first_delivery(self, store: Store) -> None:
         assert await store.oldest(queue_of("default"), now=NOW + 9) is None
         for number, created in ((5, NOW + 5), (6, NOW + 6)):
-            envelope = envelope_for(message_id(number), "a@example.net", created=created)
-            async with store.begin(envelope) as writer:
-                await writer.commit([delivery_for(envelope, "a@example.net")])
+            await store_message(store, number, created=created)
         assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 5
         (first, second) = await claim_all(store)
         await store.settle([Finish(first)])
         assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 6
-        envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 1)
-        async with store.begin(envelope) as writer:
-            await writer.commit([delivery_for(envelope, "a@example.net")])
+        await store_message(store, 1, created=NOW + 1)
         assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 1
         await store.settle([Finish(second)])
 
     async def test_what_its_sender_holds_back_is_not_the_oldest(self, store: Store) -> None:
         for number, created in ((1, NOW + 3600), (2, NOW + 5), (3, NOW + 7200), (4, NOW + 6)):
-            envelope = envelope_for(message_id(number), "a@example.net", created=created)
-            async with store.begin(envelope) as writer:
-                due = created if created > NOW + 9 else 0.0
-                await writer.commit([delivery_for(envelope, "a@example.net", next_attempt=due)])
+            due = created if created > NOW + 9 else 0.0
+            await store_message(store, number, created=created, next_attempt=due)
         assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 5
         for delivery in await claim_all(store):
             await store.settle([Finish(delivery)])
@@ -659,9 +653,7 @@ class TestFigures:
         assert await store.oldest(queue_of("default"), now=NOW + 9) is None
 
     async def test_mail_with_a_release_time_is_deferred_until_then(self, store: Store) -> None:
-        envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 60)
-        async with store.begin(envelope) as writer:
-            await writer.commit([delivery_for(envelope, "a@example.net", next_attempt=NOW + 60)])
+        await store_message(store, 1, created=NOW + 60, next_attempt=NOW + 60)
         assert store.counts()[queue_of("default")] == QueueCounts(deferred=1)
         assert not await store.claim(queue_of("default"), 10, now=NOW + 59.9)
         assert await store.next_due(queue_of("default")) == NOW + 60

@@ -13,6 +13,7 @@ import trustme
 import uvloop
 
 from tests.support.mail import Bodies, Names, make_courier
+from tests.support.ports import LOOPBACK
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners, Script
 from tests.support.smarthost import Smarthost
@@ -28,7 +29,13 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 class StartSink(Protocol):
     def __call__(
-        self, manners: Manners | None = None, *, script: Script | None = None, keep_bodies: bool = True
+        self,
+        manners: Manners | None = None,
+        *,
+        script: Script | None = None,
+        keep_bodies: bool = True,
+        host: str = LOOPBACK,
+        port: int = 0,
     ) -> Awaitable[Sink]: ...
 
 
@@ -69,9 +76,14 @@ async def start_sink() -> AsyncIterator[StartSink]:
     sinks: list[Sink] = []
 
     async def start(
-        manners: Manners | None = None, *, script: Script | None = None, keep_bodies: bool = True
+        manners: Manners | None = None,
+        *,
+        script: Script | None = None,
+        keep_bodies: bool = True,
+        host: str = LOOPBACK,
+        port: int = 0,
     ) -> Sink:
-        sink = Sink(manners=manners, script=script, keep_bodies=keep_bodies)
+        sink = Sink(host=host, port=port, manners=manners, script=script, keep_bodies=keep_bodies)
         await sink.start()
         sinks.append(sink)
         return sink

@@ -112,21 +112,6 @@ def hellos(sink: Sink) -> list[str]:
 
 
 @pytest.fixture
-async def start_sink_at() -> AsyncIterator[Callable[..., Awaitable[Sink]]]:
-    sinks: list[Sink] = []
-
-    async def start(host: str, manners: Manners | None = None, *, port: int = 0) -> Sink:
-        sink = Sink(host=host, port=port, manners=manners)
-        await sink.start()
-        sinks.append(sink)
-        return sink
-
-    yield start
-    for sink in sinks:
-        await sink.close()
-
-
-@pytest.fixture
 async def start_guard() -> AsyncIterator[Callable[..., Awaitable[Guard]]]:
     guards: list[Guard] = []
 
@@ -356,14 +341,13 @@ def hosts_at(name: str, port: int) -> Route:
 
 V4, V6, DUAL = "four.test", "six.test", "dual.test"
 NAMES = {V4: ("127.0.0.1",), V6: ("::1",), DUAL: ("::1", "127.0.0.1")}
-StartSinkAt = Callable[..., Awaitable[Sink]]
 
 
 async def test_a_host_is_reached_over_the_family_that_the_source_has(
-    start_sink_at: StartSinkAt, office: StartOffice
+    start_sink: StartSink, office: StartOffice
 ) -> None:
-    four = await start_sink_at("127.0.0.1")
-    six = await start_sink_at("::1", port=four.port)
+    four = await start_sink()
+    six = await start_sink(host="::1", port=four.port)
     for each, reached in ((TWO, four), (SIX, six), (BOTH, six)):
         here = office(each, names=Names(NAMES))
         before = len(reached.messages)
@@ -374,9 +358,9 @@ async def test_a_host_is_reached_over_the_family_that_the_source_has(
 
 
 async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(
-    start_sink_at: StartSinkAt, office: StartOffice
+    start_sink: StartSink, office: StartOffice
 ) -> None:
-    four = await start_sink_at("127.0.0.1")
+    four = await start_sink()
     here = office(SIX, TWO, names=Names(NAMES))
     route = hosts_at(V4, four.port)
     assert (await here.send(route, here.number_of("six", route))).verdict is D
@@ -403,13 +387,13 @@ async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(offic
 
 @pytest.mark.parametrize("trouble", ["nobody listens", "no PTR in the greeting", "unreachable"])
 async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(
-    start_sink_at: StartSinkAt, office: StartOffice, trouble: str
+    start_sink: StartSink, office: StartOffice, trouble: str
 ) -> None:
-    four = await start_sink_at("127.0.0.1")
+    four = await start_sink()
     six = "fe80::1" if trouble == "unreachable" else "::1"
     if trouble.startswith("no PTR"):
         greeting = "554 5.7.25 [::1] The IP address sending this message does not have a PTR record setup"
-        await start_sink_at("::1", Manners(greeting=greeting), port=four.port)
+        await start_sink(Manners(greeting=greeting), host="::1", port=four.port)
     names = Names({DUAL: (six, "127.0.0.1")})
     sources = (BOTH,) if trouble != "unreachable" else ()
     here = office(*sources, names=names)
@@ -474,10 +458,10 @@ async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_us
 
 
 async def test_ipv6_that_cannot_be_bound_falls_back_to_ipv4_in_the_same_attempt(
-    start_sink_at: StartSinkAt, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    four = await start_sink_at("127.0.0.1")
+    four = await start_sink()
     here = office(source("half", "127.0.0.5", "2001:db8::1"), names=Names(NAMES))
     assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
     assert clients(four) == ["127.0.0.5"]
