@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from tests.support.ports import free_ports
@@ -103,28 +105,22 @@ async def test_with_every_host_dead_all_are_tried(start_courier: StartCourier) -
         assert outcome.peer == f"127.0.0.1:{ports[1]}"  # the last one tried, as without any memory
 
 
-async def test_a_host_that_says_it_is_busy_is_not_dead(
-    start_sink: StartSink, start_courier: StartCourier
+@pytest.mark.parametrize(
+    ("greeting", "asked"),
+    [
+        ("421 4.3.2 too busy", 3),  # busy is not dead
+        ("554 5.3.2 no mail here", 1),  # it refuses us: tried last from then on
+    ],
+)
+async def test_what_a_greeting_says_decides_whether_a_host_is_asked_again(
+    start_sink: StartSink, start_courier: StartCourier, greeting: str, asked: int
 ) -> None:
-    busy = await start_sink(Manners(greeting="421 4.3.2 too busy"))
-    second = await start_sink()
+    first, second = await start_sink(Manners(greeting=greeting)), await start_sink()
     courier = start_courier()
     for _ in range(3):
-        route = route_to(busy.port, second.port)
+        route = route_to(first.port, second.port)
         assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
-    assert busy.connections == 3
-
-
-async def test_a_host_that_refuses_us_at_the_greeting_is_tried_last(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    closed = await start_sink(Manners(greeting="554 5.3.2 no mail here"))
-    second = await start_sink()
-    courier = start_courier()
-    for _ in range(3):
-        route = route_to(closed.port, second.port)
-        assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
-    assert closed.connections == 1
+    assert first.connections == asked
 
 
 async def test_next_hops_that_share_get_equal_parts_also_on_connections_that_are_kept(
