@@ -169,11 +169,12 @@ def _still(name: str, raw: bytes) -> str:
     if name.endswith(".log"):
         # A length and a checksum, and what the release of zlib makes of the rest.
         return zlib.decompress(raw[8:]).decode("latin-1")
-    if not name.endswith(".json") or name.startswith("home/"):
+    if not name.endswith(".json"):
         return raw.decode("latin-1")
-    sheet = json.loads(raw)
-    for member in ("zonerelay", "made", "hostname"):
-        sheet.pop(member, None)
-    if isinstance(sheet.get("files"), dict):
-        sheet["files"] = sorted(sheet["files"])
-    return json.dumps(sheet)
+    document = json.loads(raw)  # blanks between its members are not part of the format
+    if not name.startswith("home/"):
+        for member in ("zonerelay", "made", "hostname"):
+            document.pop(member, None)
+        if isinstance(document.get("files"), dict):
+            document["files"] = sorted(document["files"])
+    return json.dumps(document)
