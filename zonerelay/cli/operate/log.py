@@ -273,7 +273,9 @@ def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
     elif place.exists():
         output.chatter().print(f"There is no history that can be read in {place}.")
     else:
-        output.chatter().print(f"No event is stored in {place} yet: a relay writes one within a second or so.")
+        output.chatter().print(
+            f"No event is stored in {place} yet: a relay writes one within a second or so."
+        )
 
 
 def _tell_gaps(gaps: Sequence[HistoryGap], several: bool) -> None:
