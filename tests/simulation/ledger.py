@@ -453,14 +453,17 @@ class Ledger:
         found = []
         for (identity, recipient), ended in self.finals.items():
             for (at, process, what), (again, other, later) in itertools.pairwise(ended):
-                excused = self._hits(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN)
-                if not (excused or (other != process and self._held_up(other, recipient, again, offers))):
+                excused = bool(self._hits(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN))
+                if other != process:  # the first may have lost its lease during its transaction, too
+                    pairs = ((other, again), (process, at))
+                    excused = excused or any(self._held_up(*each, recipient, offers) for each in pairs)
+                if not excused:
                     found.append(
                         f"{identity} to {recipient} ended twice: {what} at {at:.3f}, {later} at {again:.3f}"
                     )
         return found
 
-    def _held_up(self, process: str, recipient: str, until: float, offers: list[Offer]) -> bool:
+    def _held_up(self, process: str, until: float, recipient: str, offers: list[Offer]) -> bool:
         """The process logged an outcome that it could not store: a fault met its transaction, or it notices
         only now what it has missed.
         """
