@@ -41,7 +41,7 @@ from tests.support.receivers.verdict import Ledger, percentile
 from tests.support.toml import Table
 
 RATE = 500.0
-MAX_AGE = 20
+MAX_AGE = 30
 ENTRIES = (entry(ORIGIN, "rsa"), entry(ORIGIN, "ed", "ed.pem"))
 
 LIMITS: Table = {"max_connections": ZONE_CONNECTIONS, "max_connections_per_destination": 4}
