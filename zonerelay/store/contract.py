@@ -434,8 +434,9 @@ class QueueStore(QueueReader, Protocol):
 class QueueCounts:
     """The number of deliveries by durable state.
 
-    A delivery counts as deferred from its first postponement (`next_attempt` > 0) until it leaves, also while
-    it is due or being attempted, because the durable state does not change with the clock.
+    A delivery counts as deferred from its first postponement, or its return by an operator's command
+    (`next_attempt` > 0), until it leaves, also while it is due or being attempted, because the durable state
+    does not change with the clock.
     """
 
     ready: int = 0

@@ -719,23 +719,21 @@ class Intake:
             waiter.set_result(None)
 
 
-# Holds a whole message in memory for an aiosmtpd handler, before any of it is stored.
-#
-# The body waits in memory. The memory account of all sessions counts it twice: first the received buffer and
-# the whole message, then the whole message and the data for the store. The listener's size limit is at most
-# `policy_max_size`, and a larger message is refused without calling the handler, so no handler gets a part of
-# a message.
-#
-# If the handler accepts, its changes to the envelope are checked and applied. Then [[rewrite]] applies, and
-# the message (from the client or from the handler) is processed like every message: size, header, loop check,
-# DKIM hash, store.
-
 COPIES = 2
 SLICE = 4 * CHUNK_SIZE  # bytes that are processed in one iteration of the event loop
 
 
 class WholeIntake(Intake):
-    """Holds a message in memory for an aiosmtpd handler."""
+    """Holds a whole message in memory for an aiosmtpd handler, before any of it is stored.
+
+    The memory account of all sessions counts the body twice: first the received buffer and the whole message,
+    then the whole message and the data for the store. The listener's size limit is at most `policy_max_size`,
+    and a larger message is refused without calling the handler, so no handler gets a part of a message.
+
+    If the handler accepts, its changes to the envelope are checked and applied. Then [[rewrite]] applies, and
+    the message (from the client or from the handler) is processed like every message: size, header, loop
+    check, DKIM hash, store.
+    """
 
     def __init__(self, *parts: Any) -> None:  # Any: what an Intake takes
         super().__init__(*parts)
