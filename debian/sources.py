@@ -9,6 +9,7 @@ function's docstring are meant.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import zonerelay
 
 PACKAGE = Path(zonerelay.__file__).parent
 LEVELS = ("info", "warning", "error")
+LEVEL = re.compile(rf'"({"|".join(LEVELS)})"|lifecycle\(')
+"""What each file has that logs an event."""
 KINDS = {
     "Info": "info",
     "labelled": "counter",
@@ -48,7 +51,10 @@ def metrics() -> list[Described]:
     for file in sorted(
         PACKAGE.rglob("*.py"), key=lambda file: ("telemetry" not in file.parts, file.name != "metrics.py")
     ):
-        tree = ast.parse(file.read_text())
+        source = file.read_text()
+        if "zonerelay_" not in source:
+            continue
+        tree = ast.parse(source)
         for call, function in calls(tree):
             texts = [text for each in call.args if (text := literal(each, [function, tree])) is not None]
             maker = called(call)
@@ -67,7 +73,10 @@ def events() -> list[Described]:
     """All events of the log, sorted by name; of one that is logged in several places, the first."""
     found: dict[str, Described] = {}
     for file in [PACKAGE / "telemetry/events/events.py", *sorted(PACKAGE.rglob("*.py"))]:
-        tree = ast.parse(file.read_text())
+        source = file.read_text()
+        if not LEVEL.search(source):
+            continue
+        tree = ast.parse(source)
         functions = {each.name: each for each in ast.walk(tree) if isinstance(each, Function)}
         for arguments, function in emissions(tree):
             level, name = (texts(each) for each in arguments[:2])
@@ -120,10 +129,20 @@ def called(call: ast.Call) -> str:
 def literal(node: ast.expr, scopes: Sequence[ast.AST | None]) -> str | None:
     """A text, also that of a variable which is set to one in a function or a module."""
     if isinstance(node, ast.Name):
-        for each in (each for scope in scopes if scope is not None for each in ast.walk(scope)):
-            if isinstance(each, ast.Assign) and [ast.unparse(name) for name in each.targets] == [node.id]:
-                return literal(each.value, ())
+        for scope in scopes:
+            if scope is not None and node.id in (values := assigned(scope)):
+                return literal(values[node.id], ())
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+@functools.cache
+def assigned(scope: ast.AST) -> dict[str, ast.expr]:
+    """The names that a function or a module sets, each with the first value."""
+    found: dict[str, ast.expr] = {}
+    for each in ast.walk(scope):
+        if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
+            found.setdefault(each.targets[0].id, each.value)
+    return found
 
 
 def texts(node: ast.expr) -> list[str]:

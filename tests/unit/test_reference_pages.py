@@ -33,14 +33,14 @@ def manual(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["commands.md", "api.md", "configuration.md", "metrics.md", "events.md"])
-def test_the_reference_is_written_again_with_what_it_describes(
-    manual: ModuleType, page: str, tmp_path: Path
-) -> None:
+def test_the_reference_is_written_again_with_what_it_describes(manual: ModuleType, tmp_path: Path) -> None:
+    """Notes written by hand are read from the page, so the pages are there already."""
     shutil.copytree(ROOT / "docs" / "reference", tmp_path, dirs_exist_ok=True)
     manual.reference(tmp_path)
-    written = (ROOT / "docs" / "reference" / page).read_text()
-    assert written == (tmp_path / page).read_text(), "make reference"
+    pages = ("commands.md", "api.md", "configuration.md", "metrics.md", "events.md")
+    for page in pages:
+        written = (ROOT / "docs" / "reference" / page).read_text()
+        assert (tmp_path / page).read_text() == written, f"{page}: make reference"
 
 
 def test_every_event_has_a_meaning_and_every_metric_of_a_running_relay_is_there() -> None:
