@@ -133,7 +133,7 @@ _BY_UNIT: dict[str, Callable[[str], Any]] = {
     "FINGERPRINT": _fingerprint,
     "HEADER": _header,
 }
-"""By the name of an `operations.operation.OptionUnit`, which commands without an operation do not load."""
+"""By the name of an `operations.operation.Unit`, which commands without an operation do not load."""
 
 
 def _number(least: int = 0, most: int = 2**31) -> Callable[[str], int]:

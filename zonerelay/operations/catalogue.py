@@ -62,7 +62,6 @@ def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Oper
         scope="operate",
         method="POST",
         path=f"/v1/queue/{request.action}",
-        command=f"queue {request.action}",
         wrapped="changed",
         completes=True,
         preview=True,
@@ -78,7 +77,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Show the state of the running relay",
         merge=Merge(how=MergeRule.CUSTOM),
         path="/v1/status",
-        command="status",
     ),
     Operation(
         request=requests.QueueList,
@@ -87,7 +85,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="List deliveries, oldest message first",
         merge=Merge(how=MergeRule.IN_ORDER, order=_delivery_order, of_queue=True),
         path="/v1/queue",
-        command="queue list",
         wrapped="deliveries",
     ),
     Operation(
@@ -96,7 +93,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Count deliveries",
         merge=Merge(add="matched", rows={"sample": _SAMPLE}, of_queue=True),
         path="/v1/queue/count",
-        command="queue count",
     ),
     Operation(
         request=requests.QueueSummary,
@@ -104,7 +100,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Count deliveries by property and age",
         merge=Merge(how=MergeRule.CUSTOM, of_queue=True),
         path="/v1/queue/summary",
-        command="queue summary",
         wrapped="summary",
     ),
     Operation(
@@ -113,7 +108,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Show a message and the state of each recipient",
         merge=FIRST_FOUND,
         path=_MESSAGE,
-        command="queue show",
     ),
     Operation(
         request=requests.QueueTrace,
@@ -122,7 +116,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Show a message's history and its next steps",
         merge=FIRST_FOUND,
         path=f"{_MESSAGE}/trace",
-        command="queue trace",
         wrapped="steps",
     ),
     Operation(
@@ -133,7 +126,6 @@ OPERATIONS: tuple[Operation, ...] = (
         merge=FIRST_FOUND,
         scope="operate",
         path=f"{_MESSAGE}/body",
-        command="queue cat",
     ),
     Operation(
         request=requests.QueueExplain,
@@ -142,7 +134,7 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Show the route of a queued message",
         merge=FIRST_FOUND,
         path=f"{_MESSAGE}/explain",
-        command="explain",
+        called="explain",
         wrapped="explanations",
     ),
     _change(requests.Retry, "Retry deliveries now or at a given time"),
@@ -163,7 +155,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="List the changes of the last 24 hours, newest first",
         merge=_ACTS,
         path="/v1/acts",
-        command="acts",
         wrapped="acts",
     ),
     Operation(
@@ -172,6 +163,7 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Show one change",
         merge=_ACTS,
         path="/v1/acts/{act}",
+        called="",
     ),
     Operation(
         request=requests.Undo,
@@ -181,7 +173,6 @@ OPERATIONS: tuple[Operation, ...] = (
         scope="operate",
         method="POST",
         path="/v1/acts/{undoes}/undo",
-        command="undo",
         wrapped="changed",
         completes=True,
     ),
@@ -192,7 +183,7 @@ OPERATIONS: tuple[Operation, ...] = (
         help="List the active suspensions and hold rules",
         merge=_ORDERS,
         path="/v1/orders",
-        command="suspend",
+        called="suspend",
         wrapped="orders",
     ),
     Operation(
@@ -203,7 +194,6 @@ OPERATIONS: tuple[Operation, ...] = (
         scope="operate",
         method="POST",
         path="/v1/suspend",
-        command="suspend",
         completes=True,
         undoable=True,
     ),
@@ -215,7 +205,6 @@ OPERATIONS: tuple[Operation, ...] = (
         scope="operate",
         method="POST",
         path="/v1/resume",
-        command="resume",
         completes=True,
     ),
     Operation(
@@ -225,7 +214,6 @@ OPERATIONS: tuple[Operation, ...] = (
         merge=Merge(how=MergeRule.CUSTOM),
         method="POST",
         path="/v1/explain",
-        command="explain",
     ),
     Operation(
         request=requests.Resolve,
@@ -235,7 +223,6 @@ OPERATIONS: tuple[Operation, ...] = (
         merge=Merge(key="address"),
         scope="operate",
         path="/v1/resolve",
-        command="resolve",
         wrapped="addresses",
         audited=True,
     ),
@@ -244,20 +231,21 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Find messages in the history, newest last",
         merge=ALONE,
         path="/v1/history",
-        command="log find",
+        called="log find",
     ),
     Operation(
         request=requests.HistoryShow,
         help="Show all recorded events of a message",
         merge=ALONE,
         path="/v1/history/{message_id}",
-        command="log show",
+        called="log show",
     ),
     Operation(
         request=requests.ConfigShow,
         help="Show the configuration of the running relay",
         merge=ALONE,
         path="/v1/config",
+        called="",
     ),
     Operation(
         request=requests.Tail,
@@ -266,7 +254,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Show mail events as they happen",
         merge=LIVE,
         path="/v1/tail",
-        command="tail",
     ),
     Operation(
         request=requests.Transcript,
@@ -276,7 +263,6 @@ OPERATIONS: tuple[Operation, ...] = (
         merge=LIVE,
         scope="operate",
         path="/v1/transcript",
-        command="transcript",
         one_of=("client", "domain", "message_id"),
     ),
     Operation(
@@ -287,7 +273,6 @@ OPERATIONS: tuple[Operation, ...] = (
         scope="operate",
         method="POST",
         path="/v1/spool/acknowledge",
-        command="spool acknowledge",
         completes=True,
         audited=True,
     ),
@@ -298,7 +283,6 @@ OPERATIONS: tuple[Operation, ...] = (
         help="List the webhooks and their queued events",
         merge=Merge(key="name", add="queued delivered", least="oldest", worst="state"),
         path="/v1/webhooks",
-        command="webhook list",
         wrapped="webhooks",
     ),
     Operation(
@@ -309,7 +293,6 @@ OPERATIONS: tuple[Operation, ...] = (
         scope="operate",
         method="POST",
         path="/v1/webhooks/{name}/test",
-        command="webhook test",
         audited=True,
     ),
     Operation(
@@ -320,7 +303,6 @@ OPERATIONS: tuple[Operation, ...] = (
         scope="operate",
         method="POST",
         path="/v1/webhooks/{name}/replay",
-        command="webhook replay",
         completes=True,
         audited=True,
     ),
@@ -330,18 +312,21 @@ OPERATIONS: tuple[Operation, ...] = (
         help="Check whether a relay responds",
         merge=ALONE,
         path="/v1/ping",
+        called="",
     ),
     Operation(
         request=requests.PartMetrics,
         reply=answers.MetricFamilies,
         help="Return the metrics of a worker",
         merge=WORKER,
+        called="",
     ),
     Operation(
         request=requests.PartReadiness,
         reply=answers.UnreadyReasons,
         help="Return the reasons why a worker does not accept mail",
         merge=WORKER,
+        called="",
     ),
 )
 

@@ -18,7 +18,7 @@ import msgspec
 Scope = Literal["read", "operate", "submit"]
 
 
-class OptionUnit(enum.Enum):
+class Unit(enum.Enum):
     """The notation in which people write an option's value, if it differs from that of the request's
     field.
     """
@@ -41,7 +41,7 @@ class OptionUnit(enum.Enum):
     """ "Name: value" is a name and a value; may be repeated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OperationOption:
     """An option of an operation: a field of its request that users can set.
 
@@ -49,30 +49,32 @@ class OperationOption:
     without a flag. `word` is its name in the text form of a filter, as in `from:@example.com`.
     """
 
-    flag: str = ""
-    metavar: str = ""
-    unit: OptionUnit | None = None
-    word: str = ""
-    positional: bool = False
+    flag: str
+    metavar: str
+    positional: bool
+    unit: Unit | None
+    word: str
 
 
 def option(
-    text: str,
-    flag: str = "",
-    *,
-    metavar: str = "",
-    unit: OptionUnit | None = None,
-    word: str = "",
-    positional: bool = False,
-    **constraints: Any,
+    text: str, usage: str = "", unit: Unit | None = None, *, word: str = "", **constraints: Any
 ) -> msgspec.Meta:
     """Return the annotation of a field: its help, how people write it, and the constraints that msgspec
-    checks.
+    checks. The help is also the description in OpenAPI.
 
-    The help is also the description in OpenAPI. A constraint belongs to a plain type; if the field may also
-    be `None`, annotate the type inside the union.
+    `usage` is what help shows for it, such as "--zone ZONE", "--exact" or "ADDRESS"; "" means that it is not
+    on the command line. `word` is the name of the flag unless it is given. A constraint belongs to a plain
+    type; if the field may also be `None`, annotate the type inside the union.
     """
-    of = OperationOption(flag=flag, metavar=metavar, unit=unit, word=word, positional=positional)
+    first, _, metavar = usage.partition(" ")
+    is_flag = first.startswith("--")
+    of = OperationOption(
+        first if is_flag else "",
+        metavar if is_flag else first,
+        bool(usage) and not is_flag,
+        unit,
+        word or first.removeprefix("--"),
+    )
     return msgspec.Meta(description=text, extra={"option": of}, **constraints)
 
 
@@ -215,7 +217,8 @@ WORKER = Merge(how=MergeRule.WORKER)
 class Operation:
     """An operation that operators can request.
 
-    `path` is its HTTP path, with the names of fields in braces; "" means that it has none, as for `command`.
+    `path` is its HTTP path, with the names of fields in braces. `called` is its command, if its name is not;
+    "" means that it has none, as for `path`.
     `reply` is the frame that answers, or `None` if the process answers by itself from its own state.
     `wrapped` is the member of the JSON document that contains the frame or the rows; "" is the document
     itself. `completes` means that the operation runs to its end even if the client disconnects. `preview`
@@ -232,7 +235,7 @@ class Operation:
     scope: Scope = "read"
     method: str = "GET"
     path: str = ""
-    command: str = ""
+    called: str | None = None
     wrapped: str = ""
     completes: bool = False
     preview: bool = False
@@ -244,3 +247,7 @@ class Operation:
     @property
     def name(self) -> str:
         return str(self.request.__struct_config__.tag)
+
+    @property
+    def command(self) -> str:
+        return self.name.replace("-", " ", 1) if self.called is None else self.called

@@ -13,7 +13,7 @@ import msgspec
 
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.queue_name import Priority
-from zonerelay.operations.operation import OptionUnit, option
+from zonerelay.operations.operation import Unit, option
 
 MAX_PAGE = 1000
 MAX_SAMPLE = 100
@@ -29,10 +29,12 @@ Line = Annotated[str, msgspec.Meta(max_length=1000)]
 Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-MessageId = Annotated[
-    Id, option("Message id, as shown in the log", metavar="ID", positional=True, unit=OptionUnit.MESSAGE_ID)
+MessageId = Annotated[Id, option("Message id, as shown in the log", "ID", Unit.MESSAGE_ID)]
+OptionalId = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")]
+Sender = Annotated[
+    Line | None, option("Envelope sender; <> for the null sender", "--sender ADDRESS", word="from")
 ]
-Reason = Annotated[Line, option("Reason, recorded in the log", "--reason", metavar="TEXT")]
+Reason = Annotated[Line, option("Reason, recorded in the log", "--reason TEXT")]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -40,47 +42,22 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     field matches any text. Ages are in seconds.
     """
 
-    sender: Annotated[
-        Line | None,
-        option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS", word="from"),
-    ] = None
-    recipient: Annotated[
-        Line | None, option("Recipient address", "--recipient", metavar="ADDRESS", word="to")
-    ] = None
-    domain: Annotated[
-        Line | None, option("Recipient domain", "--domain", metavar="DOMAIN", word="domain")
-    ] = None
-    zone: Annotated[Line | None, option("Zone of the deliveries", "--zone", metavar="ZONE", word="zone")] = (
-        None
-    )
-    priority: Annotated[
-        Priority | None, option("Priority of the deliveries", "--priority", word="priority")
-    ] = None
-    state: Annotated[DeliveryState | None, option("State of the deliveries", "--state", word="state")] = None
+    sender: Sender = None
+    recipient: Annotated[Line | None, option("Recipient address", "--recipient ADDRESS", word="to")] = None
+    domain: Annotated[Line | None, option("Recipient domain", "--domain DOMAIN")] = None
+    zone: Annotated[Line | None, option("Zone of the deliveries", "--zone ZONE")] = None
+    priority: Annotated[Priority | None, option("Priority of the deliveries", "--priority")] = None
+    state: Annotated[DeliveryState | None, option("State of the deliveries", "--state")] = None
     min_age: Annotated[
         float | None,
-        option(
-            "Accepted longer ago, e.g. 30m, 4h, 2d",
-            "--older-than",
-            metavar="AGE",
-            unit=OptionUnit.DURATION,
-            word="age",
-        ),
+        option("Accepted longer ago, e.g. 30m, 4h, 2d", "--older-than AGE", Unit.DURATION, word="age"),
     ] = None
     max_age: Annotated[
         float | None,
-        option(
-            "Accepted since, e.g. 30m, 4h, 2d",
-            "--younger-than",
-            metavar="AGE",
-            unit=OptionUnit.DURATION,
-            word="age",
-        ),
+        option("Accepted since, e.g. 30m, 4h, 2d", "--younger-than AGE", Unit.DURATION, word="age"),
     ] = None
-    reply_text: Annotated[
-        Line | None, option("The last reply contains this text", "--reply", metavar="TEXT", word="reply")
-    ] = None
-    message_id: Annotated[Id | None, option("Deliveries of one message", metavar="ID", word="id")] = None
+    reply_text: Annotated[Line | None, option("The last reply contains this text", "--reply TEXT")] = None
+    message_id: Annotated[Id | None, option("Deliveries of one message", word="id")] = None
 
     @property
     def is_everything(self) -> bool:
@@ -107,7 +84,7 @@ class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
     """
 
     filter: Filter = Filter()
-    limit: Annotated[int, option("At most N rows, 0 for all", "--limit", metavar="N", ge=0)] = 100
+    limit: Annotated[int, option("At most N rows, 0 for all", "--limit N", ge=0)] = 100
     cursor: Annotated[str, option("Cursor of the next page", max_length=2000)] = ""
 
 
@@ -118,7 +95,7 @@ class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
 
     filter: Filter = Filter()
     message_ids: tuple[Id, ...] = ()
-    sample: Annotated[int, option("Also list the first N", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
+    sample: Annotated[int, option("Also list the first N", ge=0, le=MAX_SAMPLE)] = 0
     in_bin: bool = False
 
 
@@ -151,7 +128,7 @@ class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
 
     message_id: MessageId
     as_sent: Annotated[bool, option("As modified and signed by its zone", "--as-sent")] = False
-    zone: Annotated[Line, option("With --as-sent: one of several zones", "--zone", metavar="ZONE")] = ""
+    zone: Annotated[Line, option("With --as-sent: one of several zones", "--zone ZONE")] = ""
 
 
 class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
@@ -159,10 +136,8 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
     for `address` only.
     """
 
-    message_id: Annotated[
-        Id, option("Message in the queue", "--id", metavar="ID", unit=OptionUnit.MESSAGE_ID)
-    ]
-    address: Annotated[Line, option("One of its recipients", metavar="ADDRESS", positional=True)] = ""
+    message_id: Annotated[Id, option("Message in the queue", "--id ID", Unit.MESSAGE_ID)]
+    address: Annotated[Line, option("One of its recipients", "ADDRESS")] = ""
 
 
 class QueueChange(Request, frozen=True, kw_only=True):
@@ -176,10 +151,7 @@ class QueueChange(Request, frozen=True, kw_only=True):
     """What has become of the deliveries."""
 
     message_ids: Annotated[
-        tuple[Id, ...],
-        option(
-            "Messages, by id", metavar="ID", positional=True, unit=OptionUnit.MESSAGE_ID, max_length=MAX_IDS
-        ),
+        tuple[Id, ...], option("Messages, by id", "ID", Unit.MESSAGE_ID, max_length=MAX_IDS)
     ] = ()
     filter: Filter = Filter()
     everything: Annotated[bool, option("All deliveries in the queue", "--all")] = False
@@ -199,10 +171,7 @@ class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
     done: ClassVar[str] = "will be retried now"
 
     at: Annotated[
-        Seconds | None,
-        option(
-            "Time of the retry: +2h, 23:30 or 2026-11-25T23:30", "--at", metavar="TIME", unit=OptionUnit.TIME
-        ),
+        Seconds | None, option("Time of the retry: +2h, 23:30 or 2026-11-25T23:30", "--at TIME", Unit.TIME)
     ] = None
 
 
@@ -228,10 +197,8 @@ class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
     action: ClassVar[ChangeVerb] = "reroute"
     done: ClassVar[str] = "moved"
 
-    to_zone: Annotated[Line, option("Move to this zone", "--zone", metavar="TARGET")] = ""
-    next_hop: Annotated[Line, option("Move to the zone with this next_hop", "--next-hop", metavar="HOST")] = (
-        ""
-    )
+    to_zone: Annotated[Line, option("Move to this zone", "--zone TARGET")] = ""
+    next_hop: Annotated[Line, option("Move to the zone with this next_hop", "--next-hop HOST")] = ""
     ask_again: Annotated[bool, option("Move to the zone that the routes select now", "--ask-again")] = False
 
 
@@ -264,21 +231,19 @@ CHANGES: dict[ChangeVerb, type[QueueChange]] = {
 class Acts(Request, frozen=True, kw_only=True, tag="acts"):
     """Request the changes of the last 24 hours, the newest first."""
 
-    limit: Annotated[int, option("At most N changes", "--limit", metavar="N", ge=1, le=MAX_PAGE)] = 100
+    limit: Annotated[int, option("At most N changes", "--limit N", ge=1, le=MAX_PAGE)] = 100
 
 
 class ActShow(Request, frozen=True, kw_only=True, tag="act-show"):
     """Request one change of the last 24 hours."""
 
-    act: Annotated[Line, option("Id of the change", metavar="ID", positional=True)]
+    act: Annotated[Line, option("Id of the change", "ID")]
 
 
 class Undo(Request, frozen=True, kw_only=True, tag="undo"):
     """Undo the change `undoes`."""
 
-    undoes: Annotated[
-        Line, option("Id of the change, as printed by its command", metavar="ID", positional=True)
-    ]
+    undoes: Annotated[Line, option("Id of the change, as printed by its command", "ID")]
     reason: Reason = ""
 
 
@@ -291,18 +256,14 @@ class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     stop a relay.
     """
 
-    zone: Annotated[Line | None, option("Zone", "--zone", metavar="ZONE")] = None
+    zone: Annotated[Line | None, option("Zone", "--zone ZONE")] = None
     destination: Annotated[
-        Line | None, option("Destination or host, as shown by status", "--destination", metavar="NAME")
+        Line | None, option("Destination or host, as shown by status", "--destination NAME")
     ] = None
-    domain: Annotated[Line | None, option("Recipient domain", "--domain", metavar="DOMAIN")] = None
-    sender: Annotated[
-        Line | None, option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS")
-    ] = None
-    user: Annotated[
-        Line | None, option("Authenticated user who submitted the mail", "--user", metavar="NAME")
-    ] = None
-    recipient: Annotated[Line | None, option("Recipient address", "--recipient", metavar="ADDRESS")] = None
+    domain: Annotated[Line | None, option("Recipient domain", "--domain DOMAIN")] = None
+    sender: Sender = None
+    user: Annotated[Line | None, option("Authenticated user who submitted the mail", "--user NAME")] = None
+    recipient: Annotated[Line | None, option("Recipient address", "--recipient ADDRESS")] = None
     everything: Annotated[bool, option("All mail", "--all")] = False
 
 
@@ -316,20 +277,18 @@ class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
     effect: Annotated[OrderEffect, option("Suspend, or hold each delivery separately")] = "suspend"
     seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
-        option(
-            "Resume automatically after this time, e.g. 2h", "--for", metavar="TIME", unit=OptionUnit.DURATION
-        ),
+        option("Resume automatically after this time, e.g. 2h", "--for TIME", Unit.DURATION),
     ] = None
     refuse: Annotated[bool, option("Reject such mail from clients with 421", "--refuse")] = False
     stop_clock: Annotated[bool, option("Do not count this time towards expiry", "--stop-clock")] = False
-    reason: Annotated[Line, option("Reason, shown to other operators", "--reason", metavar="TEXT")] = ""
+    reason: Annotated[Line, option("Reason, shown to other operators", "--reason TEXT")] = ""
 
 
 class Resume(Request, frozen=True, kw_only=True, tag="resume"):
     """End the suspensions and hold rules with exactly these selectors, or the one with this `id`."""
 
     about: Selectors = Selectors()
-    id: Annotated[Line, option("Id, as shown by suspend --list", metavar="ORDER", positional=True)] = ""
+    id: Annotated[Line, option("Id, as shown by suspend --list", "ORDER")] = ""
     reason: Reason = ""
 
 
@@ -353,37 +312,19 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
     are unknown.
     """
 
-    address: Annotated[Line, option("Recipient, or a domain", metavar="ADDRESS", positional=True)]
-    sender: Annotated[Line, option("Envelope sender", "--from", metavar="ADDRESS")] = ""
-    user: Annotated[Line, option("Authenticated user", "--user", metavar="NAME")] = ""
-    listener: Annotated[
-        Line, option("Listener that the mail arrives at", "--listener", metavar="ADDRESS")
-    ] = ""
-    client: Annotated[
-        Line, option("IP address of the client", "--client", metavar="IP", unit=OptionUnit.IP)
-    ] = ""
+    address: Annotated[Line, option("Recipient, or a domain", "ADDRESS")]
+    sender: Annotated[Line, option("Envelope sender", "--from ADDRESS")] = ""
+    user: Annotated[Line, option("Authenticated user", "--user NAME")] = ""
+    listener: Annotated[Line, option("Listener that the mail arrives at", "--listener ADDRESS")] = ""
+    client: Annotated[Line, option("IP address of the client", "--client IP", Unit.IP)] = ""
     certificate: Annotated[
-        Line,
-        option(
-            "Fingerprint of the client's certificate",
-            "--certificate",
-            metavar="SHA256",
-            unit=OptionUnit.FINGERPRINT,
-        ),
+        Line, option("Fingerprint of the client's certificate", "--certificate SHA256", Unit.FINGERPRINT)
     ] = ""
     priority: Annotated[Priority | None, option("Priority (default: the listener's)", "--priority")] = None
-    size: Annotated[
-        Size | None, option("Size of the message, e.g. 12 MB", "--size", metavar="SIZE", unit=OptionUnit.SIZE)
-    ] = None
+    size: Annotated[Size | None, option("Size of the message, e.g. 12 MB", "--size SIZE", Unit.SIZE)] = None
     headers: Annotated[
         tuple[tuple[str, str], ...],
-        option(
-            'Header field, "Name: value", repeatable',
-            "--header",
-            metavar="FIELD",
-            unit=OptionUnit.HEADER,
-            max_length=100,
-        ),
+        option('Header field, "Name: value", repeatable', "--header FIELD", Unit.HEADER, max_length=100),
     ] = ()
 
 
@@ -392,12 +333,9 @@ class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
     8,192 addresses of each worker instead, which are in memory after their mail has left the queue.
     """
 
-    pseudonym: Annotated[
-        str,
-        option("Pseudonym from the log", metavar="PSEUDONYM", positional=True, min_length=1, max_length=4000),
-    ]
+    pseudonym: Annotated[str, option("Pseudonym from the log", "PSEUDONYM", min_length=1, max_length=4000)]
     recent: Annotated[bool, option("Search the relay's memory instead of the queue", "--recent")] = False
-    limit: Annotated[int, option("At most N addresses", metavar="N", ge=1, le=MAX_PAGE)] = 100
+    limit: Annotated[int, option("At most N addresses", ge=1, le=MAX_PAGE)] = 100
 
 
 class Tail(Request, frozen=True, kw_only=True, tag="tail"):
@@ -406,30 +344,15 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
     a message id.
     """
 
-    address: Annotated[
-        Line, option("Address, user, client, Message-ID or message id", metavar="VALUE", positional=True)
-    ] = ""
-    sender: Annotated[Line, option("Messages of this sender, or @DOMAIN", "--from", metavar="ADDRESS")] = ""
-    recipient: Annotated[Line, option("Events of this recipient, or @DOMAIN", "--to", metavar="ADDRESS")] = ""
-    domain: Annotated[
-        Line, option("Events of a recipient domain or destination", "--domain", metavar="DOMAIN")
-    ] = ""
-    zone: Annotated[Line, option("In a zone", "--zone", metavar="NAME")] = ""
-    user: Annotated[Line, option("Messages of an authenticated user", "--user", metavar="NAME")] = ""
-    client: Annotated[Line, option("Messages and refusals of a client", "--client", metavar="ADDRESS")] = ""
-    event: Annotated[
-        Line, option("Events with these names: deferred,bounced", "--event", metavar="NAMES")
-    ] = ""
-    message_id: Annotated[
-        str,
-        option(
-            "Events of one message",
-            "--id",
-            metavar="ID",
-            unit=OptionUnit.MESSAGE_ID,
-            pattern="^([0-9a-f]{16})?$",
-        ),
-    ] = ""
+    address: Annotated[Line, option("Address, user, client, Message-ID or message id", "VALUE")] = ""
+    sender: Annotated[Line, option("Messages of this sender, or @DOMAIN", "--from ADDRESS")] = ""
+    recipient: Annotated[Line, option("Events of this recipient, or @DOMAIN", "--to ADDRESS")] = ""
+    domain: Annotated[Line, option("Events of a recipient domain or destination", "--domain DOMAIN")] = ""
+    zone: Annotated[Line, option("In a zone", "--zone NAME")] = ""
+    user: Annotated[Line, option("Messages of an authenticated user", "--user NAME")] = ""
+    client: Annotated[Line, option("Messages and refusals of a client", "--client ADDRESS")] = ""
+    event: Annotated[Line, option("Events with these names: deferred,bounced", "--event NAMES")] = ""
+    message_id: Annotated[OptionalId, option("Events of one message", "--id ID", Unit.MESSAGE_ID)] = ""
 
 
 class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
@@ -438,39 +361,17 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
     message. The stream ends after `seconds`, a number of bytes or `sessions`, whichever comes first.
     """
 
-    client: Annotated[
-        Line, option("Sessions of a client address or network", "--client", metavar="ADDRESS")
-    ] = ""
-    domain: Annotated[
-        Line, option("Connections to a domain, MX host or next hop", "--domain", metavar="DOMAIN")
-    ] = ""
-    message_id: Annotated[
-        str,
-        option(
-            "Attempts of one message",
-            "--id",
-            metavar="ID",
-            unit=OptionUnit.MESSAGE_ID,
-            pattern="^([0-9a-f]{16})?$",
-        ),
-    ] = ""
+    client: Annotated[Line, option("Sessions of a client address or network", "--client ADDRESS")] = ""
+    domain: Annotated[Line, option("Connections to a domain, MX host or next hop", "--domain DOMAIN")] = ""
+    message_id: Annotated[OptionalId, option("Attempts of one message", "--id ID", Unit.MESSAGE_ID)] = ""
     seconds: Annotated[
-        float,
-        option("Stop after this time", "--for", metavar="TIME", unit=OptionUnit.DURATION, gt=0, le=24 * 3600),
+        float, option("Stop after this time", "--for TIME", Unit.DURATION, gt=0, le=24 * 3600)
     ] = 300.0
     octets: Annotated[
-        int,
-        option(
-            "Stop after this amount of text",
-            "--size",
-            metavar="SIZE",
-            unit=OptionUnit.SIZE,
-            ge=1,
-            le=1_000_000_000,
-        ),
+        int, option("Stop after this amount of text", "--size SIZE", Unit.SIZE, ge=1, le=1_000_000_000)
     ] = 10 * 1024 * 1024
     sessions: Annotated[
-        int, option("Stop after this number of sessions", "--sessions", metavar="N", ge=1, le=10_000)
+        int, option("Stop after this number of sessions", "--sessions N", ge=1, le=10_000)
     ] = 100
 
 
@@ -489,37 +390,23 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
     """
 
     about: Annotated[
-        str | None,
-        option(
-            "Address, @DOMAIN, Message-ID, id, pseudonym or user",
-            metavar="ADDRESS|MESSAGE-ID|ID",
-            positional=True,
-        ),
+        str | None, option("Address, @DOMAIN, Message-ID, id, pseudonym or user", "ADDRESS|MESSAGE-ID|ID")
     ] = None
-    sender: Annotated[
-        str | None, option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS")
-    ] = None
-    recipient: Annotated[str | None, option("Recipient address", "--recipient", metavar="ADDRESS")] = None
-    client: Annotated[str | None, option("IP address of the client", "--client", metavar="IP")] = None
-    user: Annotated[
-        str | None, option("Authenticated user who submitted the mail", "--user", metavar="NAME")
-    ] = None
-    zone: Annotated[str, option("Zone", "--zone", metavar="ZONE")] = ""
-    destination: Annotated[
-        str, option("Destination or host; * matches any text", "--destination", metavar="NAME")
-    ] = ""
-    reply: Annotated[str, option("Text in a reply from or to a peer", "--reply", metavar="TEXT")] = ""
+    sender: Annotated[str | None, option("Envelope sender; <> for the null sender", "--sender ADDRESS")] = (
+        None
+    )
+    recipient: Annotated[str | None, option("Recipient address", "--recipient ADDRESS")] = None
+    client: Annotated[str | None, option("IP address of the client", "--client IP")] = None
+    user: Annotated[str | None, option("Authenticated user who submitted the mail", "--user NAME")] = None
+    zone: Annotated[str, option("Zone", "--zone ZONE")] = ""
+    destination: Annotated[str, option("Destination or host; * matches any text", "--destination NAME")] = ""
+    reply: Annotated[str, option("Text in a reply from or to a peer", "--reply TEXT")] = ""
     outcome: Annotated[HistoryOutcome | None, option("Outcome; waiting: not attempted yet", "--outcome")] = (
         None
     )
-    since: Annotated[
-        float,
-        option("Only events newer than AGE, e.g. 30m, 2d", "--since", metavar="AGE", unit=OptionUnit.AGO),
-    ] = 0.0
-    until: Annotated[
-        float | None, option("Only events older than AGE", "--until", metavar="AGE", unit=OptionUnit.AGO)
-    ] = None
-    limit: Annotated[int, option("The newest N", "--limit", metavar="N", ge=1, le=MAX_PAGE)] = 100
+    since: Annotated[float, option("Only events newer than AGE, e.g. 30m, 2d", "--since AGE", Unit.AGO)] = 0.0
+    until: Annotated[float | None, option("Only events older than AGE", "--until AGE", Unit.AGO)] = None
+    limit: Annotated[int, option("The newest N", "--limit N", ge=1, le=MAX_PAGE)] = 100
 
 
 class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
@@ -534,7 +421,7 @@ class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
 class SpoolAcknowledge(Request, frozen=True, kw_only=True, tag="spool-acknowledge"):
     """Dismiss a reported loss of the spool."""
 
-    loss: Annotated[Line, option("Id of the loss, as shown by status", metavar="ID", positional=True)]
+    loss: Annotated[Line, option("Id of the loss, as shown by status", "ID")]
 
 
 class WebhookList(Request, frozen=True, kw_only=True, tag="webhook-list"):
@@ -544,7 +431,7 @@ class WebhookList(Request, frozen=True, kw_only=True, tag="webhook-list"):
 class WebhookTest(Request, frozen=True, kw_only=True, tag="webhook-test"):
     """Post a `webhook.test` event now."""
 
-    name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
+    name: Annotated[Line, option("Name of the [[webhook]]", "NAME")]
 
 
 class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
@@ -552,10 +439,9 @@ class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
     has from then on.
     """
 
-    name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
+    name: Annotated[Line, option("Name of the [[webhook]]", "NAME")]
     since: Annotated[
-        float | None,
-        option("Resend the events of this period, e.g. 2h", "--since", metavar="AGE", unit=OptionUnit.AGO),
+        float | None, option("Resend the events of this period, e.g. 2h", "--since AGE", Unit.AGO)
     ] = None
 
 

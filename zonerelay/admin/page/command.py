@@ -6,7 +6,7 @@ import shlex
 
 from zonerelay.config.units import format_duration
 from zonerelay.operations.catalogue import operation_of
-from zonerelay.operations.operation import OptionUnit, fields_of
+from zonerelay.operations.operation import Unit, fields_of
 from zonerelay.operations.requests import Request
 
 
@@ -22,9 +22,9 @@ def command_of(request: Request, *words: str, now: float = 0.0) -> str:
         flag = (operation.flags or {}).get(name, each.option.flag)
         if value == each.default or not (flag or each.option.positional):
             continue
-        if each.option.unit is OptionUnit.DURATION:
+        if each.option.unit is Unit.DURATION:
             value = format_duration(value)
-        elif each.option.unit is OptionUnit.AGO:
+        elif each.option.unit is Unit.AGO:
             value = format_duration(round(now - value))
         if each.option.positional:
             values += value if isinstance(value, tuple) else [value]
