@@ -8,6 +8,7 @@ import contextlib
 import email
 import email.header
 import email.policy
+import gzip
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from tests.support.crew import pid_of, processes, relay_of, run
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
+from zonerelay.admin.submission.body import LONG, MAX_TEXT
 from zonerelay.outbox.drafts import MAX_FILES
 
 SIZE = 50_000_000
@@ -698,6 +700,12 @@ def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: A
     connection.endheaders()
     assert Reply(connection.getresponse()).code == (413, "too_large")
     connection.close()
+
+
+def test_a_small_compressed_body_is_as_large_as_what_is_in_it(app: Api) -> None:
+    body = gzip.compress(json.dumps({**MESSAGE, "text": "x" * (MAX_TEXT + 1)}).encode())
+    assert len(body) < LONG
+    assert app("POST", "/v1/messages", body, Content_Encoding="gzip").code == (413, "too_large")
 
 
 def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:

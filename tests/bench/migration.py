@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -45,7 +44,7 @@ async def fill(config: Path, messages: int) -> None:
 async def _store(store: Store, number: int) -> None:
     chance = random.Random(number)
     names = [f"to-{number}-{place}@example{place}.net" for place in range(chance.randint(1, 3))]
-    envelope = replace(envelope_for(message_id(number << 8), *names), envid=f"id{number}")
+    envelope = structs.replace(envelope_for(message_id(number << 8), *names), envid=f"id{number}")
     deliveries = [
         structs.replace(
             delivery_for(envelope, name),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from tests.support.mail import make_message
 from tests.support.memory_store import MemoryStore
@@ -59,7 +59,9 @@ async def test_events_for_an_endpoint_that_is_down_stay_in_the_spool(monkeypatch
     for number in range(COUNT):
         body = b'msg_%d\t{"type": "message.delivered"}\r\n' % number
         message = make_message(body)
-        message = replace(message, envelope=replace(message.envelope, id=MessageId(f"{number:016x}")))
+        message = structs.replace(
+            message, envelope=structs.replace(message.envelope, id=MessageId(f"{number:016x}"))
+        )
         recipient = EventPosition(f"source{number}", 1, 1).recipient("hook")
         event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
         await store.settle([OwnMessage(message, body, (event,))])

@@ -690,7 +690,7 @@ async def test_a_zone_that_a_reload_takes_away_keeps_its_mail(make: Make) -> Non
 @pytest.mark.parametrize("policy", list(InDoubtAction))
 async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubtAction) -> None:
     relay = make(zones=(ZoneSettings(next_hop="hop", in_doubt=policy),), retry=SOON)
-    first = replace(DEFERRED, in_doubt=True)
+    first = structs.replace(DEFERRED, in_doubt=True)
     relay.courier.script = lambda batch: [
         first if d.attempts == 0 and d.recipient == "b@example.com" else DELIVERED for d in batch.deliveries
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.inbound import House, listening
 from tests.support.waiting import until
@@ -134,10 +135,10 @@ async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
     result = await way.submit(foreign, ZOE, never(), SubmitOptions())
     assert isinstance(result, Rejection)
     assert result.reason is Reason.RELAY
-    result = await way.submit(replace(foreign, user="nobody"), ZOE, never(), SubmitOptions())
+    result = await way.submit(structs.replace(foreign, user="nobody"), ZOE, never(), SubmitOptions())
     assert isinstance(result, Rejection)
     assert result.reason is Reason.AUTH_FAILURE
-    result = await way.submit(replace(foreign, may_relay=True), ZOE, [MESSAGE], SubmitOptions())
+    result = await way.submit(structs.replace(foreign, may_relay=True), ZOE, [MESSAGE], SubmitOptions())
     assert isinstance(result, Acceptance)
 
 

@@ -11,11 +11,11 @@ import importlib
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.store.contract import ClaimLostError, OwnMessage
@@ -78,7 +78,9 @@ async def _report_second(real: Any, self: Any, changes: Any, *, lazy: bool = Fal
 def _deliver_lost(real: Any, self: Any, reply: Any) -> None:
     real(self, reply)
     self.outcomes = [
-        replace(each, verdict=Verdict.DELIVERED) if isinstance(each, Outcome) and self._accepted else each
+        structs.replace(each, verdict=Verdict.DELIVERED)
+        if isinstance(each, Outcome) and self._accepted
+        else each
         for each in self.outcomes
     ]
 

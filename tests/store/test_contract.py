@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -50,7 +49,7 @@ def names(deliveries: list[Delivery]) -> list[tuple[int, str]]:
 
 class TestTakingMail:
     async def test_committed_message_reads_back_whole(self, store: Store) -> None:
-        envelope = replace(
+        envelope = structs.replace(
             envelope_for(message_id(1), "a@example.net", "b@example.net"),
             recipients=(
                 Recipient(

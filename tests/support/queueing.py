@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Unpack
 
@@ -45,7 +45,7 @@ DEFERRED = Outcome(Verdict.DEFERRED, Reply(451, "2.0", "later"), host="mx.exampl
 BOUNCED = Outcome(Verdict.BOUNCED, Reply(550, "1.1", "no such user"), host="mx.example.com")
 NO_HOST = Outcome(Verdict.DEFERRED, Reply(451, "4.1", "connection refused"), Scope.HOST, local=True)
 LOCAL = Outcome(Verdict.DEFERRED, Reply(451, "3.0", "trouble"), Scope.LOCAL, local=True, counts=False)
-IN_DOUBT = replace(DEFERRED, in_doubt=True)
+IN_DOUBT = structs.replace(DEFERRED, in_doubt=True)
 
 
 class Sink:

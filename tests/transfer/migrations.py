@@ -19,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec import structs
@@ -86,7 +86,7 @@ async def fill(config: Path, messages: int) -> None:
             names = [
                 f"{place}-{number}@example.{'net' if place else 'org'}" for place in range(number % 3 + 1)
             ]
-            envelope = replace(
+            envelope = structs.replace(
                 envelope_for(message_id(number * 256), *names), ret=Ret.HDRS, envid=f"Q+2B{number}"
             )
             deliveries = [delivery_for(envelope, name) for name in names]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,9 @@ LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
 async def fill(store: Store) -> None:
     """A message in every state, one to three zones, a large one, and one that has been delivered in part."""
     plain = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.org")
-    plain = replace(plain, ret=Ret.HDRS, envid="QQ+2B1", body=BodyType.EIGHT_BIT, priority=Priority.BULK)
+    plain = structs.replace(
+        plain, ret=Ret.HDRS, envid="QQ+2B1", body=BodyType.EIGHT_BIT, priority=Priority.BULK
+    )
     a, b, c = (delivery_for(plain, each.address) for each in plain.recipients)
     b = structs.replace(
         b, queue=queue_of("other;high"), held=True, warned=True, attempts=3, last=attempt(NOW - 9.25)
@@ -187,7 +188,7 @@ class Full:
 
 async def test_mail_of_the_future_gets_an_id_of_today(tmp_path: Path, spool: Spool) -> None:
     """Of a relay whose clock was wrong: ids go on from the highest that there is."""
-    later = replace(envelope_for(MessageId("0aaaaaaaaaa00000"), "a@example.net"), created=NOW * 2)
+    later = structs.replace(envelope_for(MessageId("0aaaaaaaaaa00000"), "a@example.net"), created=NOW * 2)
     await commit(spool.store, later, [delivery_for(later, "a@example.net")], b"Subject: x\r\n\r\n")
     await export_to(tmp_path / "mail", spool.store)
     async with Spool(tmp_path / "other") as other:

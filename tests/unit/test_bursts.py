@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tests.store.builders import envelope_for, message_id
 from zonerelay.inbound.cleanup.intake import OVERDUE, deliveries_of
@@ -21,7 +20,7 @@ from zonerelay.store.contract import QueueCounts
 
 def mail(sender: str, *, user: str = "", client: str = "192.0.2.1", recipients: int = 1) -> Envelope:
     envelope = envelope_for(message_id(1), *(f"u{n}@example.com" for n in range(recipients)))
-    return replace(envelope, sender=Mailbox(sender), origin=Origin(user=user, client_address=client))
+    return structs.replace(envelope, sender=Mailbox(sender), origin=Origin(user=user, client_address=client))
 
 
 class Desk:

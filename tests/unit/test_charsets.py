@@ -99,7 +99,7 @@ def test_the_name_of_a_file_in_the_words_of_rfc_2231() -> None:
 
 _CODERS = {
     "msgspec.json", "msgspec.msgpack", "decoder", "self._decoder", "_request", "_frame", "_preamble",
-    "_DELIVERIES", "ZoneLimits", "rows", "line_ends", "self._line_ends", "",
+    "_DELIVERIES", "_MEMBERS", "ZoneLimits", "rows", "line_ends", "self._line_ends", "",
 }  # fmt: skip
 """Receivers whose `decode` takes bytes, or text, and no name of a codec. A bare function is one of ours."""
 _LIBRARY = {

@@ -6,7 +6,6 @@ import email
 import email.policy
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from email.message import EmailMessage
 from email.message import Message as ParsedMessage
 from email.utils import parsedate_to_datetime
@@ -14,6 +13,7 @@ from email.utils import parsedate_to_datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from zonerelay.message.dsn import MAX_REPLY, DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.model.address import Mailbox
@@ -262,7 +262,7 @@ def test_what_smtp_cannot_carry_is_not_returned_whole(bad: bytes) -> None:
 def test_utf8_in_the_header_of_smtputf8_mail_has_its_own_types() -> None:
     header = "Subject: Grüße\r\n".encode()
     about = message()
-    international = replace(about, envelope=replace(about.envelope, smtputf8=True))
+    international = structs.replace(about, envelope=structs.replace(about.envelope, smtputf8=True))
     raw = composed(report(UNKNOWN_USER), about=international, header=header)
     assert b"Content-Type: message/global-headers\r\n" in raw
     assert b"Content-Type: message/delivery-status\r\n" in raw

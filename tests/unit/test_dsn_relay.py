@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tests.support.mail import make_message
 from tests.support.queueing import delivery
@@ -29,7 +28,7 @@ SUCCESS = Notify.SUCCESS
 
 def message(*, ret: Ret = Ret.UNSET, envid: str = "", sender: str = "s@example.org") -> Message:
     made = make_message(sender=sender)
-    return replace(made, envelope=replace(made.envelope, ret=ret, envid=envid))
+    return structs.replace(made, envelope=structs.replace(made.envelope, ret=ret, envid=envid))
 
 
 def script(of: Message, capabilities: Capabilities, *recipients: dict[str, object]) -> list[str]:

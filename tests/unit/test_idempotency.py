@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tests.store.builders import envelope_for, message_id
 from zonerelay.inbound.cleanup.intake import BLOCK, ContentDigest, identity, key_in
@@ -51,9 +50,9 @@ def test_identity_is_who_what_from_and_to_whom() -> None:
     others = [
         identity("message-id", "k", envelope),
         identity("key", "l", envelope),
-        identity("key", "k", replace(envelope, origin=Origin(user="v"))),
-        identity("key", "k", replace(envelope, sender=envelope.recipients[0].address)),
-        identity("key", "k", replace(envelope, recipients=envelope.recipients[:1])),
+        identity("key", "k", structs.replace(envelope, origin=Origin(user="v"))),
+        identity("key", "k", structs.replace(envelope, sender=envelope.recipients[0].address)),
+        identity("key", "k", structs.replace(envelope, recipients=envelope.recipients[:1])),
     ]
     assert len({first, *others}) == 6
 

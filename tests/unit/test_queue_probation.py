@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
@@ -20,10 +20,10 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import LONG, Work
 from zonerelay.queue.zone.plan import ZonePlan
 
-IN_DOUBT = replace(
+IN_DOUBT = structs.replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
 )
-NO_TLS = replace(DEFERRED, reply=Reply(451, "7.30", "no STARTTLS"), scope=Scope.MESSAGE, local=True)
+NO_TLS = structs.replace(DEFERRED, reply=Reply(451, "7.30", "no STARTTLS"), scope=Scope.MESSAGE, local=True)
 NOW = 1_700_000_000.0
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
 

@@ -31,7 +31,7 @@ ENVELOPE = Envelope(
     recipients=(Recipient(address=Mailbox("b@example.com")),),
     created=0.0,
 )
-FROM_NOBODY = replace(ENVELOPE, sender=Mailbox(""))
+FROM_NOBODY = structs.replace(ENVELOPE, sender=Mailbox(""))
 
 
 def build(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -45,7 +44,9 @@ class Bench:
         **state: object,
     ) -> Message:
         message = self.relay.accept(*recipients, sender=sender, age=age, notify=notify, text=text, tell=False)
-        message = replace(message, size=len(text), envelope=replace(message.envelope, ret=ret))
+        message = structs.replace(
+            message, size=len(text), envelope=structs.replace(message.envelope, ret=ret)
+        )
         stored = await self.relay.store.deliveries_of(message.id)
         deliveries = [structs.replace(delivery, **state) for delivery in stored]
         self.relay.settler.post(message, deliveries, outcomes, destination="mx:25", seconds=0.1)
@@ -157,7 +158,7 @@ async def test_a_failure_is_reported_to_those_who_want_it(
     assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
 
 
-PASSED = replace(DELIVERED, dsn_passed=True)
+PASSED = structs.replace(DELIVERED, dsn_passed=True)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ async def test_suspended_mail_that_was_held_back_is_judged_by_its_release(bench:
     assert [each.next_attempt for each in bench.postponed()] == [until]
 
 
-UNCOUNTED = replace(NO_HOST, counts=False)
+UNCOUNTED = structs.replace(NO_HOST, counts=False)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 
@@ -55,7 +53,10 @@ def test_keys_beyond_the_most_are_other() -> None:
     ],
 )
 def test_replies_that_say_the_same_are_one(one_text: str, another: str) -> None:
-    keys = {reply_key(one(replace(DEFERRED, reply=Reply(451, "7.1", text)))) for text in (one_text, another)}
+    keys = {
+        reply_key(one(structs.replace(DEFERRED, reply=Reply(451, "7.1", text))))
+        for text in (one_text, another)
+    }
     assert len(keys) == 1
     assert keys.pop().startswith("451 4.7.1 ")
 
@@ -73,7 +74,7 @@ def test_replies_that_say_the_same_are_one(one_text: str, another: str) -> None:
 def test_a_summary_groups_replies_as_the_report_of_the_history(text: str) -> None:
     delivery = structs.replace(one(), recipient=Mailbox("ann@example.com"))
     reply = Reply(451, "7.1", text)
-    attempted = structs.replace(delivery, last=replace(DEFERRED, reply=reply).attempt(NOW))
+    attempted = structs.replace(delivery, last=structs.replace(DEFERRED, reply=reply).attempt(NOW))
     keys = {
         same_reply(Redactor(key * 32, enabled=True).about(str(reply), delivery.recipient))
         for key in (b"a", b"b", b"c", b"d")
@@ -84,5 +85,7 @@ def test_a_summary_groups_replies_as_the_report_of_the_history(text: str) -> Non
 
 def test_other_replies_are_others() -> None:
     texts = ("mailbox full", "no such user", "try again in 5 minutes")
-    assert len({reply_key(one(replace(DEFERRED, reply=Reply(451, "7.1", text)))) for text in texts}) == 3
+    assert (
+        len({reply_key(one(structs.replace(DEFERRED, reply=Reply(451, "7.1", text)))) for text in texts}) == 3
+    )
     assert reply_key(one()) == NO_ATTEMPT

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.dkim import entry, keys_of, records, verified
 from tests.support.mail import Bodies, Log, make_message
@@ -115,7 +116,7 @@ async def test_the_signature_is_over_what_is_sent(piece_size: int, hashed: bool)
     if hashed:
         relaxed = RelaxedBody()
         relaxed.feed(b"Hello.\r\n")
-        message = replace(message, body_hash=relaxed.digest())
+        message = structs.replace(message, body_hash=relaxed.digest())
     body = await sent(await setting.render(replace(RULES, dkim=DkimMode.SIGN), message))
     assert body.startswith(b"DKIM-Signature: v=1; a=rsa-sha256;")
     assert body.endswith(b"=\r\n" + RULED + b"\r\nHello.\r\n")
@@ -161,7 +162,7 @@ async def test_lines_stay_plain_only_if_the_new_ones_are(line: str, plain: bool)
     setting = Setting()
     zone = ZoneSettings(dkim=DkimMode.OFF, header_add=(line,))
     for known in (True, False):
-        message = replace(setting.message, plain_lines=known)
+        message = structs.replace(setting.message, plain_lines=known)
         rendered = await setting.renderer.render(replace(zone), message)
         assert rendered.message.plain_lines is (plain and known)
 
@@ -308,7 +309,9 @@ async def test_when_the_one_that_renders_ends_another_does_it(how: str) -> None:
 
 def numbered(number: int) -> Message:
     message = make_message(TEXT)
-    return replace(message, envelope=replace(message.envelope, id=MessageId(f"{number:016x}")))
+    return structs.replace(
+        message, envelope=structs.replace(message.envelope, id=MessageId(f"{number:016x}"))
+    )
 
 
 @pytest.mark.parametrize(("entries", "octets"), [(3, 10**9), (10**9, 3 * 800)])

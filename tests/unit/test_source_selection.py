@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
@@ -295,7 +296,7 @@ def test_a_new_name_makes_new_connections() -> None:
 
 def test_a_bounce_for_our_address_becomes_a_deferral_of_the_same_kind() -> None:
     bounced = Outcome(Verdict.BOUNCED, BLOCKED, Scope.MESSAGE, "mx.example.com", "127.0.0.1:25")
-    assert from_elsewhere(bounced) == replace(
+    assert from_elsewhere(bounced) == structs.replace(
         bounced,
         verdict=Verdict.DEFERRED,
         reply=Reply(454, "7.1", f"{BLOCKED.text}; will be retried from another source"),

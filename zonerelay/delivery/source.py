@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import ip_address
 from operator import itemgetter
 from typing import NamedTuple, Protocol
+
+from msgspec import structs
 
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms, own_address
@@ -345,15 +347,15 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
     reply = outcome.reply
     if outcome.verdict is Verdict.BOUNCED and not outcome.local and blames_address(reply):
         later = Reply(reply.code - 100, reply.detail, f"{reply.text}; will be retried from another source")
-        return replace(outcome, verdict=Verdict.DEFERRED, reply=later)
+        return structs.replace(outcome, verdict=Verdict.DEFERRED, reply=later)
     if outcome.scope is Scope.HOST:
-        return replace(outcome, scope=Scope.MESSAGE)
+        return structs.replace(outcome, scope=Scope.MESSAGE)
     return outcome
 
 
 def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
     """Add the source to an outcome that reached a peer, for the log."""
-    return replace(outcome, source=source.name) if outcome.peer else outcome
+    return structs.replace(outcome, source=source.name) if outcome.peer else outcome
 
 
 def _hosts(site: SiteKey) -> str:

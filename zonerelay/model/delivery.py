@@ -8,7 +8,6 @@ knowledge, and a crash must forget it.
 from __future__ import annotations
 
 import enum
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -123,7 +122,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if last.at <= now or self.next_attempt <= last.at or self.act:
             return self
         return structs.replace(
-            self, next_attempt=now + self.next_attempt - last.at, last=replace(last, at=now)
+            self, next_attempt=now + self.next_attempt - last.at, last=structs.replace(last, at=now)
         )
 
     def released_at(self, now: float) -> float:

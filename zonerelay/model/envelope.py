@@ -7,7 +7,6 @@ An envelope is written once, at acceptance, and never changes. What changes for 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -47,8 +46,7 @@ TAG, METADATA = "tag=", "metadata."
 """How the notes of `Message.trace` begin that an application gave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipient:
+class Recipient(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted recipient with its DSN parameters (`orcpt` is the raw `type;xtext`, `""` if absent)."""
 
     address: Mailbox
@@ -78,8 +76,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stranger: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """The immutable envelope of one message. `created` is Unix time in seconds. `require_tls`: it is sent on
     over TLS alone, to servers that prove who they are.
     """
@@ -92,13 +89,12 @@ class Envelope:
     smtputf8: bool = False
     ret: Ret = Ret.UNSET
     envid: str = ""
-    origin: Origin = field(default_factory=Origin)
+    origin: Origin = Origin()
     priority: Priority = Priority.NORMAL
     require_tls: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A stored message: its envelope, and the properties of its body.
 
     `size` is the stored size in bytes (CRLF line ends, no dot-stuffing, our own header fields

@@ -7,7 +7,8 @@ retry policy may turn a deferral into an expiry, and `queue/settle/` stores the 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.model.reply import Reply
 
@@ -38,8 +39,7 @@ class Scope(enum.StrEnum):
     LOCAL = "local"
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """The stored summary of an attempt, for `queue show` and DSNs.
 
     `host` is the MX host's name, `peer` its address and port, both `""` when none was reached;
@@ -54,8 +54,7 @@ class Attempt:
     in_doubt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of one attempt for one recipient. `in_doubt`: the connection was lost after the final dot,
     before the reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
     version used, `""` for clear text. `counts` false: no peer was asked, so no attempt was used up.

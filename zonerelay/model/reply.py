@@ -7,7 +7,8 @@ numbers kept in step by hand drift apart (RFC 3463 2: the class must agree with 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 NO_NAMES = "4.3"
 """Subject and detail of a deferral because a name cannot be looked up now (RFC 3463 3.5)."""
@@ -15,8 +16,7 @@ TLS_REQUIRED = "7.30"
 """The detail of our own reply about a host whose TLS is less than the message demands (RFC 8689)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An SMTP reply. `code` is 200–599; `detail` is the RFC 3463 subject and detail (`"1.1"`), `""` when none
     applies.
 

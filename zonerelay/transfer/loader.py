@@ -165,7 +165,7 @@ class Loader:
     # --- one message
 
     async def _write(self, item: StoredMessage, identity: MessageId) -> UnusableMessage | None:
-        envelope = replace(item.message.envelope, id=identity)
+        envelope = structs.replace(item.message.envelope, id=identity)
         deliveries = [structs.replace(each, message_id=identity) for each in item.deliveries]
         try:
             async with self.store.begin(envelope) as writer:

@@ -175,7 +175,7 @@ class Migration:
             known = (await target.read_messages([identity])).get(identity)
             if known is None:
                 return identity
-            if replace(known.envelope, id=message.id) == message.envelope:
+            if structs.replace(known.envelope, id=message.id) == message.envelope:
                 return None
         raise StoreError(
             f"message {message.id}: the target already contains other messages under all {_IDS} ids that "
@@ -211,7 +211,7 @@ class Migration:
         try:
             message = message or await self.source.read_message(move.id)
             digest = _digest(message, deliveries, move.copy)
-            async with self._target(move.id).begin(replace(message.envelope, id=move.copy)) as writer:
+            async with self._target(move.id).begin(structs.replace(message.envelope, id=move.copy)) as writer:
                 async for piece in self.source.read_body(move.id):
                     digest.update(piece)
                     await writer.write(piece)
@@ -424,6 +424,6 @@ def _digest(
     message: Message, deliveries: Sequence[Delivery], copy: MessageId
 ) -> Any:  # Any: hashlib has no public type
     """Return the hash of the expected copy, under its id; the body is added later."""
-    known = replace(message, envelope=replace(message.envelope, id=copy))
+    known = structs.replace(message, envelope=structs.replace(message.envelope, id=copy))
     states = [(each.queue, structs.replace(each, message_id=copy)) for each in _ordered(deliveries)]
     return hashlib.sha256(msgspec.json.encode((known, states)))

@@ -21,6 +21,7 @@ from functools import partial
 from random import Random
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings, webhook_keys
 from zonerelay.model.address import NULL_SENDER, Mailbox
@@ -236,8 +237,8 @@ class Webhooks:
     def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, object]:
         redact, recipients = self._redactors[courier.name], message.envelope.recipients
         # Beyond `RECIPIENTS`, only the number of recipients is included.
-        envelope = replace(message.envelope, recipients=recipients[:RECIPIENTS])
-        fields = accepted_fields(replace(message, envelope=envelope), redact, {})
+        envelope = structs.replace(message.envelope, recipients=recipients[:RECIPIENTS])
+        fields = accepted_fields(structs.replace(message, envelope=envelope), redact, {})
         del fields["message-id"]
         to = [redact.mailbox(each.address) for each in envelope.recipients]
         return fields | {"recipients": len(recipients), "to": to} | _labels(message, redact)

@@ -31,7 +31,7 @@ HELO_ONLY = Manners(esmtp=False)
 def declared(octets: bytes, **more: object) -> Message:
     message = make_message(octets, eight_bit=True, smtputf8=True, **more)  # type: ignore[arg-type]
     long_lines = any(len(line) > 998 for line in octets.split(b"\r\n"))
-    return replace(message, headers=(("Subject", "Grüße"),), long_lines=long_lines)
+    return structs.replace(message, headers=(("Subject", "Grüße"),), long_lines=long_lines)
 
 
 @pytest.mark.parametrize("octets", [TEXT, LONG])
@@ -107,14 +107,14 @@ async def test_what_cannot_be_converted_waits_an_hour_for_a_host_that_has_taken_
     clock = ManualClock()
     courier = start_courier(Bodies(SIGNED), clock=clock)
     message = declared(SIGNED)
-    message = replace(message, envelope=replace(message.envelope, created=clock.now()))
+    message = structs.replace(message, envelope=structs.replace(message.envelope, created=clock.now()))
     batch = make_batch(message, route_to(sink.port))
     [outcome] = await courier.deliver(batch)
     assert (outcome.verdict, outcome.reply.code, outcome.reply.status) == (F, 451, "4.6.7")
     clock.advance(PATIENCE + 1)
     [outcome] = await courier.deliver(batch)
     assert (outcome.verdict, outcome.reply.status) == (B, "5.6.7")
-    young = replace(message, envelope=replace(message.envelope, created=clock.now()))
+    young = structs.replace(message, envelope=structs.replace(message.envelope, created=clock.now()))
     [outcome] = await courier.deliver(make_batch(young, route_to(sink.port)))
     assert outcome.verdict is F
     [outcome] = await start_courier(clock=clock).deliver(make_batch(make_message(), route_to(sink.port)))
@@ -133,7 +133,7 @@ async def test_a_host_that_has_taken_mail_is_believed_at_once(
     assert outcome.verdict is D
     bodies.body = SIGNED
     message = declared(SIGNED)
-    message = replace(message, envelope=replace(message.envelope, created=clock.now()))
+    message = structs.replace(message, envelope=structs.replace(message.envelope, created=clock.now()))
     [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
     assert (outcome.verdict, outcome.reply.status) == (B, "5.6.7")
 
@@ -180,7 +180,7 @@ async def test_long_lines_of_others_stay(
     sink = await start_sink()
     message = declared(octets, sender="j@example.org")
     origin = structs.replace(message.envelope.origin, stranger=change == "stranger")
-    message = replace(message, envelope=replace(message.envelope, origin=origin))
+    message = structs.replace(message, envelope=structs.replace(message.envelope, origin=origin))
     zone = replace(ZONE, convert=BodyConversion.NEVER) if change == "never" else ZONE
     [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port), zone))
     assert outcome.verdict is D

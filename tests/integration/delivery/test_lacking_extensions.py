@@ -106,7 +106,7 @@ async def test_utf8_in_the_header_needs_smtputf8_too(
 ) -> None:
     plain, capable = await start_sink(NO_UTF8), await start_sink()
     courier = start_courier(Bodies(TEXT))
-    message = replace(make_message(TEXT, eight_bit=True, smtputf8=declared), headers=headers)
+    message = structs.replace(make_message(TEXT, eight_bit=True, smtputf8=declared), headers=headers)
     [outcome] = await courier.deliver(make_batch(message, route_to(plain.port)))
     assert outcome.verdict is verdict, reason
     if verdict is B:

@@ -41,8 +41,8 @@ class Refuses:
 def batch_of(port: int, *locals_: str, message: Message | None = None) -> Batch:
     names = [f"{local}@example.com" for local in locals_ or ("ann",)]
     message = message or make_message(recipients=names, declared=BodyType.EIGHT_BIT, smtputf8=True)
-    envelope = replace(message.envelope, ret=Ret.HDRS, envid="order-1")
-    batch = make_batch(replace(message, envelope=envelope), route_to(port))
+    envelope = structs.replace(message.envelope, ret=Ret.HDRS, envid="order-1")
+    batch = make_batch(structs.replace(message, envelope=envelope), route_to(port))
     deliveries = [structs.replace(each, notify=Notify.FAILURE) for each in batch.deliveries]
     return replace(batch, deliveries=tuple(deliveries))
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import structs
 
 from tests.bench.limits.ledger import Promise
 from tests.integration.delivery.conftest import StartSink
@@ -52,7 +53,7 @@ BOTH = source("both", "127.0.0.4", "::1")
 
 def message(number: int, *, sender: str = "sender@example.org") -> Message:
     made = make_message(sender=sender)
-    return replace(made, envelope=replace(made.envelope, id=MessageId(f"{number:016x}")))
+    return structs.replace(made, envelope=structs.replace(made.envelope, id=MessageId(f"{number:016x}")))
 
 
 @dataclass

@@ -112,7 +112,7 @@ def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
     """
     try:
         found = msgspec.json.decode(data, type=of)
-        json.loads(data, object_pairs_hook=_unique, parse_int=len, parse_float=len)
+        _MEMBERS.decode(data.decode("utf-8"))
     except msgspec.ValidationError as error:
         raise invalid(error, what, msgspec.json.decode(data), of) from error
     except _DuplicateMemberError as error:
@@ -127,10 +127,14 @@ class _DuplicateMemberError(Exception):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
         name = next(name for at, name in enumerate(names) if name in names[:at])
         raise _DuplicateMemberError(f"the member {name} appears twice")
+
+
+_MEMBERS = json.JSONDecoder(object_pairs_hook=_unique, parse_int=len, parse_float=len)
+"""Finds members that occur twice. Its values are not used."""
 
 
 def _twice_in(value: Any, *above: str) -> str:

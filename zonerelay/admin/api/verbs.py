@@ -62,8 +62,7 @@ class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request without parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCall:
+class ApiCall(msgspec.Struct, frozen=True):
     """A validated request. `parameters` and `body` are instances of the verb's structs; `path` has the path
     segments. `caller` is the name of the client in logs. `lines`: the client accepts lines of JSON.
     """

@@ -13,6 +13,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,17 +110,21 @@ class JsonBody:
     `finish`. Close it when the message has been composed.
     """
 
-    def __init__(self, limit: int, directory: Path) -> None:
+    def __init__(self, limit: int, beside: Path) -> None:
+        """Create a parser. The temporary file is created in the directory that contains `beside`."""
         self._limit = limit
-        self._directory = directory
+        self._beside = beside
         self._file: BinaryIO | None = None
-        self._nonce = secrets.token_hex(16)
         self._document = bytearray()
         self._string: bytearray | None = None  # the string that is being read
         self._rest = b""
         self._begun = -1  # the position in the file of the long string that is being read
         self._waiting = bytearray()
         self._written = self._size = 0
+
+    @cached_property
+    def _nonce(self) -> str:
+        return secrets.token_hex(16)
 
     @property
     def full(self) -> bool:
@@ -192,7 +197,7 @@ class JsonBody:
         if not self._waiting:
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(dir=self._beside.parent, buffering=0)  # noqa: SIM115
         self._written += len(self._waiting)
         while self._waiting:
             del self._waiting[: self._file.write(self._waiting)]
@@ -205,19 +210,19 @@ class JsonBody:
 
     def long(self, text: str) -> StoredFile | None:
         """Return the long string that this text refers to, or None if it is an ordinary text."""
-        if not text.startswith(self._nonce):
+        if not self.spills or not text.startswith(self._nonce):
             return None
         _, start, size = text.split(":")
         return self._stored(int(start), int(size))
 
     def _stored(self, start: int, size: int) -> StoredFile:
         if self._file is None:  # nothing was ever written, so the file is empty
-            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(dir=self._beside.parent, buffering=0)  # noqa: SIM115
         return StoredFile(self._file, start, size)
 
     def refers(self, data: bytes) -> bool:
         """Return whether the data contains a reference."""
-        return self._nonce.encode() in data
+        return self.spills and self._nonce.encode() in data
 
     def close(self) -> None:
         if self._file is not None:

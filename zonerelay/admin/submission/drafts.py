@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from types import TracebackType
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from zonerelay.admin.api.problems import ApiError, FieldError, malformed, pointer_to
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
@@ -72,8 +72,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     content_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(msgspec.Struct, frozen=True):
     """A file that was uploaded as a part of a form. `is_inline`: the HTML can show it by name, as
     `cid:NAME`.
     """
@@ -120,8 +119,7 @@ class Submission(
     partial: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidatedMessage:
+class ValidatedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A validated message that can be submitted. `pointers` maps each recipient to the field that names it;
     `draft` is None if the message was sent as bytes.
     """
@@ -133,8 +131,7 @@ class ValidatedMessage:
     draft: Draft | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmissionOrigin:
+class SubmissionOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The submitter and the idempotency key of a message, with the current settings and those of the
     listener.
     """
@@ -188,8 +185,11 @@ def sending_of(
     """Return the message of a validated submission. Raise Problem with all errors if it is invalid."""
     faults = FieldErrors()
     author = _one(given.from_, "from", faults)
-    named = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
-    shown = {name: tuple(each for each, _ in some) for name, some in named.items()}
+    to, cc, bcc = (
+        _some(given.to, "to", faults),
+        _some(given.cc, "cc", faults),
+        _some(given.bcc, "bcc", faults),
+    )
     headers: list[tuple[str, str | Sequence[Address]]] = []
     if reply_to := _some(given.reply_to, "reply_to", faults):
         headers.append(("Reply-To", [each for each, _ in reply_to]))
@@ -209,7 +209,7 @@ def sending_of(
         faults.add("/text", "a message has a subject, a text, HTML or an attachment")
     with faults.at("/subject"):
         checked_subject(given.subject)
-    text, html = (_text(getattr(given, name), body, f"/{name}", faults) for name in ("text", "html"))
+    text, html = _text(given.text, body, "/text", faults), _text(given.html, body, "/html", faults)
     files = _files(given, body, uploads, faults)
     options = _options(given, origin, faults)
     hold_until = _hold_until(given, origin, now, faults)
@@ -217,7 +217,7 @@ def sending_of(
     if given.envelope.from_ is not None:
         with faults.at("/envelope/from"):
             sender = address(given.envelope.from_, "from").mailbox if given.envelope.from_ else NULL_SENDER
-    recipients = _recipients(given, named, faults)
+    recipients = _recipients(given, [*to, *cc, *bcc], faults)
     if body.spills:
         rest = msgspec.to_builtins(given)
         for name in ("text", "html", "attachments"):
@@ -233,16 +233,16 @@ def sending_of(
         message_id=message_id,
         created=now,
         author=author,
-        to=shown["to"],
-        cc=shown["cc"],
+        to=tuple([each for each, _ in to]),
+        cc=tuple([each for each, _ in cc]),
         subject=given.subject,
         text=text,
         html=html,
         headers=tuple(each for each in headers if each[0] != "Message-ID"),
         files=files,
     )
-    written = [author.mailbox, *(each.mailbox for some in shown.values() for each in some)]
-    smtputf8 = not "".join((sender, *recipients, *written)).isascii()
+    written = [each.mailbox for some in (to, cc, bcc) for each, _ in some]
+    smtputf8 = not "".join((sender, author.mailbox, *recipients, *written)).isascii()
     mail = MailCommand(
         sender,
         body=BodyType.EIGHT_BIT if smtputf8 else BodyType.SEVEN_BIT,
@@ -301,6 +301,8 @@ def _of_person(given: Person, name: str) -> Address:
 
 def _some(given: Some, name: str, faults: FieldErrors) -> list[_Named]:
     found: list[_Named] = []
+    if not given and isinstance(given, tuple):
+        return found
     listed = isinstance(given, tuple)
     for at, each in enumerate(given if isinstance(given, tuple) else (given,)):
         pointer, where = (f"/{name}/{at}", f"{name}[{at}]") if listed else (f"/{name}", name)
@@ -310,20 +312,17 @@ def _some(given: Some, name: str, faults: FieldErrors) -> list[_Named]:
     return found
 
 
-def _recipients(
-    given: Submission, named: Mapping[str, Sequence[_Named]], faults: FieldErrors
-) -> dict[Mailbox, str]:
+def _recipients(given: Submission, named: list[_Named], faults: FieldErrors) -> dict[Mailbox, str]:
     """Return each recipient once, in order, with the pointer to its field."""
-    people: list[_Named] = []
+    people = named
     if given.envelope.to:
+        people = []
         for at, text in enumerate(given.envelope.to):
             pointer = f"/envelope/to/{at}"
             with faults.at(pointer):
                 people += [(each, pointer) for each in addresses(text, "to")]
-    else:
-        people = [each for some in named.values() for each in some]
-        if not any((given.to, given.cc, given.bcc)):
-            faults.add("/to", "there is no recipient in to, cc, bcc or envelope.to")
+    elif not (given.to or given.cc or given.bcc):
+        faults.add("/to", "there is no recipient in to, cc, bcc or envelope.to")
     found: dict[str, tuple[Mailbox, str]] = {}
     for each, pointer in people:
         found.setdefault(recipient_key(each.mailbox), (each.mailbox, pointer))
@@ -331,7 +330,9 @@ def _recipients(
 
 
 def _text(given: str | None, body: JsonBody, pointer: str, faults: FieldErrors) -> str | None:
-    long = None if given is None else body.long(given)
+    if given is None:
+        return None
+    long = body.long(given)
     try:
         with faults.at(pointer):
             return checked_text(given if long is None else long.text(), pointer[1:])

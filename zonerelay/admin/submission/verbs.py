@@ -13,12 +13,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
+from msgspec.structs import replace
 
 from zonerelay.admin.api.problems import (
     ApiError,
@@ -154,23 +154,28 @@ _reading = Counter[str]()
 """The number of bodies being read for each user, in this process."""
 
 
+def _counted(call: ApiCall, origin: SubmissionOrigin) -> contextlib.AbstractContextManager[None]:
+    """Count the body as being read until the block ends, unless it is small and has already arrived. Raise
+    Problem if too many are being read.
+    """
+    content = call.request.content
+    has_arrived = content.is_eof() and content.total_bytes <= LONG
+    return contextlib.nullcontext() if has_arrived else _counted_of(origin.user)
+
+
 @contextlib.contextmanager
-def _submitted(call: ApiCall) -> Iterator[SubmissionOrigin]:
-    origin = _origin(call)
-    if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
-        yield origin  # it has already arrived and is small
-        return
-    if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
+def _counted_of(user: str) -> Iterator[None]:
+    if _reading.total() >= MAX_AT_ONCE or _reading[user] >= MAX_OF_ONE:
         raise ApiError(
             503, "busy", "too many messages are being received; try again", fields={"Retry-After": "1"}
         )
-    _reading[origin.user] += 1
+    _reading[user] += 1
     try:
-        yield origin
+        yield
     finally:
-        _reading[origin.user] -= 1
-        if not _reading[origin.user]:
-            del _reading[origin.user]
+        _reading[user] -= 1
+        if not _reading[user]:
+            del _reading[user]
 
 
 def _origin(call: ApiCall) -> SubmissionOrigin:
@@ -180,13 +185,13 @@ def _origin(call: ApiCall) -> SubmissionOrigin:
             "submit --user USER"
         )
         raise ApiError(403, "forbidden", text)
-    key = call.request.headers.get("Idempotency-Key", "")
-    if "Idempotency-Key" in call.request.headers and not is_key(key):
+    key = call.request.headers.get("Idempotency-Key")
+    if key is not None and not is_key(key):
         raise ApiError(400, "malformed", BAD_KEY)
     return SubmissionOrigin(
         user=call.token.user,
         client=VISIT.get().client,
-        key=key,
+        key=key or "",
         settings=call.operators.settings(),
         listener=call.operators.rules(),
     )
@@ -220,14 +225,16 @@ def _patiently(origin: SubmissionOrigin) -> BodyRead:
     return read
 
 
-@contextlib.contextmanager
-def _stored(call: ApiCall, origin: SubmissionOrigin) -> Iterator[JsonBody]:
-    """Open the storage of a body until the block ends. Raise Problem if the body is too large."""
+def _body_of(call: ApiCall, origin: SubmissionOrigin) -> contextlib.closing[JsonBody]:
+    """Return the storage of a body, which the block closes. Raise Problem if the body is too large."""
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
         raise ApiError(413, "too_large", f"the body exceeds {limit} bytes")
-    with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
-        yield body
+    return contextlib.closing(JsonBody(limit, origin.settings.spool.path))
+
+
+def _unsupported(kind: str) -> ApiError:
+    return ApiError(415, "unsupported_media_type", f"the media type {kind} is not supported")
 
 
 @contextlib.contextmanager
@@ -243,25 +250,24 @@ def _problems_for(call: ApiCall) -> Iterator[None]:
         raise ApiError(503, "unavailable", "not enough free space to store the body", fields=again) from None
 
 
-@contextlib.asynccontextmanager
-async def _json(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[tuple[JsonBody, bytes]]:
-    """Read the whole body, and provide it during the block."""
-    if media_type(call.request) != _JSON:
-        raise ApiError(
-            415, "unsupported_media_type", f"the media type {media_type(call.request)} is not supported"
-        )
-    with _stored(call, origin) as body:
-        if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
-            yield body, call.request.content.read_nowait()  # no string in it is long
-            return
-        with _problems_for(call):
-            async for piece in _pieces(call, origin):
-                await _fed(body, piece)
-                if body.full:
-                    await BODIES.run(body.flush)
-            if body.spills:
+async def _json(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> bytes:
+    """Read the whole body, and return its document. Raise Problem if it is too large or not JSON."""
+    if (kind := media_type(call.request)) != _JSON:
+        raise _unsupported(kind)
+    length = call.request.content_length
+    is_plain = "Content-Encoding" not in call.request.headers  # aiohttp decompresses
+    if length is not None and length <= LONG and is_plain:  # no string in it is long
+        if call.request.content.is_eof():
+            return call.request.content.read_nowait()
+        return b"".join([piece async for piece in _pieces(call, origin)])
+    with _problems_for(call):
+        async for piece in _pieces(call, origin):
+            await _fed(body, piece)
+            if body.full:
                 await BODIES.run(body.flush)
-        yield body, body.finish()
+        if body.spills:
+            await BODIES.run(body.flush)
+    return body.finish()
 
 
 async def _fed(body: JsonBody, piece: bytes) -> None:
@@ -271,40 +277,34 @@ async def _fed(body: JsonBody, piece: bytes) -> None:
     await _run(len(piece), body.feed, piece)
 
 
-@contextlib.asynccontextmanager
-async def _form(
-    call: ApiCall, origin: SubmissionOrigin
-) -> AsyncIterator[tuple[JsonBody, bytes, list[Upload]]]:
+async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tuple[bytes, list[Upload]]:
     """Read a form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
     read, uploads, found = _patiently(origin), list[Upload](), b""
-    with _stored(call, origin) as body:
-        with _problems_for(call):
-            async for name, file_name, part in _parts(call, read):
-                if name == "message" and found:
-                    raise ApiError(422, "invalid", "the form has two parts named message")
-                if len(uploads) == MAX_FILES and name != "message":  # a chunked form has no other limit
-                    raise ApiError(422, "invalid", f"the form has more than {MAX_FILES} files")
-                if name != "message":
-                    body.begin_file()
-                async for piece in _octets(part, read):
-                    if name == "message":
-                        await _fed(body, piece)
-                    else:
-                        body.add(piece)
-                    if body.full:
-                        await BODIES.run(body.flush)
-                if body.spills:
-                    await BODIES.run(body.flush)
+    with _problems_for(call):
+        async for name, file_name, part in _parts(call, read):
+            if name == "message" and found:
+                raise ApiError(422, "invalid", "the form has two parts named message")
+            if len(uploads) == MAX_FILES and name != "message":  # a chunked form has no other limit
+                raise ApiError(422, "invalid", f"the form has more than {MAX_FILES} files")
+            if name != "message":
+                body.begin_file()
+            async for piece in _octets(part, read):
                 if name == "message":
-                    found = body.finish()
-                    continue
-                kind = part.headers.get("Content-Type", "application/octet-stream")
-                uploads.append(Upload(file_name, kind, body.end_file(), name == "inline"))
-        if not found:
-            raise wrong(
-                "/message", "the form has no part named message that contains the JSON of the message"
-            )
-        yield body, found, uploads
+                    await _fed(body, piece)
+                else:
+                    body.add(piece)
+                if body.full:
+                    await BODIES.run(body.flush)
+            if body.spills:
+                await BODIES.run(body.flush)
+            if name == "message":
+                found = body.finish()
+                continue
+            kind = part.headers.get("Content-Type", "application/octet-stream")
+            uploads.append(Upload(file_name, kind, body.end_file(), name == "inline"))
+    if not found:
+        raise wrong("/message", "the form has no part named message that contains the JSON of the message")
+    return found, uploads
 
 
 @contextlib.contextmanager
@@ -363,16 +363,18 @@ def _converted(fields: dict[str, Any]) -> Submission:
 
 
 async def _submit(call: ApiCall) -> Answer:
-    with _submitted(call) as origin:
-        if media_type(call.request) == _MESSAGE:
+    origin, kind = _origin(call), media_type(call.request)
+    with _counted(call, origin):
+        if kind == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
-        if media_type(call.request) == _FORM:
-            async with _form(call, origin) as (body, data, uploads):
-                given = await _decoded(data, Submission)
-                return _accepted(await _take(call, origin, given, body, uploads))
-        async with _json(call, origin) as (body, data):
+        with _body_of(call, origin) as body:
+            uploads: Sequence[Upload] = ()
+            if kind == _FORM:
+                data, uploads = await _form(call, origin, body)
+            else:
+                data = await _json(call, origin, body)
             given = await _decoded(data, Submission)
-            return _accepted(await _take(call, origin, given, body, size=len(data)))
+            return _accepted(await _take(call, origin, given, body, uploads, size=len(data)))
 
 
 def _accepted(accepted: AcceptedMessage) -> web.Response:
@@ -388,7 +390,7 @@ async def _take(
     body: JsonBody,
     uploads: Sequence[Upload] = (),
     *,
-    size: int = SMALL + 1,
+    size: int,
 ) -> AcceptedMessage:
     """Submit a message. `size` is the size of the JSON: large messages are checked and composed in a
     thread.
@@ -593,29 +595,28 @@ def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -
 
 async def _batch(call: ApiCall) -> Answer:
     """Submit the messages concurrently, so that they are committed together."""
-    with _submitted(call) as origin:
-        async with _json(call, origin) as (body, data):
-            given: MessageBatch = await _decoded(data, MessageBatch)
-            template_size = len(msgspec.json.encode(given.template))
+    origin = _origin(call)
+    with _counted(call, origin), _body_of(call, origin) as body:
+        given: MessageBatch = await _decoded(await _json(call, origin, body), MessageBatch)
+        template_size = len(msgspec.json.encode(given.template))
+        room = asyncio.Semaphore(SIDE_BY_SIDE)
 
-            room = asyncio.Semaphore(SIDE_BY_SIDE)
+        async def one(at: int) -> BatchAnswer:
+            async with room:
+                return await taken(at)
 
-            async def one(at: int) -> BatchAnswer:
-                async with room:
-                    return await taken(at)
+        async def taken(at: int) -> BatchAnswer:
+            message = given.messages[at]
+            size = len(msgspec.json.encode(message)) + template_size
+            key = origin.key and f"{origin.key}.{at}"
+            try:
+                filled = await _run(size, _filled, given.template, message, body)
+                accepted = await _take(call, replace(origin, key=key), filled, body, size=size)
+            except ApiError as problem:
+                return BatchAnswer(status=problem.body.status, problem=problem.body)
+            return BatchAnswer(status=202, accepted=accepted)
 
-            async def taken(at: int) -> BatchAnswer:
-                message = given.messages[at]
-                size = len(msgspec.json.encode(message)) + template_size
-                key = origin.key and f"{origin.key}.{at}"
-                try:
-                    filled = await _run(size, _filled, given.template, message, body)
-                    accepted = await _take(call, replace(origin, key=key), filled, body, size=size)
-                except ApiError as problem:
-                    return BatchAnswer(status=problem.body.status, problem=problem.body)
-                return BatchAnswer(status=202, accepted=accepted)
-
-            answers = await asyncio.gather(*map(one, range(len(given.messages))))
+        answers = await asyncio.gather(*map(one, range(len(given.messages))))
     return BatchAnswers(messages=tuple(answers))
 
 
@@ -641,18 +642,18 @@ def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
 
 
 async def _zonemta_send(call: ApiCall) -> Answer:
-    with _submitted(call) as origin:
-        async with _json(call, origin) as (body, data):
-            message = await _run(len(data), _of_zonemta, await _decoded(data, dict[str, Any]), body)
-            return zonemta.answer_of(await _take(call, origin, message, body, size=len(data)), message)
+    origin = _origin(call)
+    with _counted(call, origin), _body_of(call, origin) as body:
+        data = await _json(call, origin, body)
+        message = await _run(len(data), _of_zonemta, await _decoded(data, dict[str, Any]), body)
+        return zonemta.answer_of(await _take(call, origin, message, body, size=len(data)), message)
 
 
 async def _zonemta_send_raw(call: ApiCall) -> Answer:
-    if media_type(call.request) != _MESSAGE:
-        raise ApiError(
-            415, "unsupported_media_type", f"the media type {media_type(call.request)} is not supported"
-        )
-    with _submitted(call) as origin:
+    if (kind := media_type(call.request)) != _MESSAGE:
+        raise _unsupported(kind)
+    origin = _origin(call)
+    with _counted(call, origin):
         accepted = await _take_raw(call, origin)
     return zonemta.ZoneMtaResponse(id=accepted.id, to=[each.address for each in accepted.recipients])
 

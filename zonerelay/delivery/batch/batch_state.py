@@ -26,7 +26,8 @@ it gets if no connection is left to try.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
 from zonerelay.delivery.batch.extensions import chunked
@@ -185,7 +186,7 @@ class BatchProgress:
         for index in self.open:
             outcome = self._tentative[index] or otherwise
             if answered and outcome.scope is Scope.HOST:
-                outcome = replace(outcome, scope=Scope.MESSAGE)
+                outcome = structs.replace(outcome, scope=Scope.MESSAGE)
             self._known[index] = outcome
         return [outcome or otherwise for outcome in self._known]
 
@@ -196,13 +197,13 @@ class BatchProgress:
 
 def _without_attempt(outcome: Outcome) -> Outcome:
     if outcome.verdict is Verdict.DEFERRED:
-        return replace(outcome, scope=Scope.MESSAGE, counts=False)
+        return structs.replace(outcome, scope=Scope.MESSAGE, counts=False)
     reply = outcome.reply
     text = (
         "the host rejected the command on a reused connection, and no other connection could be "
         f"tried: {reply}"
     )
-    return replace(
+    return structs.replace(
         outcome,
         verdict=Verdict.DEFERRED,
         reply=Reply(451, reply.detail, text),
@@ -406,7 +407,7 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
         text = f"the next hop rejected a login of zone {zone}: {said}; {NO_PASSWORDS}"
     else:
         return outcome
-    return replace(
+    return structs.replace(
         outcome,
         verdict=Verdict.DEFERRED,
         reply=Reply(451, detail, text),

@@ -45,6 +45,8 @@ from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, replace
 from random import Random
 
+from msgspec import structs
+
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.config.units import exact_span
 from zonerelay.delivery.auth.logins import Logins, NoLogin
@@ -537,7 +539,7 @@ def _for_its_tls(outcome: Outcome, host: str, failure: HostFailure) -> Outcome:
     if outcome.scope is not Scope.HOST:
         return outcome
     reply = Reply(451, TLS_REQUIRED, failure.reply.text)
-    return replace(outcome, reply=reply, scope=Scope.MESSAGE, host=host, peer=failure.address)
+    return structs.replace(outcome, reply=reply, scope=Scope.MESSAGE, host=host, peer=failure.address)
 
 
 def _local(reply: Reply) -> Outcome:

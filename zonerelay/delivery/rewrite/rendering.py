@@ -35,8 +35,10 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import structs
 
 from zonerelay.config.settings import BodyConversion, DkimMode, ZoneSettings
 from zonerelay.message.conversion import ConversionPlan, ConversionSurvey, Encoder, NotConvertibleError
@@ -65,11 +67,11 @@ class Conversion:
     size: int
 
     def of(self, message: Message) -> Message:
-        message = replace(message, size=self.size, plain_lines=False, long_lines=False, body_hash="")
+        message = structs.replace(message, size=self.size, plain_lines=False, long_lines=False, body_hash="")
         if not self.plan.seven_bit:
             return message
-        envelope = replace(message.envelope, body=BodyType.SEVEN_BIT, smtputf8=False)
-        return replace(message, envelope=envelope, eight_bit=False)
+        envelope = structs.replace(message.envelope, body=BodyType.SEVEN_BIT, smtputf8=False)
+        return structs.replace(message, envelope=envelope, eight_bit=False)
 
     def reader(self, read_body: ReadBody) -> ReadBody:
         def read(message_id: MessageId) -> AsyncIterator[bytes]:
@@ -362,8 +364,8 @@ class _Rendition:
             message = self.conversion.of(message)
         envelope, header = message.envelope, self.header
         if self.sender != envelope.sender:
-            envelope = replace(envelope, sender=self.sender)
-        return replace(
+            envelope = structs.replace(envelope, sender=self.sender)
+        return structs.replace(
             message,
             envelope=envelope,
             size=message.size - self.skipped + len(header),

@@ -281,8 +281,7 @@ class LoginKind(enum.StrEnum):
     BARRED = "barred"
 
 
-@dataclass(frozen=True, slots=True)
-class LoginResult:
+class LoginResult(msgspec.Struct, frozen=True):
     """The result of a login. `user` is set if it is OK. `detail` is for the operator and is never sent to the
     client. `refusal` is set if the password is right but the user's limits do not permit the login.
     """

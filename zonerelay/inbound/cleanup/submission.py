@@ -23,7 +23,8 @@ Policy, where the RFCs leave a choice:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec import structs
 
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.config.user_limits import NONE
@@ -336,7 +337,7 @@ class SubmittingClient:
             if not may_relay:
                 if codes := strangers.refusal(first, context.clock.monotonic()):
                     return no(f"the next hop rejects it: {codes}")
-                transaction.mail = replace(transaction.mail, ret=Ret.UNSET, envid="")
+                transaction.mail = structs.replace(transaction.mail, ret=Ret.UNSET, envid="")
                 recipient = Recipient(address=given, notify=Notify.NEVER)
             recipient, may_relay = renamed(recipient, first), True
         return self._take(

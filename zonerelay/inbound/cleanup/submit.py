@@ -41,8 +41,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.smtp.server.params import MailCommand
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The submitter. `protocol` and `helo` are for the Received field. The caller has authenticated `user`; a
     user who is not in the credentials file is refused. With `may_relay`, the caller permits the client to
     relay; otherwise its address decides.
@@ -56,16 +55,14 @@ class Principal:
     may_relay: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedEnvelope:
+class SubmittedEnvelope(msgspec.Struct, frozen=True):
     """The sender with the parameters of MAIL, and the recipients with those of RCPT, each once."""
 
     mail: MailCommand
     recipients: Sequence[Recipient]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitOptions:
+class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that SMTP has in the header or not at all. For `zone`, the caller has checked that the
     principal may name it. `notes` are kept in the trace. `partial`: accept the message for the recipients
     that are not refused.
@@ -77,15 +74,14 @@ class SubmitOptions:
     partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
+class Acceptance(msgspec.Struct, frozen=True):
     """The message is stored. `refused` are the replies to the recipients that were refused; this is only
     possible with `partial`. For a repetition, all of it is the first answer, and `message_id` the Message-ID
     of the first message.
     """
 
     id: MessageId
-    refused: dict[Mailbox, str] = field(default_factory=dict)
+    refused: dict[Mailbox, str] = {}
     message_id: str = ""
 
 

@@ -9,7 +9,8 @@ fails, nothing has changed. An address with invalid syntax is the handler's erro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy.api import Changes
@@ -67,7 +68,7 @@ def apply(
         refusal = _guarded(transaction.allowance, addresses)
     if refusal is not None:
         return refusal
-    transaction.mail = mail if sender == mail.sender else replace(mail, sender=sender)
+    transaction.mail = mail if sender == mail.sender else structs.replace(mail, sender=sender)
     transaction.recipients.clear()  # the same object, because it identifies the transaction
     transaction.recipients.update(wanted)
     transaction.rewritten += [("recipient policy", mailbox) for mailbox in added]

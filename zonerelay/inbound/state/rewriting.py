@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from zonerelay.config.settings import ListenerSettings, RewriteScope, RewriteSettings
 from zonerelay.inbound.state.transaction import MailTransaction
@@ -138,7 +140,7 @@ class RewriteRules:
             transaction.rewrites = rewrites
         sender, rule = rewrites.find(AddressKind.SENDER, transaction.mail.sender)
         if rule:
-            transaction.mail = replace(transaction.mail, sender=sender)
+            transaction.mail = structs.replace(transaction.mail, sender=sender)
             transaction.rewritten.append((f"sender rewrite={rule}", sender))
         if rewrites.changes(AddressKind.RECIPIENT):
             _rewrite_recipients(transaction, rewrites)
@@ -219,7 +221,7 @@ def _rewrite_recipients(transaction: MailTransaction, rewrites: ClientRewrites) 
             key, recipient = recipient_key(address), renamed(recipient, address)  # noqa: PLW2901
         there = recipients.get(key)
         if there is not None:
-            recipient = replace(there, notify=wishes_of_both(there.notify, recipient.notify))  # noqa: PLW2901
+            recipient = structs.replace(there, notify=wishes_of_both(there.notify, recipient.notify))  # noqa: PLW2901
         recipients[key] = recipient
         if zone:
             zones.setdefault(recipient.address, zone)
@@ -230,7 +232,9 @@ def _rewrite_recipients(transaction: MailTransaction, rewrites: ClientRewrites) 
 
 def renamed(recipient: Recipient, address: Mailbox) -> Recipient:
     """Return the recipient with another address. ORCPT keeps the address of RCPT (RFC 3461 5.2.1 d)."""
-    return replace(recipient, address=address, orcpt=recipient.orcpt or original_recipient(recipient.address))
+    return structs.replace(
+        recipient, address=address, orcpt=recipient.orcpt or original_recipient(recipient.address)
+    )
 
 
 def wishes_of_both(one: Notify, other: Notify) -> Notify:

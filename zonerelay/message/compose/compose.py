@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
+
+import msgspec
 
 from zonerelay.message.compose import mime
 from zonerelay.message.header.headers import rfc5322_date
@@ -20,8 +21,7 @@ from zonerelay.model.address import Mailbox
 _FOLD = 76
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """An email address with a display name. `name` is the display name, `""` for none."""
 
     mailbox: Mailbox
@@ -40,8 +40,7 @@ class FileContent(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedFile:
+class AttachedFile(msgspec.Struct, frozen=True):
     """An attached file. `content_type` is checked. With a `content_id` the HTML can show it."""
 
     name: str
@@ -50,8 +49,7 @@ class AttachedFile:
     content_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """The parts from which a message is composed. `message_id` has its brackets, `created` is Unix time,
     `headers` keep their order.
     """

@@ -118,7 +118,7 @@ class DispositionPolicy:
             if in_doubt is InDoubtAction.HOLD:
                 return _held(delivery, outcome, now)
             if in_doubt is InDoubtAction.BOUNCE:
-                outcome = replace(outcome, verdict=Verdict.BOUNCED)
+                outcome = structs.replace(outcome, verdict=Verdict.BOUNCED)
         if outcome.verdict is not Verdict.DEFERRED:
             return self._failed(message.envelope, delivery, outcome)
         aged = structs.replace(delivery, created=delivery.created + paused) if paused else delivery
@@ -235,7 +235,7 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
     """
     if outcome.verdict is Verdict.DELIVERED:
         return Disposition(delivery, outcome, Finish(delivery))
-    outcome = replace(outcome, verdict=Verdict.DEFERRED)
+    outcome = structs.replace(outcome, verdict=Verdict.DEFERRED)
     return deferred(delivery, outcome, now + UNREADABLE_DELAY, now)
 
 
@@ -263,8 +263,8 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
     """
     last = delivery.last
     if outcome.counts or last is None:
-        return replace(outcome, verdict=Verdict.EXPIRED)
-    return replace(
+        return structs.replace(outcome, verdict=Verdict.EXPIRED)
+    return structs.replace(
         outcome,
         verdict=Verdict.EXPIRED,
         reply=last.reply,

@@ -150,7 +150,7 @@ class MxRouter:
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
             problem = f"next hop {text}: {found.outcome.reply.text}"
-            outcome = replace(_deferred("3.5", problem), scope=Scope.LOCAL)
+            outcome = structs.replace(_deferred("3.5", problem), scope=Scope.LOCAL)
             return replace(found, outcome=outcome)
         return found
 
@@ -332,5 +332,5 @@ def _once(hosts: Iterable[MxHost]) -> tuple[MxHost, ...]:
 def _none(zone: ZoneSettings, found: Sequence[Unroutable]) -> Unroutable:
     text = "; ".join(each.outcome.reply.text for each in found)
     reply = Reply(451, found[0].outcome.reply.detail, text)
-    outcome = replace(found[0].outcome, reply=reply, scope=Scope.LOCAL)
+    outcome = structs.replace(found[0].outcome, reply=reply, scope=Scope.LOCAL)
     return Unroutable(zone.name, zone.next_hop, outcome, min(each.expires for each in found))

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import BodyType, Notify, Recipient, Ret
@@ -142,8 +143,7 @@ _AUTH = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+")  # RFC 4954 8: xtext, `
 Parameters = dict[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class MailCommand:
+class MailCommand(msgspec.Struct, frozen=True):
     """A parsed MAIL command; `size` is the declared size, or 0.
 
     `hold_for` (seconds) or `hold_until` (Unix time) when the message is to be kept for later, never both.
