@@ -15,13 +15,15 @@ import pytest
 from tests.support.control import control_socket
 from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.config.user_limits import UserLimits
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.client import ControlClient
-from zonerelay.control.explain import ActiveSuspension, Explainer
-from zonerelay.control.handler import Bodies, ControlHandler, PartAnswers
+from zonerelay.control.explain import ActiveSuspension, Explainer, SilentReports
+from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import LiveStreams
 from zonerelay.delivery.rewrite.rendering import Renderer
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryState
@@ -96,6 +98,18 @@ async def no_reasons() -> list[str]:
     raise AssertionError("only a supervisor asks whether a worker is ready")
 
 
+async def no_rate(_zone: str, _domain: str) -> None:
+    return None
+
+
+async def nothing_lost(_loss: str) -> bool:
+    return False
+
+
+async def no_limits(_user: str) -> UserLimits:
+    return UserLimits()
+
+
 @dataclass
 class Desk:
     """An operator's end of a relay whose queue stands still."""
@@ -137,14 +151,29 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     renderer = Renderer(read_body=relay.store.read_body, events=relay.events, clock=relay.clock)
     zones = Zones(ZONES, ROUTES)
     handler = ControlHandler(
-        verbs,
-        part=PartAnswers(no_refresh, tuple, no_reasons),
+        operations=verbs,
+        refresh=no_refresh,
+        families=tuple,
+        unready=no_reasons,
+        phase_of=lambda key: None,
+        turn_of=no_rate,
+        acknowledge=nothing_lost,
+        webhooks=lambda: None,
+        history=None,
         status=no_status,
         explainer=Explainer(
-            zones,
-            cast("MxRouter", router),
-            resolver,
+            zones=zones,
+            router=cast("MxRouter", router),
+            resolver=resolver,
             hostname="relay.example.org",
+            clock=relay.clock,
+            selection=SourceSelection(relay.clock, SilentReports()),
+            listeners=tuple,
+            rewriting=lambda: None,
+            srs=lambda: None,
+            keys=lambda: None,
+            rails=no_limits,
+            credential=lambda zone, sender: "",
             suspended=lambda key: ActiveSuspension(99.0, "421 busy") if "mx.busy" in key else None,
         ),
         orders=OrderAnswers(

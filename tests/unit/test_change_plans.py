@@ -10,10 +10,9 @@ import pytest
 from tests.support.dkim import NOW, entry, keys_of
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
-from zonerelay.control.explain import ChangePlans, too_large_for
+from zonerelay.control.explain import change_plan, too_large_for
 from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.srs import Srs
-from zonerelay.model.clock import ManualClock
 from zonerelay.operations.answers import ChangePlan
 
 SRS = Srs(SrsSettings(domain="srs.example.com"), ["sixteen octets !!"])
@@ -26,12 +25,14 @@ def both() -> DkimKeys:
     return keys_of(entry("example.com", "s1"), entry("example.com", "s2", "ed.pem"))
 
 
-def plans(keys: Callable[[], DkimKeys | None] = both) -> ChangePlans:
-    return ChangePlans(keys, lambda: SRS, ManualClock(NOW))
-
-
-def of(zone: ZoneSettings, sender: str = "app@example.com", *froms: str) -> ChangePlan | None:
-    return plans().of(zone, sender, tuple(("From", value) for value in froms))
+def of(
+    zone: ZoneSettings,
+    sender: str = "app@example.com",
+    *froms: str,
+    keys: Callable[[], DkimKeys | None] = both,
+) -> ChangePlan | None:
+    headers = [("From", value) for value in froms]
+    return change_plan(zone, sender, headers, keys=keys, srs=SRS, now=NOW)
 
 
 def found(plan: ChangePlan | None) -> ChangePlan:
@@ -75,14 +76,14 @@ def test_it_says_why_nothing_is_signed(sender: str, froms: tuple[str, ...], why:
 
 def test_a_zone_that_signs_nothing_and_changes_nothing_has_no_plan() -> None:
     assert of(OFF) is None
-    assert plans(lambda: None).of(PLAIN, "app@example.com", ()) is None
+    assert of(PLAIN, keys=lambda: None) is None
 
 
 def test_keys_that_cannot_be_read_are_said_to_be() -> None:
     def unreadable() -> DkimKeys:
         return keys_of(entry("example.com", "s1", "nowhere.pem"))
 
-    assert "nowhere.pem cannot be read" in found(plans(unreadable).of(PLAIN, "app@example.com", ())).unsigned
+    assert "nowhere.pem cannot be read" in found(of(PLAIN, keys=unreadable)).unsigned
 
 
 def test_srs_and_rules_are_shown() -> None:

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypedDict
+from typing import NamedTuple
+
+import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
@@ -236,44 +238,40 @@ class _DestinationData:
         """Return the sort key of the row."""
         known = self.known
         until, active = (None, 0) if known is None else (known.suspended_until, known.active)
-        return order_of(until, active, **_counts(self.mail, now, known))
+        return order_of(until, active, _counts(self.mail, now, known))
 
     def row(self, now: float, tick: float) -> DestinationStatus:
-        known, mail, hosts = self.known, self.mail, self.key.partition(" ")[2]
-        if known is None:
-            return DestinationStatus(
-                zone=self.zone,
-                destination=self.name,
-                hosts=hosts,
-                active=0,
-                waiting=0,
-                reply=mail.reply,
-                reply_class=mail.reply_class,
-                **_counts(mail, now, None),
-            )
-        counts = _counts(mail, now, known)
-        reply, turn_in = known.suspension.reply, known.turn_in(tick)
-        own = known.limits.max_rate
-        interval = max(self.interval, 0.0 if own is None else own.interval)
-        return DestinationStatus(
+        known, mail, counts = self.known, self.mail, _counts(self.mail, now, self.known)
+        row = DestinationStatus(
             zone=self.zone,
             destination=self.name,
-            hosts=hosts,
+            hosts=self.key.partition(" ")[2],
+            active=0,
+            waiting=0,
+            reply=mail.reply,
+            reply_class=mail.reply_class,
+            **counts._asdict(),
+        )
+        if known is None:
+            return row
+        reply, turn_in, rate = known.suspension.reply, known.turn_in(tick), known.limits.max_rate
+        interval = max(self.interval, 0.0 if rate is None else rate.interval)
+        return msgspec.structs.replace(
+            row,
             active=known.active,
             waiting=known.waiting,
             suspended_until=known.suspended_until,
-            reply=mail.reply if reply is None else str(reply),
-            reply_class=mail.reply_class if reply is None else class_of(reply, local=True),
+            reply=row.reply if reply is None else str(reply),
+            reply_class=row.reply_class if reply is None else class_of(reply, local=True),
             per_minute=known.per_minute(tick),
-            max_rate=str(known.limits.max_rate or ""),
+            max_rate=str(rate or ""),
             max_connections=known.limits.max_connections,
             next_turn=None if turn_in is None else now + turn_in,
-            turns_seconds=None if turn_in is None else counts["ready"] * interval,
-            **counts,
+            turns_seconds=None if turn_in is None else counts.ready * interval,
         )
 
 
-class _StateCounts(TypedDict):
+class _StateCounts(NamedTuple):
     """Counts of deliveries by state."""
 
     ready: int

@@ -3,10 +3,8 @@
 Nothing is sent. DNS is queried as for real mail, and the source address is the zone's or follows from the
 system's routing table. The same code runs inside the relay and, if none runs, in the command line.
 
-`SourcePlans` describes the sources of a zone, for `explain` and `status`. `UserLimitsPlans` describes whether
-a user's limits (`config`) accept a message, and the effect of their mode; used-up quotas are in the
-status. `RewritePlans` covers [[rewrite]] and the reversal of SRS. `ChangePlans` covers the header rules of a
-zone, SRS and DKIM; its author is that of `--header 'From: …'`, or else the envelope sender.
+The author of a message is that of `--header 'From: …'`, or else the envelope sender. Used-up quotas are in
+the status.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -22,10 +20,11 @@ import msgspec
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
-from zonerelay.config.units import Rate, format_size
+from zonerelay.config.units import format_size
+from zonerelay.config.user_limits import NONE as NO_LIMITS
 from zonerelay.config.user_limits import UserLimits, UserMode
 from zonerelay.delivery.peer import HostFailure, Terms, display_address
-from zonerelay.delivery.source import SourceSelection, SourceStatus
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.state.context import dropped_headers
@@ -45,7 +44,7 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain
 from zonerelay.queue.orders.order import Subject
 from zonerelay.routing.addresses import is_private
-from zonerelay.routing.destinations.mx import ExaminedRoute, MxRouter
+from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import (
     DestinationKey,
     DestinationLimits,
@@ -64,70 +63,71 @@ from zonerelay.routing.zones.zones import ZoneExplanation as Choice
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
-    from zonerelay.message.dkim.signature import DkimKey
 
 
-@dataclass(frozen=True, slots=True)
-class ChangePlans:
-    """Determines the changes that a zone makes to mail. `keys` and `srs` return the current ones; `keys` may
-    raise a ValueError that describes what is wrong with them.
+SRS = "srs"
+MAX_PENALTIES = 1000
+MAX_ADDRESS = 512
+
+
+def change_plan(
+    zone: ZoneSettings,
+    sender: str,
+    headers: Sequence[tuple[str, str]],
+    *,
+    keys: Callable[[], DkimKeys | None],
+    srs: Srs | None,
+    now: float,
+) -> answers.ChangePlan | None:
+    """Return the changes that a zone makes to mail, or `None` if it is sent unchanged. `keys` may raise a
+    ValueError that describes what is wrong with them.
     """
-
-    keys: Callable[[], DkimKeys | None]
-    srs: Callable[[], Srs | None]
-    clock: Clock
-
-    def of(
-        self, zone: ZoneSettings, sender: str, headers: Sequence[tuple[str, str]]
-    ) -> answers.ChangePlan | None:
-        """Return the changes, or `None` if mail is sent unchanged."""
-        author, certain = _author(sender, headers)
-        signed_by, unsigned = self._signatures(zone, author)
-        plan = answers.ChangePlan(
-            sender=self._sender(zone, sender),
-            removed=zone.header_remove,
-            replaced=zone.header_replace,
-            added=zone.header_add,
-            author=author if signed_by or unsigned else "",
-            author_assumed=not certain,
-            signed_by=signed_by,
-            unsigned=unsigned,
-            must_sign=zone.dkim is DkimMode.REQUIRED,
-        )
-        changes = (plan.sender, plan.removed, plan.replaced, plan.added, signed_by, unsigned)
-        return plan if any(changes) else None
-
-    def _signatures(self, zone: ZoneSettings, author: str) -> tuple[tuple[str, ...], str]:
-        """Return the signatures that would be made and the reason why there are none; both are empty if the
-        zone does not sign.
-        """
-        if zone.dkim is DkimMode.OFF:
-            return (), ""
-        try:
-            keys = self.keys()
-        except ValueError as error:
-            return (), str(error)
-        if keys is None:
-            return (), "no keys are configured" if zone.dkim is DkimMode.REQUIRED else ""
-        found = keys.for_author(author, self.clock.now()) if author else ()
-        if not found:
-            return (), f"no key for {author}" if author else "the From address is unknown"
-        return tuple(map(_name, found)), ""
-
-    def _sender(self, zone: ZoneSettings, sender: str) -> str:
-        """Return the sender as SRS rewrites it, or "" if it is unchanged."""
-        srs = self.srs() if zone.srs else None
-        if srs is None or not sender:
-            return ""
-        try:
-            becomes = srs.forward(Mailbox(sender), self.clock.now())
-        except SrsError:
-            return ""
-        return "" if becomes == sender else str(becomes)
+    author, certain = _author(sender, headers)
+    signed_by, unsigned = _signatures(zone, author, keys, now)
+    plan = answers.ChangePlan(
+        sender=_forwarded(sender, srs if zone.srs else None, now),
+        removed=zone.header_remove,
+        replaced=zone.header_replace,
+        added=zone.header_add,
+        author=author if signed_by or unsigned else "",
+        author_assumed=not certain,
+        signed_by=signed_by,
+        unsigned=unsigned,
+        must_sign=zone.dkim is DkimMode.REQUIRED,
+    )
+    changes = (plan.sender, plan.removed, plan.replaced, plan.added, signed_by, unsigned)
+    return plan if any(changes) else None
 
 
-def _name(key: DkimKey) -> str:
-    return f"{key.selector}._domainkey.{key.domain} ({key.algorithm})"
+def _signatures(
+    zone: ZoneSettings, author: str, keys_in_force: Callable[[], DkimKeys | None], now: float
+) -> tuple[tuple[str, ...], str]:
+    """Return the signatures that would be made and the reason why there are none; both are empty if the zone
+    does not sign.
+    """
+    if zone.dkim is DkimMode.OFF:
+        return (), ""
+    try:
+        keys = keys_in_force()
+    except ValueError as error:
+        return (), str(error)
+    if keys is None:
+        return (), "no keys are configured" if zone.dkim is DkimMode.REQUIRED else ""
+    found = keys.for_author(author, now) if author else ()
+    if not found:
+        return (), f"no key for {author}" if author else "the From address is unknown"
+    return tuple(f"{key.selector}._domainkey.{key.domain} ({key.algorithm})" for key in found), ""
+
+
+def _forwarded(sender: str, srs: Srs | None, now: float) -> str:
+    """Return the sender as SRS rewrites it, or "" if it is unchanged."""
+    if srs is None or not sender:
+        return ""
+    try:
+        becomes = srs.forward(Mailbox(sender), now)
+    except SrsError:
+        return ""
+    return "" if becomes == sender else str(becomes)
 
 
 def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
@@ -136,113 +136,6 @@ def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
     return author_domain("".join(f"From: {value}\r\n" for value in given).encode()), True
-
-
-SRS = "srs"
-
-
-class RewriteResult(NamedTuple):
-    """The recipient and the sender after rewriting, and the rules that were applied."""
-
-    recipient: str
-    sender: str
-    plans: tuple[answers.RewritePlan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RewritePlans:
-    """Determines how addresses are rewritten. `rewriting` and `srs` return the current rules."""
-
-    rewriting: Callable[[], RewriteRules | None]
-    srs: Callable[[], Srs | None]
-    clock: Clock
-
-    def of(self, recipient: str, sender: str, *, listener: str, user: str) -> RewriteResult:
-        plans: list[answers.RewritePlan] = []
-        recipient = self._reversed(recipient, plans)
-        rewriting = self.rewriting()
-        if rewriting is not None:
-            rewrites = rewriting.of(listener, user)
-            found = []
-            for place, address in ((AddressKind.SENDER, sender), (AddressKind.RECIPIENT, recipient)):
-                other, rule = rewrites.find(place, Mailbox(address))
-                if rule:
-                    plans.append(
-                        answers.RewritePlan(what=place.name.lower(), becomes=other, by=f"rewrite={rule}")
-                    )
-                found.append(other)
-            sender, recipient = found
-        return RewriteResult(recipient, sender, tuple(plans))
-
-    def _reversed(self, recipient: str, plans: list[answers.RewritePlan]) -> str:
-        srs = self.srs()
-        if srs is None:
-            return recipient
-        try:
-            first = srs.reverse(Mailbox(recipient), self.clock.now())
-        except SrsError as error:
-            plans.append(
-                answers.RewritePlan(what="recipient", by=SRS, problem=f"rejected with 550 5.1.1: {error}")
-            )
-            return recipient
-        if first is None:
-            return recipient
-        plans.append(answers.RewritePlan(what="recipient", becomes=first, by=SRS))
-        return first
-
-
-class UserLimitsResult(NamedTuple):
-    """The limits of the user, or `None` if they cannot be read, and the `mailbox` to which mail is
-    redirected.
-    """
-
-    allowance: Allowance | None
-    mailbox: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UserLimitsPlans:
-    """Determines the effect of user limits. `rails` returns those of a user, or `None` if they cannot be
-    read.
-    """
-
-    rails: Callable[[str], Awaitable[UserLimits | None]]
-    clock: Clock
-
-    async def of(self, user: str) -> UserLimitsResult:
-        rails = await self.rails(user)
-        if rails is None:
-            return UserLimitsResult(None)
-        return UserLimitsResult(
-            Allowance(user, rails), rails.mailbox if rails.mode is UserMode.REDIRECT else ""
-        )
-
-    def words(self, guarded: UserLimitsResult, request: Explain, address: str, zone: str) -> str:
-        """Describe the effect of the user's limits on mail for an address, or return "" if there is none."""
-        allowance, recipient = guarded.allowance, Mailbox(address)
-        if allowance is None:
-            return f"rejected with {UNREADABLE.reply}"
-        if not request.client and allowance.rails.networks:  # an unknown client may be in these networks
-            allowance = replace(allowance, rails=replace(allowance.rails, networks=()))
-        delivery = Delivery(
-            queue=queue_of(zone), message_id=MessageId("0" * 16), recipient=recipient, created=0.0
-        )
-        refusal = (
-            allowance.mail_refusal(request.client, self.clock.now(), request.size or 0)
-            or allowance.rcpt_refusal(recipient, 0)
-            or allowance.zone_refusal([delivery])
-        )
-        if refusal is not None:
-            return f"rejected with {refusal.reply}"
-        mode = f'mode = "{allowance.rails.mode}"'
-        if allowance.is_captured(recipient):
-            return f"not sent: captured, or held if no zone captures mail ({mode})"
-        if allowance.rails.mode is UserMode.COPY:
-            return f"a copy is sent to {allowance.rails.mailbox} ({mode})"
-        return ""
-
-
-MAX_PENALTIES = 1000
 
 
 class SilentReports:
@@ -261,62 +154,19 @@ class SilentReports:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePlans:
-    """Determines the sources from which mail would be sent. `hostname` is the relay's own host name."""
-
-    selection: SourceSelection
-    hostname: str
-
-    def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[answers.SourcePlan, ...]:
-        """Return the sources for mail of this sender ("" if it is unknown) to these hosts, if there
-        are any.
-        """
-        if not zone.sources:
-            return ()
-        return tuple(self._plan(zone, each) for each in self.selection.statuses(zone, site, sender))
-
-    def _plan(self, zone: ZoneSettings, status: SourceStatus) -> answers.SourcePlan:
-        source, penalty = status.source, status.penalty
-        return answers.SourcePlan(
-            name=source.name,
-            addresses=source.address,
-            ehlo_name=source.ehlo_name or zone.ehlo_name or self.hostname,
-            share=round(status.share, 4),
-            chosen=status.first,
-            refused_until=penalty.until if penalty else None,
-            refused_reply=str(penalty.reply) if penalty else "",
-            refused_ipv6_only=penalty.ipv6 if penalty else False,
-            absent=status.absent,
+def penalties_of(selection: SourceSelection) -> tuple[answers.SourcePenalty, ...]:
+    """Return the penalties of sources, the latest first."""
+    latest = selection.penalties()[: -MAX_PENALTIES - 1 : -1]
+    return tuple(
+        answers.SourcePenalty(
+            source=each.source,
+            destination=each.hosts,
+            until=each.until,
+            reply=str(each.reply),
+            ipv6_only=each.ipv6,
         )
-
-    def penalties(self) -> tuple[answers.SourcePenalty, ...]:
-        """Return the penalties, the latest first."""
-        latest = self.selection.penalties()[: -MAX_PENALTIES - 1 : -1]
-        return tuple(
-            answers.SourcePenalty(
-                source=each.source,
-                destination=each.hosts,
-                until=each.until,
-                reply=str(each.reply),
-                ipv6_only=each.ipv6,
-            )
-            for each in latest
-        )
-
-
-def candidates(plans: Sequence[answers.SourcePlan]) -> list[answers.SourcePlan]:
-    """Return the sources from which the mail may be sent: exactly one if it is certain."""
-    chosen = [plan for plan in plans if plan.chosen]
-    return chosen or [plan for plan in plans if plan.share]
-
-
-def own_addresses(plans: Sequence[answers.SourcePlan], *, ipv6: bool) -> str:
-    """Return the addresses of a family, in the order of the configuration; "" if there are none."""
-    return ", ".join(ip for plan in candidates(plans) for ip in plan.addresses if (":" in ip) == ipv6)
-
-
-MAX_ADDRESS = 512
+        for each in latest
+    )
 
 
 class ActiveSuspension(NamedTuple):
@@ -326,29 +176,31 @@ class ActiveSuspension(NamedTuple):
     reply: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explainer:
-    """Explains the route of mail for an address. `hostname` is the relay's own host name, `listeners` returns
-    the current listeners.
+    """Explains the route of mail for an address. `hostname` is the relay's own host name. The functions
+    return what is in force now.
 
     `suspended` returns the scheduler's suspension of a destination, `credential` describes the login of a
-    zone for a sender, and `learned` returns what deliveries have learned about an address (`ip:port`).
+    zone for a sender, `rails` returns the limits of a user, or `None` if they cannot be read, and `learned`
+    returns what deliveries have learned about an address (`ip:port`).
     """
 
     zones: Zones
     router: MxRouter
     resolver: Resolver
-    _: KW_ONLY
     hostname: str
-    listeners: Callable[[], Sequence[ListenerSettings]] = tuple
+    clock: Clock
+    selection: SourceSelection
+    listeners: Callable[[], Sequence[ListenerSettings]]
+    rewriting: Callable[[], RewriteRules | None]
+    srs: Callable[[], Srs | None]
+    keys: Callable[[], DkimKeys | None]
+    rails: Callable[[str], Awaitable[UserLimits | None]]
+    credential: Callable[[ZoneSettings, str], str]
     suspended: Callable[[DestinationKey], ActiveSuspension | None] = lambda destination: None
     learned: Callable[[str], tuple[str, ...]] = lambda address: ()
     orders: Callable[[Subject], tuple[answers.OrderRow, ...]] = lambda mail: ()
-    sources: SourcePlans | None = None
-    rewrites: RewritePlans | None = None
-    credential: Callable[[ZoneSettings, str], str] | None = None
-    changes: ChangePlans | None = None
-    guard: UserLimitsPlans | None = None
     relay_running: bool = True
 
     async def explain(self, request: Explain) -> answers.Explanation:
@@ -356,23 +208,21 @@ class Explainer:
         address.
         """
         listener = self._listener(request.listener)
-        address, sender, rewritten = self._rewritten(request, listener)
-        named, guarded = address, None
-        if self.guard is not None and request.user:
-            guarded = await self.guard.of(request.user)
-            if guarded.mailbox:
-                address = guarded.mailbox
-                mode = answers.RewritePlan(
-                    what="recipient", becomes=address, by=f"mode of the user {request.user}"
-                )
-                rewritten = (*rewritten, mode)
+        rails = await self.rails(request.user) if request.user else NO_LIMITS
+        rewritten: list[answers.RewritePlan] = []
+        named, sender = self._rewritten(request, listener, rewritten)
+        address = named
+        if rails is not None and rails.mode is UserMode.REDIRECT:
+            address = rails.mailbox
+            by = f"mode of the user {request.user}"
+            rewritten.append(answers.RewritePlan(what="recipient", becomes=address, by=by))
         choice = self._choice(request, listener, address, sender)
         priority = choice.priority or _priority(request, listener)
         found = await self._explained(request, choice, address, sender)
-        words = ""
-        if guarded is not None and self.guard is not None:
-            words = self.guard.words(guarded, request, named, found.zone)
-        return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value, guard_rails=words)
+        words = self._limits_in_words(rails, request, named, found.zone)
+        return msgspec.structs.replace(
+            found, rewritten=tuple(rewritten), priority=priority.value, guard_rails=words
+        )
 
     async def explain_queued(self, message: Message, row: answers.DeliveryRow) -> answers.Explanation:
         """Explain the route of one queued delivery, which stays in its zone."""
@@ -415,13 +265,24 @@ class Explainer:
         zone = self.zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         findings = await self.router.examine(zone, "" if zone.next_hop else domain)
-        found = findings.answer
-        too_large = too_large_for(zone, request.size)
-        tls = tls_plan(zone, findings)
-        site = found.site if isinstance(found, Route) else None
-        sources = () if self.sources is None else self.sources.of(zone, site, sender)
-        hosts = await self._hosts(zone, found, sources)
-        suspended = self.suspended(found.destination) if isinstance(found, Route) else None
+        found, site, suspended, label, unroutable, verdict = findings.answer, None, None, "", "", ""
+        demand, limits = TlsDemand(zone.tls), DestinationLimits.of_zone(zone)
+        if isinstance(found, Route):
+            site, suspended = found.site, self.suspended(found.destination)
+            demand, limits = found.tls_in(zone), found.limits_in(zone)
+            label = found.destination.partition(" ")[2]
+        else:
+            unroutable, verdict = str(found.outcome.reply), found.outcome.verdict.value
+        if too_large := too_large_for(zone, request.size):
+            unroutable, verdict = too_large, "bounced"
+        sources = self._sources(zone, site, sender)
+        # exactly one if it is certain
+        used = [each for each in sources if each.chosen] or [each for each in sources if each.share]
+        login = self.credential(zone, sender) if zone.credentials else ""
+        if zone.credentials and not login:
+            login = "none: no credential of the zone applies to this sender"
+        rates = {"max_rate": zone.max_rate, "max_rate_per_destination": limits.max_rate}
+        sizes = {"max_message_size": zone.max_message_size} if zone.max_message_size else {}
         return answers.Explanation(
             address=_mailbox(request.address),
             sender=_sender(request.sender),
@@ -431,18 +292,24 @@ class Explainer:
             reason=choice.reason,
             next_hop=zone.next_hop,
             route=found.name,
-            hosts=hosts,
-            unroutable=too_large or (str(found.outcome.reply) if isinstance(found, Unroutable) else ""),
-            verdict="bounced" if too_large else _verdict(found),
-            tls=tls.mode,
-            ehlo_name=", ".join(dict.fromkeys(each.ehlo_name for each in candidates(sources)))
+            hosts=await self._hosts(zone, found, used),
+            unroutable=unroutable,
+            verdict=verdict,
+            tls=demand.mode.value,
+            ehlo_name=", ".join(dict.fromkeys(each.ehlo_name for each in used))
             or zone.ehlo_name
             or self.hostname,
-            limits=limits_in_force(zone, findings),
-            rates=rates_in_force(zone, findings),
+            limits={
+                "max_connections": zone.max_connections,
+                "max_connections_per_destination": limits.max_connections,
+                "max_recipients_per_transaction": limits.max_recipients_per_transaction,
+                "max_messages_per_connection": limits.max_messages_per_connection,
+                **sizes,
+            },
+            rates={name: str(rate) for name, rate in rates.items() if rate is not None},
             suspended_until=suspended.until if suspended else None,
             suspended_reply=suspended.reply if suspended else "",
-            orders=self.orders(_subject(request, zone, address, sender, found)),
+            orders=self.orders(Subject(zone.name, address, sender, request.user, found.name, label)),
             relay_running=self.relay_running,
             routes=tuple(
                 answers.RouteCheck(
@@ -450,20 +317,96 @@ class Explainer:
                 )
                 for check in choice.checks
             ),
-            sources=sources,
-            credential=self._login(zone, sender),
+            sources=tuple(sources),
+            credential=login,
             destination=findings.entry.name if findings.entry is not None else "",
-            tls_demand=tls,
+            tls_demand=answers.TlsPlan(
+                mode=demand.mode.value,
+                because=demand.because,
+                dane=demand.dane,
+                names=demand.names,
+                certificates=demand.certificates,
+            ),
             mta_sts=sts_plan(findings.sts),
-            changes=None if self.changes is None else self.changes.of(zone, sender, request.headers),
+            changes=change_plan(
+                zone, sender, request.headers, keys=self.keys, srs=self.srs(), now=self.clock.now()
+            ),
         )
 
-    def _rewritten(self, request: Explain, listener: ListenerSettings | None) -> RewriteResult:
-        address, sender = _mailbox(request.address), _sender(request.sender)
-        if self.rewrites is None:
-            return RewriteResult(address, sender, ())
-        came_in_at = "" if listener is None else listener.address
-        return self.rewrites.of(address, sender, listener=came_in_at, user=request.user)
+    def _rewritten(
+        self, request: Explain, listener: ListenerSettings | None, plans: list[answers.RewritePlan]
+    ) -> tuple[str, str]:
+        """Return the recipient and the sender after the reversal of SRS and [[rewrite]]. Add what applies to
+        the plans.
+        """
+        recipient, sender = _mailbox(request.address), _sender(request.sender)
+        srs, rewriting = self.srs(), self.rewriting()
+        try:
+            first = None if srs is None else srs.reverse(Mailbox(recipient), self.clock.now())
+        except SrsError as error:
+            first, problem = None, f"rejected with 550 5.1.1: {error}"
+            plans.append(answers.RewritePlan(what="recipient", by=SRS, problem=problem))
+        if first is not None:
+            recipient = first
+            plans.append(answers.RewritePlan(what="recipient", becomes=first, by=SRS))
+        if rewriting is None:
+            return recipient, sender
+        rewrites = rewriting.of("" if listener is None else listener.address, request.user)
+        found = []
+        for kind, address in ((AddressKind.SENDER, sender), (AddressKind.RECIPIENT, recipient)):
+            other, rule = rewrites.find(kind, Mailbox(address))
+            if rule:
+                by = f"rewrite={rule}"
+                plans.append(answers.RewritePlan(what=kind.name.lower(), becomes=other, by=by))
+            found.append(str(other))
+        return found[1], found[0]
+
+    def _limits_in_words(self, rails: UserLimits | None, request: Explain, address: str, zone: str) -> str:
+        """Describe the effect of the user's limits, but not of used-up quotas, on mail for an address, or
+        return "" if there is none.
+        """
+        if rails is None:
+            return f"rejected with {UNREADABLE.reply}"
+        if not request.client:  # an unknown client may be in the user's networks
+            rails = replace(rails, networks=())
+        allowance, recipient = Allowance(request.user, rails), Mailbox(address)
+        delivery = Delivery(
+            queue=queue_of(zone), message_id=MessageId("0" * 16), recipient=recipient, created=0.0
+        )
+        refusal = (
+            allowance.mail_refusal(request.client, self.clock.now(), request.size or 0)
+            or allowance.rcpt_refusal(recipient, 0)
+            or allowance.zone_refusal([delivery])
+        )
+        if refusal is not None:
+            return f"rejected with {refusal.reply}"
+        mode = f'mode = "{rails.mode}"'
+        if allowance.is_captured(recipient):
+            return f"not sent: captured, or held if no zone captures mail ({mode})"
+        return f"a copy is sent to {rails.mailbox} ({mode})" if rails.mode is UserMode.COPY else ""
+
+    def _sources(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[answers.SourcePlan]:
+        """Return the sources of the zone for mail of this sender ("" if it is unknown) to these hosts."""
+        plans = []
+        for each in self.selection.statuses(zone, site, sender) if zone.sources else ():
+            source, penalty = each.source, each.penalty
+            plan = answers.SourcePlan(
+                name=source.name,
+                addresses=source.address,
+                ehlo_name=source.ehlo_name or zone.ehlo_name or self.hostname,
+                share=round(each.share, 4),
+                chosen=each.first,
+                absent=each.absent,
+            )
+            if penalty is not None:
+                plan = msgspec.structs.replace(
+                    plan,
+                    refused_until=penalty.until,
+                    refused_reply=str(penalty.reply),
+                    refused_ipv6_only=penalty.ipv6,
+                )
+            plans.append(plan)
+        return plans
 
     def _choice(
         self, request: Explain, listener: ListenerSettings | None, address: str, sender: str
@@ -500,11 +443,6 @@ class Explainer:
             raise ControlError(f'no listener has the address "{address}"{near}')
         return listeners[address]
 
-    def _login(self, zone: ZoneSettings, sender: str) -> str:
-        if self.credential is None or not zone.credentials:
-            return ""
-        return self.credential(zone, sender) or "none: no credential of the zone applies to this sender"
-
     async def _hosts(
         self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[answers.SourcePlan]
     ) -> tuple[answers.HostPlan, ...]:
@@ -537,19 +475,21 @@ class Explainer:
     def _address(
         self, zone: ZoneSettings, ip: str, port: int, sources: Sequence[answers.SourcePlan]
     ) -> answers.AddressPlan:
-        plan = _address(zone, ip, port, sources)
-        return msgspec.structs.replace(plan, learned=self.learned(display_address(ip, port)))
-
-
-def _subject(
-    request: Explain, zone: ZoneSettings, address: str, sender: str, found: Route | Unroutable
-) -> Subject:
-    label = found.destination.partition(" ")[2] if isinstance(found, Route) else ""
-    return Subject(zone.name, address, sender, request.user, found.name, label)
-
-
-def _verdict(found: Route | Unroutable) -> str:
-    return found.outcome.verdict.value if isinstance(found, Unroutable) else ""
+        source = problem = ""
+        if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
+            problem = "private address, not used: the zone does not set allow_private_addresses"
+        elif zone.sources:
+            is_ipv6 = ":" in ip
+            source = ", ".join(own for each in sources for own in each.addresses if (":" in own) == is_ipv6)
+            problem = "" if source else f"no source has an {'IPv6' if is_ipv6 else 'IPv4'} address"
+        else:
+            try:
+                source = source_address(ip, port)
+            except OSError as error:
+                problem = f"not reachable from this machine: {error.strerror or error}"
+        return answers.AddressPlan(
+            address=ip, source=source, problem=problem, learned=self.learned(display_address(ip, port))
+        )
 
 
 def _sender(text: str) -> str:
@@ -566,27 +506,6 @@ def _mailbox(text: str) -> str:
             f"{address} is a message: `zonerelay queue show {address}` shows what it waits for"
         )
     return address if "@" in address else f"postmaster@{address}"
-
-
-def _address(
-    zone: ZoneSettings, ip: str, port: int, sources: Sequence[answers.SourcePlan]
-) -> answers.AddressPlan:
-    if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
-        return answers.AddressPlan(
-            address=ip, problem="private address, not used: the zone does not set allow_private_addresses"
-        )
-    if sources:
-        own = own_addresses(sources, ipv6=":" in ip)
-        family = "IPv6" if ":" in ip else "IPv4"
-        return answers.AddressPlan(
-            address=ip, source=own, problem="" if own else f"no source has an {family} address"
-        )
-    try:
-        return answers.AddressPlan(address=ip, source=source_address(ip, port))
-    except OSError as error:
-        return answers.AddressPlan(
-            address=ip, problem=f"not reachable from this machine: {error.strerror or error}"
-        )
 
 
 def source_address(ip: str, port: int) -> str:
@@ -607,18 +526,6 @@ def _priority(request: Explain, listener: ListenerSettings | None) -> Priority:
     return Priority.NORMAL if listener is None else listener.priority
 
 
-def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> answers.TlsPlan:
-    answer = found.answer
-    demand = answer.tls_in(zone) if isinstance(answer, Route) else TlsDemand(zone.tls)
-    return answers.TlsPlan(
-        mode=demand.mode.value,
-        because=demand.because,
-        dane=demand.dane,
-        names=demand.names,
-        certificates=demand.certificates,
-    )
-
-
 def sts_plan(found: PolicyLookup | None) -> answers.StsPlan | None:
     """Return the MTA-STS policy, or `None` if none is used because of the zone's settings or a destination
     table.
@@ -632,36 +539,9 @@ def sts_plan(found: PolicyLookup | None) -> answers.StsPlan | None:
     return answers.StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
 
 
-def _limits(zone: ZoneSettings, found: ExaminedRoute) -> DestinationLimits:
-    answer = found.answer
-    return answer.limits_in(zone) if isinstance(answer, Route) else DestinationLimits.of_zone(zone)
-
-
-def limits_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, int]:
-    limits = _limits(zone, found)
-    in_force = {
-        "max_connections": zone.max_connections,
-        "max_connections_per_destination": limits.max_connections,
-        "max_recipients_per_transaction": limits.max_recipients_per_transaction,
-        "max_messages_per_connection": limits.max_messages_per_connection,
-    }
-    if zone.max_message_size:
-        in_force["max_message_size"] = zone.max_message_size
-    return in_force
-
-
 def too_large_for(zone: ZoneSettings, size: int | None) -> str:
     """Return the reply with which a message of this size would be bounced; "" if it would not be."""
     if not zone.max_message_size or size is None or size <= zone.max_message_size:
         return ""
     most = format_size(zone.max_message_size)
     return f"552 5.3.4 the message has {size} bytes, but zone {zone.name} accepts at most {most}"
-
-
-def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:
-    """Return the rates that apply, in the notation of the configuration."""
-    rates: dict[str, Rate | None] = {
-        "max_rate": zone.max_rate,
-        "max_rate_per_destination": _limits(zone, found).max_rate,
-    }
-    return {name: str(rate) for name, rate in rates.items() if rate is not None}

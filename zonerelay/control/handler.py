@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -103,41 +103,35 @@ MAX_EXPLAINED = 20
 """Zones and domains of one message that are explained."""
 
 
-TurnOf = Callable[[str, str], Awaitable[answers.DestinationStatus | None]]
-"""`DestinationRows.waiting_for_rate`."""
 Method = Callable[[Any, ResponseStream], Awaitable[answers.Frame | Iterable[answers.Frame] | None]]
 """Answers one type of request. Frames that it has not sent itself are sent when it returns them."""
 
 
-async def _nothing_lost(_loss: str) -> bool:
-    return False
-
-
-async def _no_rate(_zone: str, _domain: str) -> None:
-    return None
-
-
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ControlHandler:
-    """Implements `control.server.Handler`. `status` composes the relay's own part of the answer."""
+    """Implements `control.runner.Handler`. `status` composes the relay's own part of the answer. A supervisor
+    also asks for the metrics (`families`, after a `refresh` as before a scrape) and for the reasons why the
+    worker is not ready.
+    """
 
     operations: Operations
-    _: KW_ONLY
     status: Callable[[], Awaitable[answers.RelayStatus]]
     explainer: Explainer
     orders: OrderAnswers
     redactor: Redactor
     bodies: Bodies
     acts: OperatorActs
-    streams: InitVar[LiveStreams]
-    phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None
-    turn_of: TurnOf = _no_rate
-    acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost
-    part: InitVar[PartAnswers]
-    webhooks: Callable[[], Webhooks | None] = lambda: None
-    history: History | None = None
+    streams: LiveStreams
+    phase_of: Callable[[DeliveryKey], tuple[str, float] | None]
+    turn_of: Callable[[str, str], Awaitable[answers.DestinationStatus | None]]
+    acknowledge: Callable[[str], Awaitable[bool]]
+    refresh: Callable[[], Awaitable[None]]
+    families: Callable[[], tuple[Family, ...]]
+    unready: Callable[[], Awaitable[Sequence[str]]]
+    webhooks: Callable[[], Webhooks | None]
+    history: History | None
 
-    def __post_init__(self, streams: LiveStreams, part: PartAnswers) -> None:
+    def __post_init__(self) -> None:
         self._methods: dict[type[requests.Request], Method] = {
             requests.Status: lambda _, answer: self.status(),
             requests.QueueList: self._list,
@@ -159,15 +153,15 @@ class ControlHandler:
             requests.Resume: lambda order, answer: self.orders.resume(order, answer.caller),
             requests.Explain: lambda wanted, answer: self.explainer.explain(wanted),
             requests.Resolve: self._resolve,
-            requests.Tail: streams.tail,
-            requests.Transcript: streams.transcribe,
+            requests.Tail: self.streams.tail,
+            requests.Transcript: self.streams.transcribe,
             requests.SpoolAcknowledge: self._acknowledge_loss,
             requests.WebhookList: self._list_webhooks,
             requests.WebhookTest: self._test_webhook,
             requests.WebhookReplay: self._replay_webhook,
             requests.Ping: self._ping,
-            requests.PartMetrics: lambda _, answer: part.metrics(),
-            requests.PartReadiness: lambda _, answer: part.ready(),
+            requests.PartMetrics: self._part_metrics,
+            requests.PartReadiness: self._part_readiness,
         }
         missing = {each.request for each in OPERATIONS if each.reply is not None} ^ self._methods.keys()
         if missing:
@@ -196,6 +190,15 @@ class ControlHandler:
 
     async def _ping(self, _: requests.Ping, answer: ResponseStream) -> answers.Pong:
         return answers.Pong(software=__version__, pid=os.getpid())
+
+    async def _part_metrics(self, _: requests.PartMetrics, answer: ResponseStream) -> answers.MetricFamilies:
+        await self.refresh()
+        return answers.MetricFamilies(families=self.families())
+
+    async def _part_readiness(
+        self, _: requests.PartReadiness, answer: ResponseStream
+    ) -> answers.UnreadyReasons:
+        return answers.UnreadyReasons(reasons=tuple(await self.unready()))
 
     async def _undo(self, request: requests.Undo, answer: ResponseStream) -> answers.ChangeResult:
         ended = await self.orders.undo(request.undoes, request.reason, answer.caller)
@@ -406,22 +409,3 @@ def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> ans
         recipients=tuple(each.address for each in envelope.recipients),
         require_tls=envelope.require_tls,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PartAnswers:
-    """Answers a supervisor's requests about its worker.
-
-    `refresh` is awaited before `families`, as before a scrape; `reasons` returns why the worker is not ready.
-    """
-
-    refresh: Callable[[], Awaitable[None]]
-    families: Callable[[], tuple[Family, ...]]
-    reasons: Callable[[], Awaitable[Sequence[str]]]
-
-    async def metrics(self) -> answers.MetricFamilies:
-        await self.refresh()
-        return answers.MetricFamilies(families=self.families())
-
-    async def ready(self) -> answers.UnreadyReasons:
-        return answers.UnreadyReasons(reasons=tuple(await self.reasons()))

@@ -19,7 +19,8 @@ from zonerelay import __version__
 from zonerelay.config.settings import Settings, SpoolSettings, raised_guard, space_guard
 from zonerelay.config.units import rough_size
 from zonerelay.control.destinations import DestinationRows
-from zonerelay.control.explain import ActiveSuspension, SourcePlans
+from zonerelay.control.explain import ActiveSuspension, penalties_of
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName, queue_of
@@ -78,7 +79,7 @@ class StatusBoard:
     scheduler: Scheduler
     zones: Zones
     connections: Callable[[str], int]
-    sources: SourcePlans
+    sources: SourceSelection
     name_servers: Callable[[], str]
     limits: Callable[[], str] = str
     surface: Callable[[], WorkerFacts]
@@ -201,7 +202,7 @@ class StatusBoard:
             destinations=tuple(destinations),
             destinations_total=total,
             problems=(*problems, *await STATUS.run(self._missing, surface.settings, problems)),
-            source_penalties=self.sources.penalties(),
+            source_penalties=penalties_of(self.sources),
             limits=self.limits(),
             counted=self.store.is_counted(),
             every=self.destinations.every,

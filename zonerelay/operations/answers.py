@@ -93,29 +93,17 @@ def hurts(row: DestinationStatus) -> tuple[object, ...]:
     """Return the sort key of `status`: suspended destinations first, then the most deferred and the oldest
     mail.
     """
-    return order_of(
-        row.suspended_until,
-        row.active,
-        ready=row.ready,
-        deferred=row.deferred,
-        held=row.held,
-        suspended=row.suspended,
-        oldest_seconds=row.oldest_seconds,
-    )
+    counts = row.ready, row.deferred, row.held, row.suspended, row.oldest_seconds
+    return order_of(row.suspended_until, row.active, counts)
 
 
 def order_of(
-    suspended_until: float | None,
-    active: int,
-    *,
-    ready: int,
-    deferred: int,
-    held: int,
-    suspended: int,
-    oldest_seconds: float,
+    until: float | None, active: int, counts: tuple[int, int, int, int, float]
 ) -> tuple[object, ...]:
-    is_suspended = suspended_until is not None or suspended > 0
-    return (not is_suspended, -deferred, -oldest_seconds, -ready, -active, -held)
+    """Return the sort key of a destination that is not a row yet, with the counts in the order of `hurts`."""
+    ready, deferred, held, suspended, oldest = counts
+    is_suspended = until is not None or suspended > 0
+    return (not is_suspended, -deferred, -oldest, -ready, -active, -held)
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.config.settings import ListenerSettings, Settings, space_guard
-from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket import bind, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
@@ -352,7 +351,7 @@ async def _assemble(
             parts,
             board,
             answers,
-            answers=PartAnswers(board.refresh, events.metrics.families, readiness),
+            unready=readiness,
             history=history,
         ),
         settings=active,

@@ -6,14 +6,14 @@ a reload may replace is looked up when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
-from zonerelay.control.explain import ChangePlans, Explainer, RewritePlans, SourcePlans, UserLimitsPlans
-from zonerelay.control.handler import Bodies, ControlHandler, PartAnswers
+from zonerelay.control.explain import Explainer
+from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.status import StatusBoard, WorkerFacts
 from zonerelay.control.streams import LiveStreams
@@ -71,16 +71,16 @@ def build_board(
     surface: Callable[[], WorkerFacts],
     orders: OrderAnswers,
 ) -> StatusBoard:
-    sending, hostname = parts.sending, parts.context.hostname
+    sending = parts.sending
     return StatusBoard(
         settings=settings,
         worker=worker,
-        hostname=hostname,
+        hostname=parts.context.hostname,
         store=parts.queue.store,
         scheduler=parts.scheduler,
         zones=parts.zones,
         connections=sending.courier.pool.open_connections,
-        sources=SourcePlans(sending.sources, hostname=hostname),
+        sources=sending.sources,
         name_servers=sending.resolver.watch.state,
         limits=lambda: "" if sending.limits is None else sending.limits.status,
         surface=surface,
@@ -96,12 +96,12 @@ def build_handler(
     board: StatusBoard,
     orders: OrderAnswers,
     *,
-    answers: PartAnswers,
+    unready: Callable[[], Awaitable[Sequence[str]]],
     history: History | None,
 ) -> ControlHandler:
     context = parts.context
     return ControlHandler(
-        parts.operations,
+        operations=parts.operations,
         status=board.status,
         explainer=_build_explainer(settings, parts, board, orders),
         orders=orders,
@@ -112,7 +112,9 @@ def build_handler(
         phase_of=parts.sending.courier.phase_of,
         turn_of=board.destinations.waiting_for_rate,
         acknowledge=partial(_acknowledge, parts),
-        part=answers,
+        refresh=board.refresh,
+        families=context.events.metrics.families,
+        unready=unready,
         webhooks=lambda: parts.telling.webhooks,
         history=history,
     )
@@ -136,19 +138,21 @@ def _build_bodies(parts: WorkerParts) -> Bodies:
 def _build_explainer(
     settings: Callable[[], Settings], parts: WorkerParts, board: StatusBoard, orders: OrderAnswers
 ) -> Explainer:
-    sending, listeners, clock = parts.sending, parts.listeners, parts.context.clock
+    sending, listeners = parts.sending, parts.listeners
     return Explainer(
-        parts.zones,
-        sending.router,
-        sending.resolver,
+        zones=parts.zones,
+        router=sending.router,
+        resolver=sending.resolver,
         hostname=parts.context.hostname,
+        clock=parts.context.clock,
+        selection=sending.sources,
         listeners=lambda: settings().listener,
+        rewriting=lambda: listeners.rewriting,
+        srs=lambda: sending.srs,
+        keys=lambda: sending.dkim_keys,
+        rails=listeners.guard.rails_of,
+        credential=sending.logins.explain,
         suspended=board.suspended,
         learned=sending.courier.learned,
         orders=orders.about,
-        sources=SourcePlans(sending.sources, hostname=parts.context.hostname),
-        rewrites=RewritePlans(lambda: listeners.rewriting, lambda: sending.srs, clock),
-        credential=sending.logins.explain,
-        changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, clock),
-        guard=UserLimitsPlans(listeners.guard.rails_of, clock),
     )

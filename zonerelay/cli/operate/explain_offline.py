@@ -15,14 +15,7 @@ from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.explain import (
-    ChangePlans,
-    Explainer,
-    RewritePlans,
-    SilentReports,
-    SourcePlans,
-    UserLimitsPlans,
-)
+from zonerelay.control.explain import Explainer, SilentReports
 from zonerelay.delivery.auth.logins import first_for, senders_of
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.inbound.state.rewriting import RewriteRules
@@ -77,16 +70,18 @@ def _explainer(
     sources = SourceSelection(clock, SilentReports())
     sources.configure(settings.source)
     return Explainer(
-        Zones(settings.zone, settings.route),
-        router,
-        resolver,
+        zones=Zones(settings.zone, settings.route),
+        router=router,
+        resolver=resolver,
         hostname=hostname,
+        clock=clock,
+        selection=sources,
         listeners=lambda: settings.listener,
-        sources=SourcePlans(sources, hostname=hostname),
-        rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
+        rewriting=lambda: rewriting,
+        srs=lambda: _srs(settings),
+        keys=lambda: build_dkim_keys(settings),
+        rails=partial(_rails, settings),
         credential=lambda zone, sender: first_for(sender, zone, senders),
-        changes=ChangePlans(lambda: build_dkim_keys(settings), lambda: _srs(settings), clock),
-        guard=UserLimitsPlans(partial(_rails, settings), clock),
         relay_running=False,
     )
 
