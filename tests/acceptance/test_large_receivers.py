@@ -7,7 +7,6 @@ offered, every body that is not as it was sent. What they say is in `tests/suppo
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
@@ -16,13 +15,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.bench.big_queue.loop_watch import Seen
+from tests.support.debian import REPOSITORY
 from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.dns import FakeDns
 from tests.support.ports import free_port
 from tests.support.process import RelayProcess
-from tests.support.receivers import watched
 from tests.support.receivers.cast import (
     BLOCKED_SOURCE,
     CAST,
@@ -97,9 +98,8 @@ def make_relay(directory: Path, port: int, dns: str, limits: Table) -> RelayProc
                 "quit_timeout": "1s",
             },
         },
-        launcher=[sys.executable],
-        program=Path(watched.__file__),
-        environment={"WATCHED": str(directory / "watched.json")},
+        launcher=[sys.executable, "-m", "tests.bench.big_queue.watched", str(directory / "pauses")],
+        environment={"PYTHONPATH": str(REPOSITORY)},
     )
 
 
@@ -133,8 +133,8 @@ def exceeded(report: Report) -> dict[str, list[str]]:
 
 def longest_pauses(directory: Path) -> list[float]:
     """Of the relay's event loop, longest first; those of the start are in it."""
-    found = json.loads((directory / "watched.json").read_text())
-    return [round(pause, 3) for pause, _ in found["worst"]]
+    seen = [msgspec.json.decode(line, type=Seen) for line in (directory / "pauses").read_bytes().splitlines()]
+    return sorted((round(each.pause.wall, 3) for each in seen if each.pause is not None), reverse=True)
 
 
 def said(report: Report, name: str) -> dict[str, int]:
@@ -178,7 +178,7 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     assert not exceeded(report)
     # Good ones do not wait for bad ones.
     assert most < PLAIN_P99
-    assert pauses[0] < LONGEST_PAUSE
+    assert max(pauses, default=0.0) < LONGEST_PAUSE
     # A host that takes only some of our connections is no dead one.
     assert suspended["mx.dead.test"] > 1
     assert suspended["mx.crowded.test"] <= 1
