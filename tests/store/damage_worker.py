@@ -51,8 +51,7 @@ from zonerelay.store.leveldb.damage.format import (
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
 from zonerelay.store.leveldb.damage.table import data_blocks
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb_check import check
-from zonerelay.store.leveldb_repair import repair
+from zonerelay.store.leveldb_offline import check_leveldb, repair_leveldb
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
 KEYS = {
@@ -460,17 +459,17 @@ async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
         bodies[salvaged.message_id] = b"".join(salvaged.body())
 
     try:
-        done = repair(path, path.parent, salvage, lambda done, total: None, carry_out=True)
+        done = repair_leveldb(path, path.parent, salvage, lambda done, total: None, carry_out=True)
     except OSError:  # a disk that cannot read a file fails to remove it, too
         repair_disk()
-        done = repair(path, path.parent, salvage, lambda done, total: None, carry_out=True)
+        done = repair_leveldb(path, path.parent, salvage, lambda done, total: None, carry_out=True)
     repair_disk()
     found.said, found.repeats = [*done.lost], [*done.repeats]
     found.before, found.after, found.salvaged = done.before, done.after, sorted(bodies)
     kept = database_of(Path(done.kept))
     found.kept_differs = sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name))
     findings = Findings()
-    check(path, CheckOptions(path.parent / "scratch", findings, lambda done, total: None))
+    check_leveldb(path, CheckOptions(path.parent / "scratch", findings, lambda done, total: None))
     found.findings = [str(each) for each in findings.kept]
     spool = spool_at(path)
     await spool.open()

@@ -24,13 +24,13 @@ from tests.store.test_spool_check import mixed, state_of
 from zonerelay import durable
 from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store import leveldb_repair as repair_module
+from zonerelay.store import leveldb_offline as repair_module
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.leveldb.damage.directory import MARK_NAME
 from zonerelay.store.leveldb.damage.format import identities_in
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.leveldb_repair import repair
+from zonerelay.store.leveldb_offline import repair_leveldb
 
 
 class Run(NamedTuple):
@@ -223,7 +223,7 @@ async def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def mend(spool: Path, *, carry_out: bool = True) -> None:
-    repair(spool, spool.parent, lambda _: None, lambda done, total: None, carry_out=carry_out)
+    repair_leveldb(spool, spool.parent, lambda _: None, lambda done, total: None, carry_out=carry_out)
 
 
 # --- cut short

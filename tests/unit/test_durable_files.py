@@ -49,7 +49,7 @@ ALLOWED = {
     "cli/operate/tail.py": _OUTPUT,
     "cli/main.py": "standard output becomes /dev/null",
     "supervisor/workers/workers.py": "`policy.replace` is about processes",
-    "store/keys/repair.py": "records are appended and synced, and the name with the first of them",
+    "store/keys/check.py": "records are appended and synced, and the name with the first of them",
     "store/common/keeper/reserve_file.py": "octets that mean nothing",
     "store/objects/directory.py": "values that no batch names yet, and drafts",
     "store/queue/disk.py": _LOCK,
@@ -60,7 +60,7 @@ ALLOWED = {
     "store/leveldb/spool.py": _SCRATCH,
     "store/leveldb/damage/directory.py": _ENGINE,
     "store/leveldb/damage/losses.py": "a link to a log, followed by a sync of the directory",
-    "store/leveldb_repair.py": _REPAIR,
+    "store/leveldb_offline.py": _REPAIR,
     "store/queue/saved_queue.py": _LOCK,
 }
 

@@ -11,8 +11,9 @@ import contextlib
 import os
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,30 +22,54 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
-from zonerelay.model.clock import SystemClock
+from zonerelay.model.clock import Clock, SystemClock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
-from zonerelay.store.check import CheckOptions, DamageKind, RepairResult, Salvage, SpoolContents, Tell
-from zonerelay.store.contract import QueueView, StoreCorruptError, StoreOpenError
+from zonerelay.store.check import (
+    CheckOptions,
+    DamageKind,
+    Findings,
+    RepairResult,
+    Salvage,
+    SpoolContents,
+    Tell,
+)
+from zonerelay.store.common import records
+from zonerelay.store.contract import (
+    KeptKeys,
+    MessageNotFoundError,
+    QueueView,
+    StoreCorruptError,
+    StoreError,
+    StoreOpenError,
+    Wanted,
+    everybody,
+)
 from zonerelay.store.engines import seen_directory, shared_engine
-from zonerelay.store.keys.offline import check_engine, repair_engine
-from zonerelay.store.keys.offline import living as living_nodes
-from zonerelay.store.keys.port import Engine
-from zonerelay.store.keys.repair import kept_beside
+from zonerelay.store.keys.check import RecordRepair, compare, mend
+from zonerelay.store.keys.partition import open_partition
+from zonerelay.store.keys.port import Engine, KeyReader, NodeTakenError
 from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
+from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.scan import SpoolKeys
 from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb_check import WRITE_BUFFER
-from zonerelay.store.leveldb_check import check as check_leveldb
-from zonerelay.store.leveldb_repair import repair as repair_leveldb
+from zonerelay.store.leveldb_offline import READ_BUFFER, check_leveldb, repair_leveldb
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of
 from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
-from zonerelay.store.queue.view import EngineView, view_engine
 from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")
+_LOOKS = 10
+_WRITER = "spool repair"
+"""The writer name of every repair. So a repair does not wait for the lease of an earlier one that was
+killed.
+"""
 
 _SHELF = (
     '[spool] backend = "memory" is for tests: its shelf is a single file that is checked as a whole at '
@@ -172,7 +197,7 @@ async def view_spool(
             yield view
         return
     with tempfile.TemporaryDirectory(prefix=".zonerelay-", dir=place) as scratch:
-        db = LevelDb(Path(scratch) / "copy", write_buffer=WRITE_BUFFER)
+        db = LevelDb(Path(scratch) / "copy", write_buffer=READ_BUFFER)
         await STORE.run(take_snapshot, settings.spool.path, db.path)
         db.open()
         try:
@@ -210,7 +235,8 @@ async def repair_spool(
         )
     if is_disk and not _was_started(spool):
         return RepairResult(before=0, after=0)
-    kept, lost = kept_beside(spool.path), dict[str, str]()
+    kept = spool.path.with_name(f"{spool.path.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}.jsonl")
+    lost = dict[str, str]()
     async with contextlib.AsyncExitStack() as stack:
         if is_disk:
             directories = await STORE.open(Directories, spool)
@@ -247,6 +273,153 @@ async def _leave_out(engine: ObjectEngine, meta: Path, lost: Mapping[str, str], 
         await keeper.leave()
     finally:
         await keeper.close()
+
+
+# --- the queue of any engine, without joining it as a node
+
+
+async def nodes_of(engine: Engine) -> list[int]:
+    return [each.node for each in await engine.peers()] or [0]
+
+
+async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> SpoolContents:
+    """Check every partition. Raises StoreError."""
+    found = [SpoolContents()]
+    for node in await nodes_of(engine):
+        keeper = engine.keeper(node)
+        try:
+            if await keeper.look() is not None:
+                found.append(await compare(keeper, findings, tell))
+        finally:
+            await keeper.close()
+    return SpoolContents(*map(sum, zip(*found, strict=True)))
+
+
+async def repair_engine(
+    engine: Engine,
+    salvage: Salvage,
+    tell: Tell,
+    *,
+    kept: Path,
+    carry_out: bool,
+    clock: Clock,
+    patience: float = 0.0,
+) -> RepairResult:
+    """Repair every partition. Without `carry_out`, return what a repair would do. `kept` is the file of old
+    records, and `patience` is that of `living_nodes`.
+
+    Raises StoreError with a message, also while relays use the queue, and OSError.
+    """
+    if alive := await living_nodes(engine, patience, besides=_WRITER):
+        raise StoreError(
+            f"the queue is in use by relays (node {', '.join(map(str, alive))}); stop them on all "
+            "machines. Nothing was changed"
+        )
+    repair = RecordRepair(salvage, kept, carry_out=carry_out)
+    deliveries = 0
+    try:
+        for node in await nodes_of(engine):
+            keeper = engine.keeper(node)
+            try:
+                if await keeper.look() is None:
+                    continue  # no relay has been started here yet
+                if not carry_out:
+                    deliveries += (await mend(keeper, repair, tell, None)).deliveries
+                    continue
+            finally:
+                await keeper.close()
+            try:
+                partition = await open_partition(engine, node, token=_WRITER, clock=clock)
+            except NodeTakenError as error:
+                raise StoreError(f"the queue is in use by relays: {error}. Nothing was changed") from error
+            try:
+                deliveries += (await mend(partition, repair, tell, partition.write)).deliveries
+            finally:
+                await partition.close()
+    except StoreCorruptError as error:
+        raise StoreError(
+            f"{error}: the damage is in the storage below the queue, whose administrator must repair it "
+            "first. Everything repaired or salvaged so far is kept"
+        ) from error
+    finally:
+        repair.close()
+    return repair.repaired(deliveries)
+
+
+async def living_nodes(engine: Engine, patience: float = 0.0, *, besides: str = "") -> list[int]:
+    """Return the nodes whose writers have a valid lease. A node that was killed counts until its lease ends.
+    `patience` is the time, in seconds, that an engine without a clock needs to see that a lease is not
+    renewed. A writer with the name `besides` does not count.
+    """
+    alive: list[int] = []
+    for _ in range(_LOOKS):
+        held = [each for each in await engine.peers() if not each.is_left and not each.is_over]
+        alive = [each.node for each in held if not besides or each.writer != besides]
+        if not alive or not patience:
+            break
+        await asyncio.sleep(patience / _LOOKS)
+    return alive
+
+
+class EngineView:
+    """Reads all partitions of an engine (implements `QueueView`)."""
+
+    def __init__(self, keepers: Sequence[KeyReader]) -> None:
+        self._readers = [QueueReads(each) for each in keepers]
+
+    async def scan(
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
+        for reads in self._readers:
+            async for delivery in reads.scan(queue, wanted=wanted, after=after):
+                yield delivery
+
+    async def queues(self) -> set[QueueName]:
+        return set[QueueName]().union(*[await reads.queues() for reads in self._readers])
+
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
+        return [each for reads in self._readers for each in await reads.deliveries_of(message_id)]
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        return (await (await self._holder(message_id)).message(message_id))[0]
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        found: dict[MessageId, Message] = {}
+        for reads in self._readers:
+            found |= await reads.messages([each for each in ids if each not in found])
+        return found
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        reads = await self._holder(message_id)
+        async for chunk in reads.body((await reads.message(message_id))[0]):
+            yield chunk
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        number, _, identity = (cursor or "0 ").partition(" ")
+        if int(number) >= len(self._readers):
+            return [], ""
+        page = await self._readers[int(number)].kept_page(identity)
+        return page, f"{number} {page[-1][0]}" if page else f"{int(number) + 1} "
+
+    async def _holder(self, message_id: MessageId) -> QueueReads:
+        for reads in self._readers:
+            if await reads.keys.get([records.exists_key(message_id)]) != [None]:
+                return reads
+        raise MessageNotFoundError(f"message {message_id} does not exist")
+
+
+@contextlib.asynccontextmanager
+async def view_engine(engine: Engine) -> AsyncIterator[EngineView]:
+    """Open a view of the queue without joining it. Raises StoreError."""
+    keepers = [engine.keeper(node) for node in await nodes_of(engine)]
+    try:
+        yield EngineView([each for each in keepers if await each.look() is not None])
+    finally:
+        for each in keepers:
+            await each.close()
+
+
+# --- threads
 
 
 async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:

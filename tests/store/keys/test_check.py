@@ -19,11 +19,10 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import DamageKind, Findings, RepairResult, SalvagedMessage, SpoolContents
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, Finish, MessageNotFoundError, Store, StoredKey, StoreError
-from zonerelay.store.keys.offline import check_engine, repair_engine
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, Write, pages
+from zonerelay.store.offline import check_engine, repair_engine, view_engine
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.queue.view import view_engine
 
 ENGINES = [
     "memory",

@@ -17,19 +17,34 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import os
+import tempfile
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
-from zonerelay.model.delivery import DeliveryKey
+import msgspec
+
+from zonerelay import durable
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.store.check import HARMLESS, DamageKind, Findings, SpoolContents, Tell
+from zonerelay.store.check import (
+    HARMLESS,
+    KEPT,
+    DamageKind,
+    Findings,
+    RepairResult,
+    Salvage,
+    SalvagedMessage,
+    SpoolContents,
+    Tell,
+)
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
-from zonerelay.store.keys.repair import RecordRepair, Remnant
 
 _END = 1 << 64
 _FEW = 100
@@ -37,6 +52,7 @@ _READINGS = 5
 """The largest number of times that a changing message is read."""
 _TELL_EVERY = 1024 * 1024
 _BATCH = 500
+_IN_MEMORY = 1024 * 1024
 _META = b"meta "
 _OPEN_COUNTS = b"meta open "
 _PREFIXES = (
@@ -72,12 +88,170 @@ class _MessageRecords(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class _CheckedMessage(Remnant):
-    """A message that was checked."""
+class FoundMessage:
+    """The data of a message that a check or a repair has found. `why` describes why its record or body is
+    incomplete, or is "" if both are complete. The deliveries are by their keys, and `unreadable` are the keys
+    of invalid records. `open` is the stored number of open deliveries. `old` has the rows without chunks.
+    """
 
     identity: MessageId
     parts: _MessageRecords
     faults: list[FaultReport] = field(default_factory=list)
+    message: Message | None = None
+    why: str = ""
+    deliveries: dict[bytes, Delivery] = field(default_factory=dict)
+    unreadable: list[bytes] = field(default_factory=list)
+    open: int | None = None
+    old: dict[bytes, bytes] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> int:
+        """The number of recipients in the envelope."""
+        return 0 if self.message is None else len(self.message.envelope.recipients)
+
+    @property
+    def surplus(self) -> int:
+        """The number of records that are there beyond the expected number. If it is negative, records are
+        missing; otherwise removals were lost.
+        """
+        expected = self.wanted if self.open is None else self.open
+        return 0 if self.message is None else len(self.deliveries) + len(self.unreadable) - expected
+
+    @property
+    def is_kept(self) -> bool:
+        return self.message is not None and not self.why and bool(self.deliveries)
+
+
+class RecordRepair:
+    """Repairs the records of one partition. Without `carry_out` it only counts and describes. With
+    `takes_uploads`, chunks without a message may be the rest of one.
+    """
+
+    def __init__(
+        self, salvage: Salvage, kept: Path | None, *, carry_out: bool, takes_uploads: bool = False
+    ) -> None:
+        """Create a repair. `kept` is the file of old records, or None if they are kept elsewhere."""
+        self.carry_out = carry_out
+        self.takes_uploads = takes_uploads
+        self._salvage = salvage
+        self._kept = kept
+        self._file: BinaryIO | None = None
+        self._named = self._removed = self._salvaged = self._more = 0
+        self._lost: list[str] = []
+        self._repeats: list[str] = []
+
+    def lose(self, text: str) -> None:
+        if len(self._lost) < KEPT:
+            self._lost.append(text)
+        else:
+            self._more += 1
+
+    def keep(self, old: Mapping[bytes, bytes]) -> None:
+        """Write unchanged records durably to the file. Raises OSError."""
+        if not self.carry_out or not old or self._kept is None:
+            return
+        if self._file is None:
+            self._file = self._kept.open("ab")
+            self._kept.chmod(0o600)
+            durable.sync_directory(self._kept.parent)
+        for key, record in old.items():
+            where = key.decode("utf-8", "replace")
+            self._file.write(msgspec.json.encode({"where": where, "base64": record}) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    async def judge(self, found: FoundMessage, pieces: Callable[[], AsyncIterator[bytes]]) -> bool:
+        """Pass data that cannot be restored to the salvage, with the chunks of its body (`pieces`). Return
+        true if the message must be removed from the store.
+
+        Raises OSError, and StoreError if the body is unreadable for a reason other than damage.
+        """
+        identity, deliveries = found.identity, tuple(found.deliveries.values())
+        unreadable = tuple(_recipient_in(key) for key in found.unreadable)
+        gone = max(-found.surplus, 0)
+        repeats = 0 if found.open is None else max(found.surplus, 0)
+        self._named += gone
+        self._removed += len(unreadable)
+        known = {each.recipient for each in deliveries}
+        recipients = () if found.message is None else found.message.envelope.recipients
+        unknown = tuple(each.address for each in recipients if each.address not in known)
+        if found.is_kept:
+            if without := (unknown if gone else unreadable):
+                count = gone + len(unreadable)
+                who = ", ".join(without[:10])
+                self.lose(
+                    f"{count:,} of the deliveries of message {identity}, to {who}: no record that makes sense"
+                )
+                why = "deliveries without a record"
+                await self._give(found, pieces, (), without, why, is_whole=True)
+            elif repeats and len(self._repeats) < KEPT:
+                shown = ", ".join(sorted(known)[:10])
+                self._repeats.append(f"{repeats:,} of message {identity}, among those to {shown}")
+            self.keep(found.old)
+            return False
+        self._removed += len(deliveries)
+        is_whole = found.message is not None and not found.why
+        why = found.why or "its record is missing"
+        if is_whole:
+            why = (
+                "no delivery has a record: the message was delivered, or its deliveries are lost; the "
+                "salvage contains all of it"
+            )
+        elif found.message is None and not deliveries:
+            why = f"{why}: an unfinished upload, or the remains of a message"
+        named = [*sorted(known), *unknown, *(each for each in unreadable if each not in unknown)]
+        self.lose(f"message {identity} to {', '.join(named[:10]) or 'recipients that nothing names'}: {why}")
+        await self._give(found, pieces, deliveries, unknown, why, is_whole=is_whole)
+        self.keep(found.old)
+        return True
+
+    async def _give(
+        self,
+        found: FoundMessage,
+        pieces: Callable[[], AsyncIterator[bytes]],
+        deliveries: tuple[Delivery, ...],
+        unknown: tuple[str, ...],
+        why: str,
+        *,
+        is_whole: bool,
+    ) -> None:
+        self._salvaged += 1
+        if not self.carry_out:
+            return
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
+            try:
+                async for piece in pieces():
+                    file.write(piece)
+            except StoreError as error:
+                if is_whole:
+                    raise
+                why = f"{why}; {error}"
+
+            def body() -> Iterator[bytes]:
+                file.seek(0)
+                while piece := file.read(CHUNK_SIZE):
+                    yield piece
+
+            salvaged = SalvagedMessage(
+                found.identity, why, found.message, deliveries, unknown, body, is_whole
+            )
+            self._salvage(salvaged)
+
+    def repaired(self, deliveries: int) -> RepairResult:
+        """Return the result of the repair. `deliveries` is the number of records before it."""
+        return RepairResult(
+            before=deliveries + self._named,
+            after=deliveries - self._removed,
+            lost=tuple(self._lost),
+            more_lost=self._more,
+            repeats=tuple(self._repeats),
+            salvaged=self._salvaged,
+            kept="" if self._file is None else str(self._kept),
+        )
 
 
 async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> SpoolContents:
@@ -249,9 +423,7 @@ class _Comparison:
                 await self._remove(key, DamageKind.BAD_RECORD, "its message id is none")
             return
         number = int(identity, 16)
-        found = _CheckedMessage(
-            identity=MessageId(identity), parts=_parts(rows), open=open_counts.take(number)
-        )
+        found = FoundMessage(identity=MessageId(identity), parts=_parts(rows), open=open_counts.take(number))
         self._messages += found.parts.metadata is not None and found.parts.exists is not None
         _judge(found, owed.take(number) or 0)
         if found.faults:
@@ -270,7 +442,7 @@ class _Comparison:
         if self.repair is not None:
             await self._mend(self.repair, found)
 
-    async def _examine(self, identity: MessageId) -> _CheckedMessage:
+    async def _examine(self, identity: MessageId) -> FoundMessage:
         """Read one message and determine its faults."""
         prefix = records.message_prefix(identity)
         rows: list[tuple[bytes, Value]] = []
@@ -281,7 +453,7 @@ class _Comparison:
                 rows.append((part, _sized(part, value)))
                 if not part.isdigit() and isinstance(value, bytes):
                     old[key] = value
-        found = _CheckedMessage(identity=identity, parts=_parts(rows), old=old)
+        found = FoundMessage(identity=identity, parts=_parts(rows), old=old)
         there = 0
         for queue in sorted(self._ids):
             mine = b"%b%b " % (queue, identity.encode("ascii"))
@@ -371,7 +543,7 @@ class _Comparison:
 
     # --- repairing
 
-    async def _mend(self, repair: RecordRepair, found: _CheckedMessage) -> None:
+    async def _mend(self, repair: RecordRepair, found: FoundMessage) -> None:
         """Repair the rows of one message, or remove it and pass it to the salvage."""
         if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
             return  # the next start removes an unfinished upload
@@ -425,7 +597,7 @@ class _Comparison:
 # --- determining faults
 
 
-def _judge(found: _CheckedMessage, there: int) -> None:
+def _judge(found: FoundMessage, there: int) -> None:
     """Add the faults of a message that has `there` deliveries."""
     identity = found.identity
     exists, metadata, sizes, strange = found.parts
@@ -462,7 +634,7 @@ def _judge(found: _CheckedMessage, there: int) -> None:
         add(DamageKind.WRONG_COUNT, _shown(records.open_count_key(identity)), f"{said}, there are {there:,}")
 
 
-def _wrong_count(found: _CheckedMessage, there: int) -> str | None:
+def _wrong_count(found: FoundMessage, there: int) -> str | None:
     """Describe a wrong count of open deliveries, or return None if it is right."""
     wanted = there if found.message is None else found.wanted
     if found.open is None:
@@ -549,6 +721,12 @@ def _hash(key: bytes) -> int:
     probability of 2^-64.
     """
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def _recipient_in(key: bytes) -> str:
+    """Return the recipient in the key of a delivery, which may be invalid."""
+    raw = key.rpartition(b" ")[2]
+    return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
 
 
 def _shown(key: bytes) -> str:
