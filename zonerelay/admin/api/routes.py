@@ -142,6 +142,8 @@ def _accepts_lines(request: web.Request, verb: Verb) -> bool:
     media type of the verb (RFC 9110 12.5.1, as far as two media types need it).
     """
     accepted = request.headers.getall("Accept", ())
+    if not accepted:
+        return False
     kind = verb.media.partition("/")[0]
     for each in ",".join(accepted).split(","):
         media, *parameters = (part.strip().lower() for part in each.split(";"))
@@ -149,9 +151,7 @@ def _accepts_lines(request: web.Request, verb: Verb) -> bool:
             return True
         if media in ("", "*/*", f"{kind}/*", verb.media) and not _is_zero(parameters):
             return False
-    if accepted:
-        raise ApiError(406, "not_acceptable", f"the response is available only as {verb.media}")
-    return False
+    raise ApiError(406, "not_acceptable", f"the response is available only as {verb.media}")
 
 
 def _is_zero(parameters: Sequence[str]) -> bool:

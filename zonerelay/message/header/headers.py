@@ -40,8 +40,6 @@ WIDTH = 76
 MAX_WORD = 900
 MAX_WORD_UTF8 = 240
 
-_ENCODED_EOL = re.compile(rb"\r\n|\r|\n")
-
 
 def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
     """Replace white space and line ends by spaces and unprintable characters by `?`, and limit the length to
@@ -54,7 +52,11 @@ def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
 
 
 def wrap(text: str, width: int = WIDTH) -> list[str]:
-    """Return lines of whole words, at least one line. A word too long for any line is broken."""
+    """Return lines of whole words, at least one line. A word too long for any line is broken, and spaces
+    between words become one.
+    """
+    if len(text) <= min(width, MAX_WORD_UTF8) and "  " not in text and text.strip(" ") == text:
+        return [text]
     lines: list[str] = []
     line = ""
     for word in _breakable(text):
@@ -73,7 +75,7 @@ def field(name: str, value: str) -> str:
 
 def crlf(data: bytes) -> bytes:
     """Convert all line ends to CRLF and end the last line."""
-    data = _ENCODED_EOL.sub(b"\r\n", data)
+    data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return data if data.endswith(b"\r\n") else data + b"\r\n"
 
 
