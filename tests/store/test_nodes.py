@@ -81,7 +81,7 @@ class Machine:
         await nodes._tasks.cancel()
         for held in [nodes._own, *nodes._adopted_partitions.values()]:
             await held.partition.abandon()
-        for node in list(nodes._others):  # what the kernel does for a process
+        for node in list(nodes.others):  # what the kernel does for a process
             await nodes._forget_reader(node)
         await nodes.engine.close()
 
@@ -208,7 +208,7 @@ async def test_mail_of_another_living_node_is_none_that_this_one_can_settle(crew
     await one.start()
     await two.start()
     await put(one, 1, "a@example.net")
-    await until(lambda: one.nodes.node in two.nodes._others)
+    await until(lambda: one.nodes.node in two.nodes.others)
     assert len(await two.nodes.deliveries_of(message_id(1))) == 1
     assert await two.nodes.deliveries_of(message_id(1), own=True) == []
 
@@ -309,7 +309,7 @@ async def test_operators_see_the_mail_of_all_nodes(crew: list[Machine]) -> None:
     await put(one, 1, "a@example.net")
     await put(two, 2, "b@example.net", body=b"of two\r\n")
     await put(one, 3, "c@example.net")
-    await until(lambda: bool(one.nodes._others))
+    await until(lambda: bool(one.nodes.others))
     found = [delivery.recipient async for delivery in one.nodes.scan()]
     assert found == ["a@example.net", "b@example.net", "c@example.net"]
     assert (await one.nodes.read_message(message_id(2))).envelope.recipients[0].address == "b@example.net"
@@ -327,7 +327,7 @@ async def test_a_change_of_another_nodes_mail_reaches_it(crew: list[Machine]) ->
     await two.start()
     await put(one, 1, "a@example.net")
     await put(two, 2, "b@example.net", "busy@example.net", "gone@example.net")
-    await until(lambda: bool(one.nodes._others) and bool(two.nodes._others))
+    await until(lambda: bool(one.nodes.others) and bool(two.nodes.others))
     keys = [delivery.key async for delivery in one.nodes.scan()]
     two.busy = {key for key in keys if key.recipient == "busy@example.net"}
 
@@ -426,7 +426,7 @@ async def test_a_list_goes_on_while_a_node_is_adopted(crew: list[Machine]) -> No
     await two.start()
     for number in range(1, 2 * PAGE_ROWS):
         await put(two, number, "a@example.net")
-    await until(lambda: bool(one.nodes._others))
+    await until(lambda: bool(one.nodes.others))
     walk = one.nodes.scan()
     found = [(await anext(walk)).key]
     await two.die()
@@ -465,8 +465,8 @@ async def test_mail_is_found_while_the_reads_of_its_node_are_given_up(crew: list
     await one.start()
     await two.start()
     await put(two, 1, "a@example.net")
-    await until(lambda: bool(one.nodes._others))
-    (node,) = one.nodes._others
+    await until(lambda: bool(one.nodes.others))
+    (node,) = one.nodes.others
     refused: list[int] = []
 
     class GivenUp(QueueReads):
@@ -478,8 +478,8 @@ async def test_mail_is_found_while_the_reads_of_its_node_are_given_up(crew: list
         messages = deliveries_of = message  # type: ignore[assignment]
 
     for ask in (one.nodes.read_message, one.nodes.deliveries_of):
-        one.nodes._others[node] = GivenUp(one.nodes._keepers[node])
+        one.nodes.others[node] = GivenUp(one.nodes._keepers[node])
         assert await ask(message_id(1))
-    one.nodes._others[node] = GivenUp(one.nodes._keepers[node])
+    one.nodes.others[node] = GivenUp(one.nodes._keepers[node])
     assert list(await one.nodes.read_messages([message_id(1)])) == [message_id(1)]
     assert len(refused) == 3

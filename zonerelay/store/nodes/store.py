@@ -7,7 +7,7 @@ accepted it or to the node that has adopted its partition, and a claim is a mark
 
 Each change is one batch of the partition that has the message; a call that concerns several partitions is
 split. Operators see the mail of all nodes: lists read the partitions of the others, and a change of their
-mail is a request to its owner (`requests`).
+mail is a request to its owner (`Requests`).
 
 On failure: if another writer has the own partition, this node may have been stopped for longer than its
 lease. Its claims there are reported to `on_lost`, reads of those messages raise ClaimLostError, outcomes
@@ -36,6 +36,8 @@ from pathlib import Path
 from typing import Self, TypeVar, Unpack
 from uuid import uuid4
 
+import msgspec
+
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MAX_WORKERS, MessageId
@@ -44,17 +46,20 @@ from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyWriter
-from zonerelay.store.common.write.batches import ChangeOne
+from zonerelay.store.common.write.batches import ChangeOne, in_batches
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     SHARED,
     Change,
     ClaimFilter,
     ClaimLostError,
+    IdempotencyKey,
     KeptKeys,
+    KeyReservation,
     MessageNotFoundError,
     OwnMessage,
     QueueCounts,
+    StoredKey,
     StoreError,
     StoreOpenError,
     Unhealthy,
@@ -62,12 +67,10 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
-from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine
+from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
 from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.nodes.key_register import NodeRegister
-from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
 from zonerelay.store.queue.queue import open_queue
 
 MOST_ADOPTED = 10_000
@@ -75,6 +78,11 @@ MOST_ADOPTED = 10_000
 dropped.
 """
 PAUSE = 1.0
+REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX
+PATIENCE = 30.0
+LOOK_AGAIN = 0.25
+
+Found = dict[DeliveryKey, Delivery]
 
 T = TypeVar("T")
 
@@ -117,7 +125,7 @@ class NodeStore:
         self._adopted: dict[MessageId, OwnedPartition] = {}
         self._lost: dict[MessageId, set[DeliveryKey]] = {}
         self._stored_reports: set[MessageId] = set()
-        self._others: dict[int, QueueReads] = {}
+        self.others: dict[int, QueueReads] = {}
         """The reads of the other nodes' partitions."""
         self._keepers: dict[int, Keeper] = {}
         """The keepers that these read from."""
@@ -125,14 +133,8 @@ class NodeStore:
         self._fenced: set[int] = set()
         self._is_fenced = asyncio.Event()
         self._replaced = asyncio.Event()
-        self._requests = Requests(
-            self._update_held,
-            self.around,
-            lambda: [(held.node, held.partition) for held in self._held()],
-            lambda keys: {key for key in keys if not any(held.queue.has_claim(key) for held in self._held())},
-            self._others,
-        )
-        self._register = NodeRegister(self.engine, lambda: self.node, self._reads_of, self._is_over)
+        self._requests = Requests(self)
+        self._register = NodeRegister(self)
         self._over: set[int] = set()
 
     # --- opening
@@ -224,9 +226,9 @@ class NodeStore:
     async def close(self) -> None:
         self._is_closed = True
         await self._tasks.cancel()
-        for held in reversed(self._held()) if self._is_open else ():
+        for held in reversed(self.held()) if self._is_open else ():
             await held.queue.close()
-        for node in list(self._others):
+        for node in list(self.others):
             await self._forget_reader(node)
         await self.engine.close()
 
@@ -252,7 +254,7 @@ class NodeStore:
         for peer in peers:
             if peer.node in held:
                 continue
-            reads = await self._reads_of(peer.node)
+            reads = self.reads_of(peer.node)
             try:
                 is_free = peer.is_over or peer.writer == self._own.partition.writer
                 if is_free and await reads.queues():
@@ -276,24 +278,24 @@ class NodeStore:
         for queue in await adopted.queue.queues():
             self.around.on_news(queue)
 
-    async def _reads_of(self, node: int) -> QueueReads:
+    def reads_of(self, node: int) -> QueueReads:
         """Return the reads of any node's partition."""
-        for held in self._held():
+        for held in self.held():
             if held.node == node:
                 return QueueReads(held.partition)
-        if node not in self._others:
+        if node not in self.others:
             if self._is_closed:
                 raise StoreError(Unhealthy.CLOSED)
             self._keepers[node] = keeper = self.engine.keeper(node)
-            self._others[node] = QueueReads(keeper)
-        return self._others[node]
+            self.others[node] = QueueReads(keeper)
+        return self.others[node]
 
     async def _forget_reader(self, node: int) -> None:
-        reads = self._others.pop(node, None)
+        reads = self.others.pop(node, None)
         if reads is not None:
             await completed(self._keepers.pop(node).close())
 
-    def _is_over(self, node: int) -> bool:
+    def is_over(self, node: int) -> bool:
         """Return whether no process of that node can still be about to store data."""
         return node in self._over or node in self._adopted_partitions
 
@@ -342,7 +344,7 @@ class NodeStore:
 
     # --- choosing the partition
 
-    def _held(self) -> list[OwnedPartition]:
+    def held(self) -> list[OwnedPartition]:
         """Return the own partition first. The result is a list, because partitions are adopted and dropped
         while a caller waits.
         """
@@ -352,13 +354,16 @@ class NodeStore:
         """Return the partition in which the delivery is claimed or else stored. Deliveries that an operator
         bounces are not claimed.
         """
-        for held in self._held():
+        for held in self.held():
             if held.queue.has_claim(key):
                 return held
-        for held in self._held()[1:]:
+        for held in self.held()[1:]:
             if key in {each.key for each in await held.queue.deliveries_of(key.message_id)}:
                 return held
         return self._own
+
+    def unclaimed(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
+        return {key for key in keys if not any(held.queue.has_claim(key) for held in self.held())}
 
     def _is_lost(self, key: DeliveryKey) -> bool:
         return key in self._lost.get(key.message_id, ())
@@ -379,7 +384,7 @@ class NodeStore:
             return self._own
         if (known := self._adopted.get(message_id)) is not None:
             return known
-        for held in self._held():
+        for held in self.held():
             with contextlib.suppress(MessageNotFoundError):
                 await held.queue.read_message(message_id)
                 return held
@@ -409,7 +414,7 @@ class NodeStore:
         self._own.partition.check()
         if not self._adopted_partitions or only.get("since") is not None:
             return await self._own.queue.claim(queue, limit, now=now, **only)
-        all_held = self._held()
+        all_held = self.held()
         self._first = (self._first + 1) % len(all_held)
         found: list[Delivery] = []
         try:
@@ -437,11 +442,11 @@ class NodeStore:
     def release(self, keys: Collection[DeliveryKey]) -> None:
         if self._lost:
             self._found_lost(keys)
-        for held in self._held():
+        for held in self.held():
             held.queue.release(keys)
 
     async def next_due(self, queue: QueueName) -> float | None:
-        found = [due for held in self._held() if (due := await held.queue.next_due(queue)) is not None]
+        found = [due for held in self.held() if (due := await held.queue.next_due(queue)) is not None]
         return min(found, default=None)
 
     def check_claim(self, message_id: MessageId) -> None:
@@ -486,17 +491,17 @@ class NodeStore:
         self._stored_reports -= {change.message.id for change in changes if isinstance(change, OwnMessage)}
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
-        found = await self._update_held(keys, change)
+        found = await self.update_held(keys, change)
         if remaining := [key for key in keys if key not in found]:
             found |= await self._requests.ask(remaining, change)
         return found
 
-    async def _update_held(
+    async def update_held(
         self, keys: Collection[DeliveryKey], change: ChangeOne
     ) -> dict[DeliveryKey, Delivery]:
         """Change deliveries in the partitions that this node holds."""
         found: dict[DeliveryKey, Delivery] = {}
-        for held in self._held():
+        for held in self.held():
             if remaining := [key for key in keys if key not in found]:
                 found |= await held.queue.update(remaining, change)
         return found
@@ -541,7 +546,7 @@ class NodeStore:
         except (ClaimLostError, MessageNotFoundError):
             raise
         except StoreError as error:
-            if held not in self._held() or held.node in self._fenced or not held.partition.is_held():
+            if held not in self.held() or held.node in self._fenced or not held.partition.is_held():
                 raise ClaimLostError("another node may have this message now") from error
             raise
 
@@ -562,14 +567,14 @@ class NodeStore:
         """Call `ask` with the reads of each other node's partition. Repeat it if the partition is adopted or
         taken during the call.
         """
-        for node in list(self._others):
+        for node in list(self.others):
             while True:
-                reads = await self._reads_of(node)
-                is_theirs = node in self._others
+                reads = self.reads_of(node)
+                is_theirs = node in self.others
                 try:
                     answer = await ask(reads)
                 except StoreError:
-                    if not is_theirs or self._others.get(node) is reads:
+                    if not is_theirs or self.others.get(node) is reads:
                         raise
                 else:
                     break
@@ -577,7 +582,7 @@ class NodeStore:
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         found: dict[MessageId, Message] = {}
-        for held in self._held():
+        for held in self.held():
             found |= await held.queue.read_messages([each for each in ids if each not in found])
         if missing := [each for each in ids if each not in found]:
             async for some in self._asked(lambda reads: reads.messages(missing)):
@@ -585,7 +590,7 @@ class NodeStore:
         return found
 
     async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
-        found = [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
+        found = [each for held in self.held() for each in await held.queue.deliveries_of(message_id)]
         if own:
             return found
         async for some in self._asked(lambda reads: reads.deliveries_of(message_id)):
@@ -596,7 +601,7 @@ class NodeStore:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        nodes = dict.fromkeys([*(held.node for held in self._held()), *self._others])
+        nodes = dict.fromkeys([*(held.node for held in self.held()), *self.others])
         walks = [self._walk(node, queue, wanted, after) for node in nodes]
         heads: list[tuple[bytes, int, Delivery]] = []
         try:
@@ -621,7 +626,7 @@ class NodeStore:
     ) -> AsyncGenerator[Delivery, None]:
         """Yield the deliveries of one partition, which may be adopted, dropped or lost during the scan."""
         while True:
-            reads = await self._lists_of(node)
+            reads = self._lists_of(node)
             walk = reads.scan(queue, wanted=wanted, after=after)
             try:
                 async for delivery in walk:
@@ -629,41 +634,39 @@ class NodeStore:
                     yield delivery
                 return
             except StoreError:
-                if reads is await self._lists_of(node):
+                if reads is self._lists_of(node):
                     raise
             finally:
                 if isinstance(walk, AsyncGenerator):
                     await walk.aclose()
 
-    async def _lists_of(self, node: int) -> LevelDbStore | QueueReads:
+    def _lists_of(self, node: int) -> LevelDbStore | QueueReads:
         """Return the object that lists the deliveries of a partition at present."""
-        for held in self._held():
-            if held.node == node:
-                return held.queue
-        return await self._reads_of(node)
+        own = (held.queue for held in self.held() if held.node == node)
+        return next(own, None) or self.reads_of(node)
 
     # --- the whole queue
 
     def counts(self) -> dict[QueueName, QueueCounts]:
         """Count the mail that this node delivers. The sum over all nodes is the queue."""
         total: dict[QueueName, QueueCounts] = {}
-        for held in self._held():
+        for held in self.held():
             for queue, counts in held.queue.counts().items():
                 total.setdefault(queue, QueueCounts()).add(counts)
         return total
 
     def waiting(self, queue: QueueName) -> int:
-        return sum(held.queue.waiting(queue) for held in self._held())
+        return sum(held.queue.waiting(queue) for held in self.held())
 
     def is_counted(self) -> bool:
-        return all(held.queue.is_counted() for held in self._held())
+        return all(held.queue.is_counted() for held in self.held())
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        found = [at for held in self._held() if (at := await held.queue.oldest(queue, now=now)) is not None]
+        found = [at for held in self.held() if (at := await held.queue.oldest(queue, now=now)) is not None]
         return min(found, default=None)
 
     async def queues(self) -> set[QueueName]:
-        return {queue for held in self._held() for queue in await held.queue.queues()}
+        return {queue for held in self.held() for queue in await held.queue.queues()}
 
     async def left_over(self) -> str:
         return SHARED
@@ -679,7 +682,7 @@ class NodeStore:
         return self._own.queue.unhealthy()
 
     def problems(self) -> Sequence[str]:
-        return list(dict.fromkeys(problem for held in self._held() for problem in held.queue.problems()))
+        return list(dict.fromkeys(problem for held in self.held() for problem in held.queue.problems()))
 
     async def usable(self) -> bool:
         was_replaced = False
@@ -698,3 +701,203 @@ class NodeStore:
 
     async def probe(self) -> None:
         await self._own.queue.probe()
+
+
+class _RequestedState(msgspec.Struct, array_like=True):
+    """The current and the desired state of a delivery, as rows. The second is empty if the delivery is to be
+    removed.
+    """
+
+    key: bytes
+    present: bytes
+    new_key: bytes
+    new: bytes
+
+
+class Requests:
+    """Changes mail that other live nodes own, by sending them requests, and answers theirs.
+
+    A partition has one writer. So a node that needs to change another node's deliveries writes a request to
+    its own partition: `request PARTITION ID`, with the current and the new state of each delivery. The owner
+    of the partition reads these rows of the other nodes and changes the deliveries that are still in that
+    state and are not being attempted. Then it writes `answer CLIENT ID` to the partition, with a list of the
+    changed ones. The requesting node reads the answer and removes its request, and the owner then removes its
+    answer.
+
+    Promise: a request is carried out at most once, because a delivery that has changed is left alone. An
+    owner that does not answer within `PATIENCE` is assumed to have left everything alone.
+    """
+
+    def __init__(self, store: NodeStore) -> None:
+        self._store = store
+        self._around = store.around
+
+    # --- requests
+
+    async def ask(self, keys: Collection[DeliveryKey], change: ChangeOne) -> Found:
+        """Request changes of other nodes' deliveries. Return the changed ones in their former state, and
+        those that need no change. Raises StoreError.
+        """
+        asked = [self._ask_one(node, reads, keys, change) for node, reads in list(self._store.others.items())]
+        return {key: old for found in await asyncio.gather(*asked) for key, old in found.items()}
+
+    async def _ask_one(
+        self, node: int, reads: QueueReads, keys: Collection[DeliveryKey], change: ChangeOne
+    ) -> Found:
+        present = {delivery.key: delivery for delivery in await reads.deliveries(list(keys))}
+        new = {key: change(old) for key, old in present.items()}
+        found = {key: old for key, old in present.items() if new[key] == old}
+        for batch in in_batches(key for key in present if key not in found):
+            wanted = [_wanted(present[key], new[key]) for key in batch]
+            found |= {batch[at]: present[batch[at]] for at in await self._send(node, reads, wanted)}
+        return found
+
+    async def _send(self, node: int, reads: QueueReads, wanted: list[_RequestedState]) -> list[int]:
+        """Send a request, and return which of the deliveries its owner has changed."""
+        own = self._store.held()[0]
+        name = uuid4().hex.encode()
+        request = b"%b%02x %b" % (REQUESTS, node, name)
+        answer = b"%b%02x %b" % (ANSWERS, own.node, name)
+        await own.partition.write(Write({request: msgspec.msgpack.encode(wanted)}, makes_room=True))
+        try:
+            until = self._around.clock.monotonic() + PATIENCE
+            while self._around.clock.monotonic() < until:
+                await asyncio.sleep(LOOK_AGAIN)
+                (found,) = await reads.keys.get([answer])
+                if found is not None:
+                    return msgspec.msgpack.decode(found, type=list[int])
+            return []
+        finally:
+            await own.partition.write(Write({request: None}, makes_room=True))
+
+    # --- answers
+
+    async def answer(self) -> None:
+        """Carry out the requests that other nodes have sent to this one. Raises StoreError."""
+        for own in self._store.held():
+            for node, reads in list(self._store.others.items()):
+                await self._answer(own, node, reads)
+
+    async def _answer(self, own: OwnedPartition, node: int, reads: QueueReads) -> None:
+        partition = own.partition
+        asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own.node))
+        answers = KeyRange.of_prefix(b"%b%02x " % (ANSWERS, node))
+        requests = {key.rpartition(b" ")[2]: value for key, value in (await reads.keys.page(*asked)).rows}
+        given = {key.rpartition(b" ")[2] for key, _ in (await partition.page(*answers)).rows}
+        if over := given - requests.keys():
+            gone: dict[bytes, bytes | None] = {answers.start + name: None for name in over}
+            await partition.write(Write(gone, makes_room=True))
+        for name, value in requests.items():
+            if name not in given:
+                done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_RequestedState]))
+                row: dict[bytes, bytes | None] = {answers.start + name: msgspec.msgpack.encode(done)}
+                await partition.write(Write(row, makes_room=True))
+
+    async def _carry_out(self, wanted: list[_RequestedState]) -> list[int]:
+        """Carry out a request in one durable write, whose limit no request exceeds. Return which deliveries
+        were changed.
+        """
+        by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}
+        withdraw = self._around.withdraw
+        free = self._store.unclaimed(by_key) if withdraw is None else withdraw(by_key.keys())
+
+        def is_meant(delivery: Delivery) -> bool:
+            return records.encode_delivery(delivery) == by_key[delivery.key].present
+
+        def change(delivery: Delivery) -> Delivery | None:
+            if not is_meant(delivery):
+                return delivery
+            asked = by_key[delivery.key]
+            return records.decode_delivery(asked.new_key, asked.new) if asked.new_key else None
+
+        try:
+            found = await self._store.update_held(free, change)
+        finally:
+            self._around.give_back(free)
+        return [at for at, key in enumerate(by_key) if key in found and is_meant(found[key])]
+
+
+def _wanted(old: Delivery, new: Delivery | None) -> _RequestedState:
+    key, row = records.delivery_key(old.key), records.encode_delivery(old)
+    if new is None:
+        return _RequestedState(key, row, b"", b"")
+    return _RequestedState(key, row, records.delivery_key(new.key), records.encode_delivery(new))
+
+
+class _ReservedId(msgspec.Struct, array_like=True):
+    """A key that this node has reserved, with its message."""
+
+    node: int
+    message_id: MessageId
+    digest: str
+    until: float
+
+
+class NodeRegister:
+    """Reserves idempotency keys in the engine for one node, before messages are stored. Implements
+    `KeyRegister`.
+
+    The partitions are authoritative: the key becomes durable in the batch of its message (`StoredKey`). The
+    engine's reservation names the node that has stored, or is about to store, a message with the key, so that
+    no second node does. It expires with the key.
+
+    On failure: a node that dies between reservation and batch leaves a reservation without a message. Other
+    nodes take it over once the lease of the node's partition has ended or the partition is adopted, because
+    no batch of that node can become durable then.
+    """
+
+    problem = ""
+
+    def __init__(self, store: NodeStore) -> None:
+        self._store = store
+        self._engine = store.engine
+        self._values: dict[str, bytes] = {}
+        """The reservations of this node, including those of its earlier process that it has found."""
+
+    @property
+    def worker(self) -> int:
+        return self._store.node
+
+    def start(self, page: object, settle: object) -> None:
+        """Do nothing. The partition holds its keys, and reservations of an earlier process are found when
+        their keys are used again.
+        """
+
+    async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
+        key = once.identity.encode("ascii")
+        node = self._store.node
+        value = msgspec.msgpack.encode(_ReservedId(node, message_id, once.digest, once.until))
+        while True:
+            found = await self._engine.reserve(key, value, once.until)
+            if found is None:
+                self._values[once.identity] = value
+                return None
+            other = msgspec.msgpack.decode(found, type=_ReservedId)
+            kept = await self._store.reads_of(other.node).kept(once.identity)
+            if kept is not None and kept.message_id == other.message_id:
+                return KeyReservation(kept, other.node, is_pending=False)
+            if other.node == node:
+                self._values[once.identity] = found
+            elif other.until <= now or self._store.is_over(other.node):
+                await self._engine.unreserve(key, found)
+                continue
+            return KeyReservation(
+                StoredKey(other.message_id, other.digest, other.until), other.node, is_pending=True
+            )
+
+    async def take_over(self, keys: Collection[tuple[str, StoredKey]]) -> None:
+        """Reserve keys that were imported with a queue, so that all nodes know them."""
+        for identity, kept in keys:
+            value = _ReservedId(self._store.node, kept.message_id, kept.digest, kept.until)
+            await self._engine.reserve(identity.encode("ascii"), msgspec.msgpack.encode(value), kept.until)
+
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
+        value = self._values.pop(identity, None)
+        if value is not None and not is_kept:
+            await self._engine.unreserve(identity.encode("ascii"), value)
+
+    async def forget(self, now: float, most: int) -> None:
+        """Do nothing, because the engine removes expired reservations."""
+
+    async def close(self) -> None:
+        """Do nothing, because the owner of the engine closes it."""
