@@ -227,11 +227,9 @@ def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, re
         if field.name not in table or field.name not in options:
             continue
         option, value, here = options[field.name], table[field.name], (*path, field.name)
-        try:
+        with report.refusing(here, ValueError):
             several = option.several
             values[field.name] = _list(option, value, here, report) if several else option.read(value, option)
-        except ValueError as error:
-            report.refuse(here, str(error))
     return owner(**values)
 
 
@@ -244,10 +242,8 @@ def _list(option: Option, value: object, path: KeyPath, report: Report) -> tuple
         raise convert.expected("a list in brackets", value, hint)
     read: list[object] = []
     for at, item in enumerate(value):
-        try:
+        with report.refusing((*path, at), ValueError):
             read.append(option.read(item, option))
-        except ValueError as error:
-            report.refuse((*path, at), str(error))
     return tuple(read)
 
 

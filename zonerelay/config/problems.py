@@ -6,6 +6,7 @@ an operator who corrects a file wants to see all of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -143,6 +144,14 @@ class Report:
         at = self._nearest(path)
         line, file = self._lines.get(at, 1), self._files.get(at, "")
         self._problems.setdefault(path, ConfigProblem(path_text(path), text, line, file))
+
+    @contextlib.contextmanager
+    def refusing(self, path: KeyPath, *errors: type[Exception]) -> Iterator[None]:
+        """Record an error that is raised within as the problem of a key, and leave the block."""
+        try:
+            yield
+        except errors as error:
+            self.refuse(path, str(error))
 
     def refuse_all(self, path: KeyPath, findings: Findings) -> None:
         """Record the problems that a check has found in the table at `path`."""

@@ -12,6 +12,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 from rich.table import Table
@@ -38,11 +39,8 @@ def change(arguments: Namespace) -> int:
         return _dry_run(client, request, as_json=arguments.json)
     if in_bulk and not arguments.yes and not _confirmed(client, request):
         return FAILED
-    changed, status = changed_by(client, request, arguments.verb.capitalize())
-    if arguments.json:
-        output.print_document(changed)
-    else:
-        _tell(request, changed)
+    changed, status = output.answered(client, request, ChangeResult, arguments.verb.capitalize())
+    output.print_one(changed, partial(_tell, request), as_json=arguments.json)
     missing = not in_bulk and changed.matched == 0
     if missing:
         output.chatter().print("No such message in the queue: delivered, given up, or never here.")
@@ -68,9 +66,8 @@ def _is_final(request: QueueChange) -> bool:
 
 
 def _preview(client: ControlClient, request: QueueChange) -> Count:
-    with output.progress("Counting") as reach:
-        asked = replace(request, dry_run=True, sample=SAMPLE)
-        return client.answered(asked, Count, output.frames_seen(reach))[0]
+    asked = replace(request, dry_run=True, sample=SAMPLE)
+    return output.answered(client, asked, Count, "Counting")[0]
 
 
 def _confirmed(client: ControlClient, request: QueueChange) -> bool:
@@ -104,15 +101,6 @@ def _dry_run(client: ControlClient, request: QueueChange, *, as_json: bool) -> i
     return OK
 
 
-def changed_by(client: ControlClient, request: QueueChange | Undo, name: str) -> tuple[ChangeResult, int]:
-    """Send a changing request and show its progress. Return its result, and the exit status, which tells
-    whether all parts of the relay have answered.
-    """
-    with output.progress(name) as reach:
-        changed, end = client.answered(request, ChangeResult, output.frames_seen(reach))
-    return changed, output.completeness(end)
-
-
 def _tell(request: QueueChange, total: ChangeResult) -> None:
     if (at := getattr(request, "at", None)) is not None:
         # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
@@ -120,14 +108,14 @@ def _tell(request: QueueChange, total: ChangeResult) -> None:
     else:
         done = " ".join(filter(None, (request.done, total.note)))
     output.console().print(f"{text.deliveries(total.changed)} {done}.")
-    tell_act(total)
+    _tell_act(total)
     if total.busy:
         output.chatter().print(
             f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."
         )
 
 
-def tell_act(changed: ChangeResult) -> None:
+def _tell_act(changed: ChangeResult) -> None:
     """Print how to undo the change, or why that is not possible."""
     if changed.no_undo:
         output.chatter().print(f"Change {changed.act} cannot be undone: {changed.no_undo}.")
@@ -160,11 +148,9 @@ def _act_cells(row: ActRow) -> tuple[str, ...]:
 
 
 def undo(arguments: Namespace) -> int:
-    changed, status = changed_by(connect(arguments), request_of(arguments, Undo), "Undo")
-    if arguments.json:
-        output.print_document(changed)
-    else:
-        _tell_undone(changed)
+    request = request_of(arguments, Undo)
+    changed, status = output.answered(connect(arguments), request, ChangeResult, "Undo")
+    output.print_one(changed, _tell_undone, as_json=arguments.json)
     return FAILED if changed.busy else status
 
 
@@ -182,4 +168,4 @@ def _tell_undone(changed: ChangeResult) -> None:
             chatter.print(f"{text.deliveries(count)} {what}.")
     if changed.note:
         chatter.print(f"Note: {changed.note}.")
-    tell_act(changed)
+    _tell_act(changed)

@@ -134,12 +134,8 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
 
 
 def print_steps(found: Sequence[TraceStep], *, as_json: bool) -> None:
-    if as_json:
-        for step in found:
-            output.print_line(step)
-    elif found:
-        console = output.console()
-        console.print(trace_table(found, wide=console.width >= output.WIDE))
+    wide = output.console().width >= output.WIDE
+    output.print_rows(found, lambda steps: trace_table(steps, wide=wide), "", as_json=as_json)
 
 
 def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:

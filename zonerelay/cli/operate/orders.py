@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -15,9 +14,7 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
 from zonerelay.operations import answers
-from zonerelay.operations.requests import Orders, Request, Resume, Selectors, Suspend
-
-_Answer = TypeVar("_Answer", bound=answers.Frame)
+from zonerelay.operations.requests import Orders, Resume, Selectors, Suspend
 
 
 def suspend(arguments: Namespace) -> int:
@@ -32,7 +29,7 @@ def suspend(arguments: Namespace) -> int:
         raise CliError(
             "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
         )
-    answer, status = _ask(arguments, request, answers.OrderResult)
+    answer, status = output.answered(connect(arguments), request, answers.OrderResult, "Suspend")
     if arguments.json:
         output.print_document(answer)
         return status
@@ -59,16 +56,19 @@ def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
 
 
 def resume(arguments: Namespace) -> int:
-    ended, status = _ask(arguments, request_of(arguments, Resume), answers.OrdersResult)
-    if arguments.json:
-        output.print_document(ended)
-    elif not ended.orders:
-        output.chatter().print("There is no such order (zonerelay suspend --list shows those in force).")
-    for order in () if arguments.json else ended.orders:
-        print(f"Order {order.id} is over: {what_of(order)}.")
-    if ended.released and not arguments.json:
-        print(f"{text.deliveries(ended.released)} released that it held.")
+    request = request_of(arguments, Resume)
+    ended, status = output.answered(connect(arguments), request, answers.OrdersResult, "Resume")
+    output.print_one(ended, _tell_ended, as_json=arguments.json)
     return status if ended.orders else FAILED
+
+
+def _tell_ended(ended: answers.OrdersResult) -> None:
+    for order in ended.orders:
+        print(f"Order {order.id} is over: {what_of(order)}.")
+    if not ended.orders:
+        output.chatter().print("There is no such order (zonerelay suspend --list shows those in force).")
+    if ended.released:
+        print(f"{text.deliveries(ended.released)} released that it held.")
 
 
 def _list(arguments: Namespace) -> int:
@@ -105,8 +105,3 @@ def orders_table(orders: Sequence[answers.OrderRow], now: float) -> Table:
         for order in orders
     ]
     return output.table(["order", "what", "by", "for", "ends", "reason"], rows, cut=("what", "reason"))
-
-
-def _ask(arguments: Namespace, request: Request, answer: type[_Answer]) -> tuple[_Answer, int]:
-    found, end = connect(arguments).answered(request, answer)
-    return found, output.completeness(end)

@@ -23,9 +23,8 @@ from zonerelay.operations.requests import Request
 def show(arguments: Namespace) -> int:
     words = " ".join(filter(None, (arguments.command, getattr(arguments, "verb", ""))))
     operation = next(each for each in OPERATIONS if each.command == words)
-    with output.progress(operation.help) as reach:
+    with output.frames_seen(operation.help) as saw:
         request = cast(Request, request_of(arguments, operation.request))
-        saw = output.frames_seen(reach)
         found, end = connect(arguments).all(request, operation.reply or msgspec.Struct, saw)
     if operation.shape is ResponseKind.ROWS:
         output.print_rows(found, _table, "There are none.", as_json=arguments.json)

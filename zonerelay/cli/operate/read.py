@@ -7,6 +7,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -43,31 +44,27 @@ def list_deliveries(arguments: Namespace) -> int:
     limit = arguments.limit
     if limit is None:
         limit = 0 if arguments.json else DEFAULT_ROWS
-    frames = connect(arguments).stream(request_of(arguments, QueueList, limit=limit))
-    if arguments.json:
-        return _list_json(frames)
-    return _list_tables(frames, limit)
+    frames, end = connect(arguments).stream(request_of(arguments, QueueList, limit=limit)), answers.EndFrame()
 
-
-def _list_json(frames: Iterator[answers.Frame]) -> int:
-    end = answers.EndFrame()
-    with output.progress("Listing the queue", enabled=not sys.stdout.isatty()) as reach:
-        saw = output.frames_seen(reach)
+    def rows(saw: Callable[[answers.Frame], None]) -> Iterator[answers.DeliveryRow]:
+        nonlocal end
         for frame in frames:
             saw(frame)
             if isinstance(frame, answers.DeliveryRow):
-                output.print_line(frame)
+                yield frame
             elif isinstance(frame, answers.EndFrame):
                 end = frame
-    return output.completeness(end)
 
-
-def _list_tables(frames: Iterator[answers.Frame], limit: int) -> int:
-    console = output.console()
-    reader = _RowPrinter(frames)
-    while rows := reader.page():
-        console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
-    end = reader.end
+    wide = output.console().width >= output.WIDE
+    while True:
+        with output.frames_seen("Scanning the queue") as saw:
+            page = list(islice(rows(saw), PAGE))
+        if not page:
+            break
+        shown = partial(delivery_table, now=time.time(), wide=wide)
+        output.print_rows(page, shown, "", as_json=arguments.json)
+    if arguments.json:
+        return output.completeness(end)
     chatter = output.chatter()
     if end.count == 0:
         chatter.print("The queue holds no such delivery.")
@@ -76,28 +73,6 @@ def _list_tables(frames: Iterator[answers.Frame], limit: int) -> int:
     elif sys.stdout.isatty():
         chatter.print(f"{text.deliveries(end.count)}.")
     return output.completeness(end)
-
-
-class _RowPrinter:
-    """Prints the rows of a list that is fetched page by page. A progress bar is shown while the first row of
-    a page is awaited.
-    """
-
-    def __init__(self, frames: Iterator[answers.Frame]) -> None:
-        self._frames = frames
-        self.end = answers.EndFrame()
-
-    def page(self) -> list[answers.DeliveryRow]:
-        with output.progress("Scanning the queue") as reach:
-            return list(islice(self._rows(output.frames_seen(reach)), PAGE))
-
-    def _rows(self, saw: Callable[[answers.Frame], None]) -> Iterator[answers.DeliveryRow]:
-        for frame in self._frames:
-            saw(frame)
-            if isinstance(frame, answers.DeliveryRow):
-                yield frame
-            elif isinstance(frame, answers.EndFrame):
-                self.end = frame
 
 
 def delivery_table(rows: Iterable[answers.DeliveryRow], *, now: float, wide: bool) -> Table:
@@ -241,37 +216,34 @@ def trace(arguments: Namespace) -> int:
 def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
-    with output.progress("Scanning the queue") as reach:
-        request, saw = request_of(arguments, Resolve), output.frames_seen(reach)
-        relay = connect(arguments)
+    request, relay = request_of(arguments, Resolve), connect(arguments)
+    with output.frames_seen("Scanning the queue") as saw:
         found, end = relay.all(request, answers.ResolvedAddress, saw)
         if not found and not request.recent:
             found, end = relay.all(msgspec.structs.replace(request, recent=True), answers.ResolvedAddress)
-    if arguments.json:
-        for address in found:
-            output.print_line(address)
-    elif found:
-        rows = [(text.clean(each.address), each.role, each.message_id) for each in found]
-        output.console().print(output.table(["address", "role", "message"], rows))
-    if not found:
-        output.chatter().print(
-            "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
-        )
+    nothing = "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
+    output.print_rows(found, _addresses, nothing, as_json=arguments.json)
     return output.completeness(end) if found else FAILED
 
 
+def _addresses(found: Iterable[answers.ResolvedAddress]) -> Table:
+    rows = ((text.clean(each.address), each.role, each.message_id) for each in found)
+    return output.table(["address", "role", "message"], rows)
+
+
 def summary(arguments: Namespace) -> int:
-    with output.progress("Scanning the queue") as reach:
-        request, saw = request_of(arguments, QueueSummary), output.frames_seen(reach)
-        found, end = connect(arguments).answered(request, answers.Summary, saw)
-    if arguments.json:
-        output.print_document(found)
-        return output.completeness(end)
+    request, title = request_of(arguments, QueueSummary), "Scanning the queue"
+    found, status = output.answered(connect(arguments), request, answers.Summary, title)
     limit = len(found.rows) if arguments.limit == 0 else arguments.limit or SUMMARY_ROWS
+    output.print_one(found, partial(_tell_summary, limit), as_json=arguments.json)
+    return status
+
+
+def _tell_summary(limit: int, found: answers.Summary) -> None:
     chatter = output.chatter()
     if not found.rows:
         chatter.print("The queue holds no such delivery.")
-        return output.completeness(end)
+        return
     output.console().print(summary_table(found, limit))
     if len(found.rows) > limit:
         chatter.print(f"… and {len(found.rows) - limit:,} more (--limit 0 shows them all).")
@@ -281,7 +253,6 @@ def summary(arguments: Namespace) -> int:
         chatter.print(
             f"Estimated from one delivery in {found.every}; --exact counts all, which takes longer."
         )
-    return output.completeness(end)
 
 
 def summary_table(found: answers.Summary, limit: int) -> Table:

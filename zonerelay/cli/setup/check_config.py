@@ -91,8 +91,15 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         for at, row in enumerate(getattr(settings, table)):
             _patterns(getattr(row, key), (table, at, key), report)
     for at, rewrite in enumerate(settings.rewrite):
-        _target(rewrite.to, ("rewrite", at, "to"), report)
-    _backoff(settings.retry.backoff, report)
+        from zonerelay.inbound.state.rewriting import target
+
+        with report.refusing(("rewrite", at, "to"), ValueError):
+            target(rewrite.to)
+    if settings.retry.backoff:
+        from zonerelay.queue.settle.retry import load_backoff
+
+        with report.refusing(("retry", "backoff"), ValueError):
+            load_backoff(settings.retry.backoff)
     notes += [*_open_secrets(settings), *try_secrets(settings, os.environ, report)]
     _outbox(settings, report)
     notes += _dkim(settings, report)
@@ -102,21 +109,17 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
 
 def _admin(admin: AdminSettings, report: Report) -> list[str]:
     if admin.token_file is not None:
-        try:
+        with report.refusing(("admin", "token_file"), IdentitiesError):
             read_token_file(admin.token_file)
-        except IdentitiesError as error:
-            report.refuse(("admin", "token_file"), str(error))
     if admin.certificate is None:
         return []
     from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
 
     key = admin.key or admin.certificate
-    try:
+    with report.refusing(("admin", "certificate"), CertificateError):
         pair = read_pair(admin.certificate, key)
-    except CertificateError as error:
-        report.refuse(("admin", "certificate"), str(error))
-        return []
-    return [f"admin.{note}" for note in _about(pair, admin.certificate, key, set())]
+        return [f"admin.{note}" for note in _about(pair, admin.certificate, key, set())]
+    return []
 
 
 def _open_secrets(settings: Settings) -> Iterator[str]:
@@ -175,21 +178,19 @@ def _about(pair: CertificatePair, certificate: Path, key: Path, taken: set[str])
 
 
 def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
-    file = user_limits.file_beside(settings.auth.credentials)
-    try:
+    file, path = user_limits.file_beside(settings.auth.credentials), ("auth", "credentials")
+    found = None
+    with report.refusing(path, CredentialsError):
         found = user_limits.read(file)
-    except CredentialsError as error:
-        report.refuse(("auth", "credentials"), str(error))
+    if found is None:
         return
     named: dict[str, user_limits.UserLimits] = {}
     for user in found.users():
-        try:
+        with report.refusing(path, CredentialsError):
             named[f"the user {user}"] = found.own(user)
-        except CredentialsError as error:
-            report.refuse(("auth", "credentials"), str(error))
     for name, each in {**named, "[default]": found.default}.items():
         for problem in _unmatchable(each.recipients):
-            report.refuse(("auth", "credentials"), f"{file}: a recipient of {name}: {problem}")
+            report.refuse(path, f"{file}: a recipient of {name}: {problem}")
         zones = {zone.name for zone in settings.zone}
         for zone in each.zones:
             if zone not in zones:
@@ -221,15 +222,6 @@ def _patterns(patterns: Iterable[str], path: KeyPath, report: Report) -> None:
             report.refuse((*path, at), problem)
 
 
-def _target(to: str, path: KeyPath, report: Report) -> None:
-    from zonerelay.inbound.state.rewriting import target
-
-    try:
-        target(to)
-    except ValueError as error:
-        report.refuse(path, str(error))
-
-
 def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
     from zonerelay.routing.zones.address_patterns import AddressPatterns
 
@@ -249,16 +241,12 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
 
     context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
     if listener.authenticator:
-        try:
+        with report.refusing((*path, "authenticator"), ValueError):
             load_authenticator(listener.authenticator, context)
-        except ValueError as error:
-            report.refuse((*path, "authenticator"), str(error))
-    if not listener.policy:
-        return []
-    try:
-        policy = load_policy(listener.policy, context)
-    except ValueError as error:
-        report.refuse((*path, "policy"), str(error))
+    policy = None
+    with report.refusing((*path, "policy"), ValueError):
+        policy = load_policy(listener.policy, context) if listener.policy else None
+    if policy is None:
         return []
     try:
         closing = policy.close()
@@ -276,17 +264,6 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
     return []
 
 
-def _backoff(function: str, report: Report) -> None:
-    if not function:
-        return
-    from zonerelay.queue.settle.retry import load_backoff
-
-    try:
-        load_backoff(function)
-    except ValueError as error:
-        report.refuse(("retry", "backoff"), str(error))
-
-
 def _outbox(settings: Settings, report: Report) -> None:
     """Check the keys of [outbox]. No connection is made."""
     if not settings.outbox.keys:
@@ -295,10 +272,8 @@ def _outbox(settings: Settings, report: Report) -> None:
     from zonerelay.outbox.database.passwords import PasswordError, read_key
 
     for at, reference in enumerate(settings.outbox.keys):
-        try:
+        with report.refusing(("outbox", "keys", at), SecretError, PasswordError):
             read_key(read_secret(reference, os.environ))
-        except (SecretError, PasswordError) as error:
-            report.refuse(("outbox", "keys", at), str(error))
 
 
 def _dkim(settings: Settings, report: Report) -> list[str]:
@@ -311,17 +286,13 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
     from zonerelay.worker.tables import build_dkim_keys
 
     notes: list[str] = []
-    sound = True
     for at, entry in enumerate(settings.dkim):
-        option = f"dkim[{at}].key_file"
-        try:
+        with report.refusing(("dkim", at, "key_file"), ValueError, OSError):
             read_key(entry.key_file, read_key_file)
             if is_public(entry.key_file):
-                notes.append(f"{option}: every user of this machine can read {entry.key_file}: chmod o-r it")
-        except (ValueError, OSError) as error:
-            sound = False
-            report.refuse(("dkim", at, "key_file"), str(error))
-    if sound:
+                what = f"every user of this machine can read {entry.key_file}: chmod o-r it"
+                notes.append(f"dkim[{at}].key_file: {what}")
+    if report.sound("dkim"):
         keys = build_dkim_keys(settings)
         assert keys is not None
         notes += keys.advice(time.time())

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.relay import load_settings
@@ -94,11 +95,7 @@ def check(arguments: Namespace) -> int:
     now = time.time()
     found = asyncio.run(_look_up(settings, keys.entries))
     rows = [_checked(entry, finding, now) for entry, finding in zip(keys.entries, found, strict=True)]
-    if arguments.json:
-        for row in rows:
-            output.print_line(row)
-    else:
-        _print_table(rows)
+    output.print_rows(rows, _table, "", as_json=arguments.json)
     return FAILED if any(_is_wrong(row) for row in rows) else OK
 
 
@@ -201,7 +198,7 @@ def _style(row: CheckedKey) -> str:
     return "green" if row.status is RecordStatus.OK else ""
 
 
-def _print_table(rows: Sequence[CheckedKey]) -> None:
+def _table(rows: Sequence[CheckedKey]) -> Table:
     cells = [
         (
             row.option,
@@ -214,4 +211,4 @@ def _print_table(rows: Sequence[CheckedKey]) -> None:
         for row in rows
     ]
     columns = ["key", "record", "algorithm", "signs", "status", "what is wrong"]
-    output.console().print(output.table(columns, cells, cut=("what is wrong",)))
+    return output.table(columns, cells, cut=("what is wrong",))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
+from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.relay import load_needed
@@ -40,7 +42,8 @@ def token(arguments: Namespace) -> int:
                 until = f"expires {text.when(expires)}" if expires else "does not expire"
                 say(f"Token {added.name} with scope {added.scope} {until}. It is not shown again.")
             case "list":
-                _list(identities.read(path), as_json=arguments.json)
+                nothing = "There are no tokens: zonerelay token add NAME --scope read makes one."
+                output.print_rows(identities.read(path), _table, nothing, as_json=arguments.json)
             case "remove":
                 identities.remove(path, arguments.name)
                 say(f"Token {arguments.name} was removed: the next request with it is refused.")
@@ -63,14 +66,7 @@ def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
         raise CliError(f"the user {user} is not in {path}; add it with: zonerelay user add {user}")
 
 
-def _list(tokens: tuple[Token, ...], *, as_json: bool) -> None:
-    if as_json:
-        for each in tokens:
-            output.print_line(each)
-        return
-    if not tokens:
-        output.chatter().print("There are no tokens: zonerelay token add NAME --scope read makes one.")
-        return
+def _table(tokens: Sequence[Token]) -> Table:
     now = time.time()
     rows = []
     for each in tokens:
@@ -79,4 +75,4 @@ def _list(tokens: tuple[Token, ...], *, as_json: bool) -> None:
         if over:
             expires = Text(f"{expires} (over)", style="red")
         rows.append([each.name, each.scope, each.user or "-", text.when(each.created), expires])
-    output.console().print(output.table(["name", "scope", "user", "made", "expires"], rows))
+    return output.table(["name", "scope", "user", "made", "expires"], rows)

@@ -19,10 +19,11 @@ import secrets
 import stat
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from rich.table import Table
 
 from zonerelay.cli.relay import load_needed, load_settings
 from zonerelay.cli.terminal import output, text
@@ -73,10 +74,10 @@ _IN_THE_LINE = ("senders", "priority")
 def user(arguments: Namespace) -> int:
     path = arguments.file or load_needed(arguments.config, "auth").auth.credentials
     with refused(CredentialsError):
-        status = _VERBS[arguments.verb](arguments, path)
+        _VERBS[arguments.verb](arguments, path)
     for file in (path, user_limits.file_beside(path)):
         _say_when_nearly_full(file)
-    return status
+    return OK
 
 
 def _say_when_nearly_full(file: Path) -> None:
@@ -87,7 +88,7 @@ def _say_when_nearly_full(file: Path) -> None:
         _say(f"{file} is nearly full: it has {size:,} of the {most:,} bytes that a relay reads.")
 
 
-def _add(arguments: Namespace, path: Path) -> int:
+def _add(arguments: Namespace, path: Path) -> None:
     name = _new_name(arguments.name)
     senders = _senders(arguments.sender)
     priority = Priority(arguments.priority) if arguments.priority else None
@@ -105,13 +106,10 @@ def _add(arguments: Namespace, path: Path) -> int:
     _say(f"User {text.clean(name)} was added to {path}.")
     _show(arguments, password)
     _advise(path, made=made)
-    return OK
 
 
-def _passwd(arguments: Namespace, path: Path) -> int:
-    name = prepare_user(arguments.name)
-    if name not in _users(path):
-        raise _unknown(name, path)
+def _passwd(arguments: Namespace, path: Path) -> None:
+    name = _known(arguments, path).name
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
@@ -124,40 +122,37 @@ def _passwd(arguments: Namespace, path: Path) -> int:
     _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
     _show(arguments, password)
     _advise(path, made=False)
-    return OK
 
 
-def _remove(arguments: Namespace, path: Path) -> int:
-    name = prepare_user(arguments.name)
-
-    _users(path)  # before the file is locked, because the error about a missing file is more helpful
+def _remove(arguments: Namespace, path: Path) -> None:
+    name = _known(arguments, path).name
     _change(path, name, lambda _: None)
     _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
-    return OK
 
 
-def _list(arguments: Namespace, path: Path) -> int:
-    users = sorted(_users(path).values(), key=lambda user: user.name)
-    if arguments.json:
-        for each in users:
-            output.print_line(UserRow(name=each.name, senders=each.senders, priority=each.priority or ""))
-    elif users:
-        rows = [
-            (text.clean(each.name), ", ".join(map(text.clean, each.senders)) or "any", each.priority or "")
-            for each in users
-        ]
-        output.console().print(output.table(["user", "senders", "priority"], rows, cut=("senders",)))
-    else:
-        _say(f"{path} has no users yet: zonerelay user add NAME makes one.")
-    return OK
+def _list(arguments: Namespace, path: Path) -> None:
+    rows = [
+        UserRow(name=each.name, senders=each.senders, priority=each.priority or "")
+        for each in sorted(_users(path).values(), key=lambda user: user.name)
+    ]
+    nothing = f"{path} has no users yet: zonerelay user add NAME makes one."
+    output.print_rows(rows, _table, nothing, as_json=arguments.json)
 
 
-def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
+def _table(users: Sequence[UserRow]) -> Table:
+    rows = ((text.clean(each.name), _senders_of(each), each.priority) for each in users)
+    return output.table(["user", "senders", "priority"], rows, cut=("senders",))
+
+
+def _senders_of(user: UserRow | UserDetail) -> str:
+    return ", ".join(map(text.clean, user.senders)) or "any"
+
+
+def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
     """Set options of a user. Senders and priority are in the user's line of the credentials file, the limits
     in the file next to it.
     """
-    name = prepare_user(arguments.name)
-    _users(path)
+    name = _known(arguments, path).name
     own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
     others = [each for each in assignments if each not in own]
 
@@ -177,7 +172,6 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
     _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
     if others:
         _advise(user_limits.file_beside(path), made=False)
-    return OK
 
 
 def _change(
@@ -196,7 +190,7 @@ def _change(
     change_user(path, name, known, user_limits.change_beside(path, name, change_rails))
 
 
-def _default(arguments: Namespace, path: Path) -> int:
+def _default(arguments: Namespace, path: Path) -> None:
     """Set the default limits. Without assignments, print the limits of all users that have none of
     their own.
     """
@@ -204,19 +198,16 @@ def _default(arguments: Namespace, path: Path) -> int:
     if not arguments.assignment:
         lines = user_limits.lines_of(user_limits.read(file, whole=True).default)
         print("\n".join(lines) or "There are none: every user may do what its own guard rails say.")
-        return OK
+        return
     _users(path)
     with refused(ValueError, after="; nothing was changed", status=USAGE):
         user_limits.change_default(path, arguments.assignment)
     _say(f"The default was changed: {', '.join(arguments.assignment)}. It counts from the next message.")
     _advise(file, made=False)
-    return OK
 
 
-def _rotate(arguments: Namespace, path: Path) -> int:
-    name = prepare_user(arguments.name)
-    if name not in _users(path):
-        raise _unknown(name, path)
+def _rotate(arguments: Namespace, path: Path) -> None:
+    name = _known(arguments, path).name
     if _rails(path, name).second_hash:
         raise _rotating(name)
     password = new_password(arguments, name)
@@ -232,12 +223,10 @@ def _rotate(arguments: Namespace, path: Path) -> int:
     _say(f"{shown} has two passwords now. zonerelay user rotate {shown} --finish ends the old one.")
     _show(arguments, password)
     _advise(user_limits.file_beside(path), made=False)
-    return OK
 
 
-def _finish_rotation(arguments: Namespace, path: Path) -> int:
-    name = prepare_user(arguments.name)
-    _users(path)
+def _finish_rotation(arguments: Namespace, path: Path) -> None:
+    name = _known(arguments, path).name
     hashed = _rails(path, name).second_hash
     if not hashed:
         raise CliError(
@@ -251,14 +240,11 @@ def _finish_rotation(arguments: Namespace, path: Path) -> int:
 
     _change(path, name, lambda there: dataclasses.replace(there, hash=hashed), drop)
     _say(f"The old password of {text.clean(name)} is refused from now on.")
-    return OK
 
 
-def _show_user(arguments: Namespace, path: Path) -> int:
-    name = prepare_user(arguments.name)
-    found = _users(path).get(name)
-    if found is None:
-        raise _unknown(name, path)
+def _show_user(arguments: Namespace, path: Path) -> None:
+    found = _known(arguments, path)
+    name = found.name
     there = _rails(path, name)
     usage, problem = ({}, "") if arguments.file else _usage(load_settings(arguments.config), name)
     row = UserDetail(
@@ -272,10 +258,10 @@ def _show_user(arguments: Namespace, path: Path) -> int:
     )
     if arguments.json:
         output.print_line(row)
-        return OK
+        return
     rows: list[tuple[str, str]] = [
         ("user", text.clean(name)),
-        ("senders", ", ".join(map(text.clean, found.senders)) or "any"),
+        ("senders", _senders_of(row)),
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: rotation not finished" if there.second_hash else "1"),
     ]
@@ -288,7 +274,6 @@ def _show_user(arguments: Namespace, path: Path) -> int:
     if problem:
         rows.append(("usage", f"unknown: {problem}"))
     output.console().print(output.facts(rows))
-    return OK
 
 
 def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
@@ -338,6 +323,15 @@ def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
     return credentials.read(path, whole=True)
 
 
+def _known(arguments: Namespace, path: Path) -> User:
+    """Return the user that the command names, before the file is locked: its errors are more helpful."""
+    name = prepare_user(arguments.name)
+    found = _users(path).get(name)
+    if found is None:
+        raise _unknown(name, path)
+    return found
+
+
 def _new_name(name: str) -> str:
     name = prepare_user(name)
     with refused(ValueError, status=USAGE):
@@ -380,7 +374,9 @@ def _advise(path: Path, *, made: bool) -> None:
     elif _service_can_read(found) is False:
         _say(f"The user {SERVICE_USER} cannot read it: chgrp {SERVICE_USER} {path}; chmod 640 {path}")
     elif made:
-        owner, group = _name_of_user(found.st_uid), _name_of_group(found.st_gid)
+        owner, group = str(found.st_uid), str(found.st_gid)
+        with contextlib.suppress(KeyError):  # in a container they may have no names
+            owner, group = path.owner(), path.group()
         _say(f"{path} can be read by {owner} and the group {group}: the relay's user has to be one of them.")
 
 
@@ -394,18 +390,6 @@ def _service_can_read(found: os.stat_result) -> bool | None:
         return bool(found.st_mode & stat.S_IRUSR)
     groups = {service.pw_gid, *(group.gr_gid for group in grp.getgrall() if SERVICE_USER in group.gr_mem)}
     return found.st_gid in groups and bool(found.st_mode & stat.S_IRGRP)
-
-
-def _name_of_user(uid: int) -> str:
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return str(uid)
-
-
-def _name_of_group(gid: int) -> str:
-    with contextlib.suppress(KeyError):
-        return grp.getgrgid(gid).gr_name
-    return str(gid)
 
 
 MIN_PASSWORD = 8
@@ -451,7 +435,7 @@ def _checked(password: str, name: str) -> str:
     return prepared
 
 
-_VERBS: dict[str, Callable[[Namespace, Path], int]] = {
+_VERBS: dict[str, Callable[[Namespace, Path], None]] = {
     "add": _add,
     "passwd": _passwd,
     "list": _list,

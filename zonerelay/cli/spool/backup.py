@@ -33,7 +33,7 @@ import msgspec
 from zonerelay import __version__, durable
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.spool.exchange import check_rooms, loading
+from zonerelay.cli.spool.exchange import MailCounts, check_room, check_rooms, loading, write_mail
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
@@ -44,10 +44,10 @@ from zonerelay.store.contract import QueueView, Store, StoredKey, StoreError
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import KEYS, is_shared
 from zonerelay.transfer import files
-from zonerelay.transfer.export import export, survey
+from zonerelay.transfer.export import survey
 from zonerelay.transfer.loader import ImportResult
 from zonerelay.transfer.register import ImportRegister
-from zonerelay.transfer.stored import TransferError, UnusableMessage
+from zonerelay.transfer.stored import TransferError
 
 FORMAT = 1
 _DESCRIPTION = "backup.json"
@@ -56,10 +56,9 @@ _KEYS = ".keys"
 _PAGE = 256 * 1024
 
 
-class BackupDescription(msgspec.Struct, kw_only=True):
+class BackupDescription(MailCounts, kw_only=True):
     """The description of a backup, in `backup.json`. `made` is the Unix time whose state the backup contains.
-    `files` maps names to SHA-256 hashes. `unusable` counts messages that could not be read, and `missing`
-    names files in the spool's directory that could not.
+    `files` maps names to SHA-256 hashes. `missing` names files in the spool's directory that could not.
     """
 
     format: int = FORMAT
@@ -67,11 +66,8 @@ class BackupDescription(msgspec.Struct, kw_only=True):
     made: float
     hostname: str
     backend: str
-    messages: int = 0
-    deliveries: int = 0
-    unusable: int = 0
     missing: list[str] | msgspec.UnsetType = msgspec.UNSET
-    files: dict[str, str] = {}
+    files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class _BackupFormat(msgspec.Struct):
@@ -124,12 +120,15 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
             )
             for worker in spools(settings.spool)
         ]
-        _check_room(draft, home_files.octets_of(settings) + sum([await _octets(each) for each in views]))
+        now, octets = time.time(), home_files.octets_of(settings)
+        everything = FilterMatcher(QueueFilter(), now)
+        octets += sum([(await survey(each, everything, now)).octets for each in views])
+        check_room(octets, draft.parent, 0)
         for number, store in enumerate(views):
             # Keys first: the message of a key that arrives later would not be in the backup.
             await _export_keys(store, draft / f"{number:02d}{_KEYS}")
             with files.writing(draft / f"{number:02d}.tar") as target:
-                await _export(store, description, target)
+                await write_mail("backup", store, everything, now=now, target=target, done=description)
     carried = home_files.save(settings, draft / _HOME)
     carried.tell()
     if carried.lost:
@@ -139,34 +138,6 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
         draft / _DESCRIPTION, msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
     )
     return description
-
-
-async def _octets(store: QueueView) -> int:
-    now = time.time()
-    return (await survey(store, FilterMatcher(QueueFilter(), now), now)).octets
-
-
-def _check_room(draft: Path, octets: int) -> None:
-    """Raise StoreError if the disk does not have enough free space."""
-    if octets > (free := shutil.disk_usage(draft).free):
-        raise StoreError(f"{draft.parent} requires {text.size(octets)}, but only {text.size(free)} are free")
-
-
-async def _export(store: QueueView, description: BackupDescription, target: files.Target) -> None:
-    now = time.time()
-    everything = FilterMatcher(QueueFilter(), now)
-    meant = await survey(store, everything, now)
-    with output.progress("backup") as reach:
-
-        def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
-            description.messages += deliveries > 0
-            description.deliveries += deliveries
-            if skipped is not None:
-                description.unusable += 1
-                output.chatter().print(f"{skipped.name}: not in the backup: {skipped.why}")
-            reach(description.messages, max(len(meant.ids), description.messages))
-
-        await export(store, meant, everything, now, target, saw=saw)
 
 
 class _StoredKeyLine(msgspec.Struct):
@@ -250,7 +221,8 @@ async def _restore(
     """
     under_way = home / f"restore-{description.made:.0f}"
     async with opened(settings) as store:
-        if not under_way.exists() and (await store.queues() or await _left_over(settings, store)):
+        left_over = "" if is_shared(settings.spool) else await store.left_over()
+        if not under_way.exists() and (left_over or await store.queues()):
             raise CliError(
                 "the spool is not empty: a backup can be restored only into an empty spool. To add its "
                 f"mail to a queue, import it: zonerelay spool import {source / '00.tar'}",
@@ -268,10 +240,6 @@ async def _restore(
     # A removal that is lost in a crash would let a later restore continue this one instead of starting.
     durable.sync_directory(home)
     return loaded.messages, loaded.deliveries, loaded.unusable + len(carried.lost)
-
-
-async def _left_over(settings: Settings, store: Store) -> str:
-    return "" if is_shared(settings.spool) else await store.left_over()
 
 
 async def _load(

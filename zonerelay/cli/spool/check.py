@@ -69,10 +69,7 @@ def check(arguments: Namespace) -> int:
         counts={fault.value: count for fault, count in sorted(findings.counts.items())},
         findings=findings.kept,
     )
-    if arguments.json:
-        output.print_document(report)
-    else:
-        _print(report)
+    output.print_one(report, _print, as_json=arguments.json)
     return OK if report.clean else FAILED
 
 

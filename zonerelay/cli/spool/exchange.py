@@ -31,7 +31,7 @@ from zonerelay.queue.operator.filters import FilterMatcher
 from zonerelay.queue.orders.order import Order, OrderTable, Subject
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import Store, StoreError
+from zonerelay.store.contract import QueueView, Store, StoreError
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import export, files, others
 from zonerelay.transfer.loader import ImportResult, Loader
@@ -41,13 +41,18 @@ from zonerelay.transfer.stored import Source, TransferError, UnusableMessage
 _BRACKETS = str.maketrans("", "", "[] ")
 
 
-class ExportResult(msgspec.Struct):
-    """The result of `spool export --json`. `suspended` counts deliveries that were exported as held."""
+class MailCounts(msgspec.Struct):
+    """What was written. `unusable` counts messages that could not be."""
 
     messages: int = 0
     deliveries: int = 0
-    suspended: int = 0
     unusable: int = 0
+
+
+class ExportResult(MailCounts):
+    """The result of `spool export --json`. `suspended` counts deliveries that were exported as held."""
+
+    suspended: int = 0
 
 
 def export_to(arguments: Namespace) -> int:
@@ -86,21 +91,35 @@ async def _export(
 
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
-            meant = await export.survey(store, matcher, now)
-            with output.progress("Exporting") as reach:
-
-                def saw(
-                    deliveries: int, skipped: UnusableMessage | None, reach: output.Reach = reach
-                ) -> None:
-                    done.messages += deliveries > 0
-                    done.deliveries += deliveries
-                    if skipped is not None:
-                        done.unusable += 1
-                        _tell(skipped)
-                    reach(done.messages, len(meant.ids))  # noqa: B023 - used in this round
-
-                await export.export(store, meant, matcher, now, target, saw=saw, change=held)
+            await write_mail("Exporting", store, matcher, now=now, target=target, done=done, change=held)
     return done
+
+
+async def write_mail(
+    title: str,
+    store: QueueView,
+    matcher: FilterMatcher,
+    *,
+    now: float,
+    target: files.Target,
+    done: MailCounts,
+    change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
+) -> None:
+    """Write the matching mail of one store, and report the progress and each message that cannot be
+    written.
+    """
+    meant = await export.survey(store, matcher, now)
+    with output.progress(title) as reach:
+
+        def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
+            done.messages += deliveries > 0
+            done.deliveries += deliveries
+            if skipped is not None:
+                done.unusable += 1
+                _tell(skipped)
+            reach(done.messages, max(len(meant.ids), done.messages))
+
+        await export.export(store, meant, matcher, now, target, saw=saw, change=change)
 
 
 def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:

@@ -33,6 +33,7 @@ import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -129,10 +130,7 @@ def migrate(arguments: Namespace) -> int:
         kept=beside_spool.kept,
         lost=beside_spool.lost,
     )
-    if arguments.json:
-        output.print_document(done)
-    else:
-        _print(done, process)
+    output.print_one(done, partial(_print, process), as_json=arguments.json)
     return FAILED if done.left or done.unusable or done.lost else OK
 
 
@@ -214,11 +212,6 @@ def _translated() -> Iterator[None]:
     except KeyboardInterrupt:
         output.chatter().print("Interrupted. Mail may be held in both queues: run it again to go on.")
         raise
-
-
-def _workers_of(settings: Settings) -> int:
-    """Return the number of workers of the relay that runs here. Raise ControlError if it does not answer."""
-    return max(1, len(client_of(settings).ask(Status(), RelayStatus).workers))
 
 
 def _confirm_orders(target: Settings, wanted: set[str]) -> None:
@@ -307,7 +300,8 @@ class _MigrationRun:
         # A relay of a private target reads the suspensions at its start, before it has the mail.
         runs = bool(wanted) and _may_run(target) and answers(control_socket_path(target))
         if wanted and _may_run(target):
-            await self._refuse_company(_workers_of(target) if runs else 0, wanted)
+            own = max(1, len(client_of(target).ask(Status(), RelayStatus).workers)) if runs else 0
+            await self._refuse_company(own, wanted)
         carried = home_files.bring_along(source, target, records=False)
         if runs:
             _confirm_orders(target, wanted)
@@ -407,7 +401,7 @@ class _MigrationRun:
         self._reach(int(self._seen), max(int(self._seen), self._total))
 
 
-def _print(done: MigrationSummary, process: int) -> None:
+def _print(process: int, done: MigrationSummary) -> None:
     print(
         f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} moved, and compared"
         f" on both sides: {text.size(done.octets)} in {done.seconds:.1f} s."

@@ -80,34 +80,29 @@ def repair(arguments: Namespace) -> int:
         repeats=[line for each in done for line in each.repeats],
         noted=[line for each in done for line in each.noted],
     )
-    if arguments.json:
-        output.print_document(report)
-    else:
-        _print(report)
+    output.print_one(report, _print, as_json=arguments.json)
     return FAILED if report.lost or report.more_lost else OK
 
 
 def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) -> RepairResult:
-    writer = _Salvage(salvage) if carry_out else None
+    def add(salvaged: SalvagedMessage) -> None:
+        """Write one message to the salvage directory, which is created with its first file; every file is
+        synced. Raise OSError if that fails. A preview salvages nothing.
+        """
+        if carry_out:
+            place = salvage if salvaged.is_whole else salvage / "incomplete"
+            durable.make_directory(place)
+            durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())
+            durable.write(place / f"{salvaged.message_id}.json", _description(salvaged))
+
     with output.progress("repairing" if carry_out else "looking", octets=True) as reach:
         try:
             return asyncio.run(
-                repair_spool(
-                    settings,
-                    worker,
-                    writer.add if writer is not None else _leave,
-                    reach,
-                    carry_out=carry_out,
-                    environment=os.environ,
-                )
+                repair_spool(settings, worker, add, reach, carry_out=carry_out, environment=os.environ)
             )
         except (StoreError, OSError) as error:
             place = place_of_queue(settings) or spool_of(settings.spool, worker).path
             raise CliError(f"{place} cannot be repaired: {error}", USAGE) from error
-
-
-def _leave(salvaged: SalvagedMessage) -> None:
-    """Do nothing: a preview salvages nothing."""
 
 
 class _IncompleteMessage(msgspec.Struct, omit_defaults=True):
@@ -118,22 +113,6 @@ class _IncompleteMessage(msgspec.Struct, omit_defaults=True):
     message: msgspec.Raw
     deliveries: tuple[Delivery, ...]
     recipients_unknown: tuple[str, ...]
-
-
-class _Salvage:
-    """Writes messages that cannot be repaired to the salvage directory. The directory is created with its
-    first file; every file is synced.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def add(self, salvaged: SalvagedMessage) -> None:
-        """Write one message. Raise OSError if that fails."""
-        place = self._directory if salvaged.is_whole else self._directory / "incomplete"
-        durable.make_directory(place)
-        durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())
-        durable.write(place / f"{salvaged.message_id}.json", _description(salvaged))
 
 
 def _description(salvaged: SalvagedMessage) -> bytes:

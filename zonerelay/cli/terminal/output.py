@@ -23,6 +23,7 @@ from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.text import clean_lines
 
 if TYPE_CHECKING:
+    from zonerelay.control.client import ControlClient
     from zonerelay.operations.answers import EndFrame
 
 PIPE_WIDTH = 100_000
@@ -157,23 +158,34 @@ def progress(text: str, *, octets: bool = False, enabled: bool = True) -> Iterat
             bar.stop()
 
 
-def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
-    """Return a function that takes each frame of an answer and counts it as progress or as one more
-    result.
+@contextlib.contextmanager
+def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
+    """Show the progress of an answer. Yield a function that takes each of its frames, and counts it as
+    progress or as one more result.
     """
     from zonerelay.operations.answers import Progress
 
     done = total = 0
+    with progress(title) as reach:
 
-    def saw(frame: msgspec.Struct) -> None:
-        nonlocal done, total
-        if isinstance(frame, Progress):
-            done, total = max(done, frame.done), frame.total
-        elif not total:
-            done += 1
-        reach(done, total)
+        def saw(frame: msgspec.Struct) -> None:
+            nonlocal done, total
+            if isinstance(frame, Progress):
+                done, total = max(done, frame.done), frame.total
+            elif not total:
+                done += 1
+            reach(done, total)
 
-    return saw
+        yield saw
+
+
+def answered(client: ControlClient, request: msgspec.Struct, answer: type[S], title: str) -> tuple[S, int]:
+    """Send a request and show its progress. Return its answer, and the exit status, which tells whether all
+    parts of the relay have answered.
+    """
+    with frames_seen(title) as saw:
+        found, end = client.answered(request, answer, saw)
+    return found, completeness(end)
 
 
 def completeness(end: EndFrame) -> int:
@@ -207,14 +219,21 @@ def print_line(row: msgspec.Struct, stream: TextIO | None = None) -> None:
 def print_rows(
     rows: Sequence[S], table_of: Callable[[Sequence[S]], Table], nothing: str, *, as_json: bool
 ) -> None:
-    """Print rows as a table, as JSON lines with `--json`, or print `nothing` if there are none."""
-    if as_json:
-        for row in rows:
-            print_line(row)
-    elif rows:
+    """Print rows as a table, or as JSON lines with `--json`. If there are none, tell the user `nothing`."""
+    for row in rows if as_json else ():
+        print_line(row)
+    if rows and not as_json:
         console().print(table_of(rows))
-    else:
+    elif not rows and nothing:
         chatter().print(nothing)
+
+
+def print_one(answer: S, tell: Callable[[S], object], *, as_json: bool) -> None:
+    """Print an answer as a JSON document with `--json`, or call `tell` to print it for people."""
+    if as_json:
+        print_document(answer)
+    else:
+        tell(answer)
 
 
 def print_answer(answer: msgspec.Struct, words: str, *, as_json: bool) -> None:
