@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
+from tests.support.smtp_client import TO_DATA, connected
 from zonerelay.store.contract import CHUNK_SIZE
 
 MB = 1024 * 1024
@@ -18,32 +18,18 @@ MB = 1024 * 1024
 
 async def submit(port: int, body: bytes | int, *, piece: int = 1 << 20) -> str:
     """Send one message over a raw connection, dot-stuffed; an integer sends that many octets of filler."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-
-    async def reply() -> str:
-        while True:
-            line = await reader.readuntil(b"\r\n")
-            if line[3:4] != b"-":
-                return line.decode()
-
-    await reply()
-    for command in ("EHLO c", "MAIL FROM:<a@example.org>", "RCPT TO:<b@example.com>", "DATA"):
-        writer.write(f"{command}\r\n".encode())
-        await reply()
-    if isinstance(body, int):
-        line = b"y" * 78 + b"\r\n"
-        block = line * (piece // len(line))
-        writer.write(b"Subject: large\r\n\r\n")
-        for _ in range(body // len(block)):
-            writer.write(block)
-            await writer.drain()
-    else:
-        writer.write(body.replace(b"\r\n.", b"\r\n.."))
-    writer.write(b".\r\n")
-    answer = await reply()
-    writer.close()
-    await writer.wait_closed()
-    return answer
+    async with connected(port, *TO_DATA) as client:
+        if isinstance(body, int):
+            line = b"y" * 78 + b"\r\n"
+            block = line * (piece // len(line))
+            client.write(b"Subject: large\r\n\r\n")
+            for _ in range(body // len(block)):
+                client.write(block)
+                await client.writer.drain()
+        else:
+            client.write(body.replace(b"\r\n.", b"\r\n.."))
+        client.write(b".\r\n")
+        return (await client.reply()).decode()
 
 
 def message(size: int, tail: bytes) -> bytes:
@@ -112,21 +98,15 @@ async def test_a_large_message_passes_in_flat_memory(tmp_path: Path, megabytes: 
 async def test_a_stream_without_line_ends_is_refused_in_flat_memory(tmp_path: Path) -> None:
     with RelayProcess(tmp_path, next_hop="127.0.0.1:1", listener={"max_message_size": "1 MB"}) as relay:
         before = relay.peak_rss()
-        reader, writer = await asyncio.open_connection("127.0.0.1", relay.smtp_port)
-        assert (await reader.readuntil(b"\r\n")).startswith(b"220")
-        for command in (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>", b"DATA"):
-            writer.write(command + b"\r\n")
-            while (await reader.readuntil(b"\r\n"))[3:4] == b"-":
-                pass
         answer = b""
-        with contextlib.suppress(OSError):  # the relay may have had enough and closed, with more on the way
-            for _ in range(60):
-                writer.write(b"x" * MB)
-                await writer.drain()
-            writer.write(b"\r\n.\r\n")
-            await writer.drain()
-            answer = await reader.read(200)
-        writer.close()
+        async with connected(relay.smtp_port, *TO_DATA) as client:
+            with contextlib.suppress(OSError):  # the relay may have closed, with more on the way
+                for _ in range(60):
+                    client.write(b"x" * MB)
+                    await client.writer.drain()
+                client.write(b"\r\n.\r\n")
+                await client.writer.drain()
+                answer = await client.reader.read(200)
         growth = relay.peak_rss() - before
         print(f"peak memory grew by {growth / MB:.1f} MB; answer {answer!r}")
         assert growth < 10 * MB

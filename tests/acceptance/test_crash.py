@@ -16,6 +16,7 @@ from tests.support.accounts import Account
 from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.process import RelayFailed, RelayProcess
 from tests.support.sink import Sink
+from tests.support.smtp_client import connected
 from tests.support.submit import Submitter, tokens
 
 ROUNDS = int(os.environ.get("ROUNDS", "2"))
@@ -128,16 +129,10 @@ async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, s
         tmp_path, next_hop=f"127.0.0.1:{sink.port}", tables={"retry": {"schedule": ["2s"], "jitter": 0}}
     )
     with relay:
-        reader, writer = await asyncio.open_connection("127.0.0.1", relay.smtp_port)
-        assert (await reader.readline()).startswith(b"220")
-        for line in (b"EHLO c", b"MAIL FROM:<>", b"RCPT TO:<greylist@example.com>", b"DATA"):
-            writer.write(line + b"\r\n")
-            while (await reader.readline())[3:4] == b"-":
-                pass
-        writer.write(b"Subject: later\r\n\r\n.\r\n")
-        assert (await reader.readline()).startswith(b"250")
+        async with connected(relay.smtp_port, b"EHLO c") as client:
+            await client.say(b"MAIL FROM:<>", b"RCPT TO:<greylist@example.com>", b"DATA")
+            assert (await client.say(b"Subject: later\r\n\r\n.")).startswith(b"250")
         await asyncio.to_thread(relay.wait_for, lambda: len(relay.events("deferred")) == 1, what="deferred")
-        writer.close()
         await asyncio.to_thread(relay.restart)
         await sink.wait_for(1, timeout=20)
         await asyncio.to_thread(relay.wait_for, lambda: len(relay.events("delivered")) == 1, what="delivered")

@@ -15,76 +15,35 @@ import pytest
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
+from tests.support.smtp_client import TO_DATA, SmtpClient, connected
 from tests.support.submit import Submitter
 
 MB = 1024 * 1024
 SLOTS = 100
 MESSAGES = 120
 ROUNDS = 5
-IDLE = b"421 4.4.2 Timeout waiting for the client\r\n"
-BDAT = b"BDAT 100000 LAST\r\n"
-TO_DATA = (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>", b"DATA")
 
 
-class Client:
-    """A client that may misbehave: it writes what it is told to, when it is told to."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.longest_pause = 0.0
-
-    async def reply(self) -> bytes:
-        """A reply's last line; what the relay says before it hangs up counts too."""
-        while True:
-            line = await self.reader.readline()
-            if line[3:4] != b"-":
-                return line
-
-    async def say(self, *commands: bytes) -> bytes:
-        answer = b""
-        for command in commands:
-            self.writer.write(command + b"\r\n")
-            answer = await self.reply()
-        return answer
-
-    async def dribble(self, piece: bytes, every: float) -> None:
-        """Until the relay hangs up."""
-        written = time.monotonic()
-        with contextlib.suppress(OSError):
-            while not self.reader.at_eof():
-                self.longest_pause = max(self.longest_pause, time.monotonic() - written)
-                written = time.monotonic()
-                self.writer.write(piece)
-                await self.writer.drain()
-                await asyncio.sleep(every)
+async def dribble(client: SmtpClient) -> None:
+    """An octet a second, until the relay hangs up."""
+    with contextlib.suppress(OSError):
+        while not client.reader.at_eof():
+            client.write(b"x")
+            await client.writer.drain()
+            await asyncio.sleep(1.0)
 
 
 @asynccontextmanager
-async def client(relay: RelayProcess, *commands: bytes, source: str = LOOPBACK) -> AsyncIterator[Client]:
-    reader, writer = await asyncio.open_connection(LOOPBACK, relay.smtp_port, local_addr=(source, 0))
-    talk = Client(reader, writer)
-    try:
-        if commands:
-            assert (await talk.reply()).startswith(b"220")
-            await talk.say(*commands)
-        yield talk
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-
-@asynccontextmanager
-async def slow_clients(relay: RelayProcess, count: int) -> AsyncIterator[Sequence[Client]]:
+async def slow_clients(relay: RelayProcess, count: int) -> AsyncIterator[Sequence[SmtpClient]]:
     """Half of them inside a command, half inside DATA, an octet a second each."""
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for number in range(count):
             commands = TO_DATA if number % 2 else TO_DATA[:1]
-            clients.append(await stack.enter_async_context(client(relay, *commands)))
+            clients.append(await stack.enter_async_context(connected(relay.smtp_port, *commands)))
         tasks = []
         for each in clients:
-            tasks.append(asyncio.create_task(each.dribble(b"x", 1.0)))
+            tasks.append(asyncio.create_task(dribble(each)))
             await asyncio.sleep(1.0 / count)  # not all in the same moment
         yield clients
         for task in tasks:
@@ -114,7 +73,7 @@ async def test_slow_clients_on_all_slots_but_one_do_not_slow_the_one(tmp_path: P
         alone = await seconds_per_message(relay, sink, "alone")
         async with slow_clients(relay, SLOTS - 1) as slow:
             beside = await seconds_per_message(relay, sink, "beside")
-            async with client(relay, b"NOOP"), client(relay) as refused:
+            async with connected(relay.smtp_port), connected(relay.smtp_port, greeted=False) as refused:
                 assert (await refused.reply()).startswith(b"421"), "all slots are taken"
             assert not any(each.reader.at_eof() for each in slow), "they are within their rights so far"
         print(f"{alone * 1e3:.2f} ms a message alone, {beside * 1e3:.2f} ms beside {SLOTS - 1} slow clients")
@@ -123,12 +82,12 @@ async def test_slow_clients_on_all_slots_but_one_do_not_slow_the_one(tmp_path: P
 
 async def test_a_command_without_an_end_leaves_memory_flat(tmp_path: Path) -> None:
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:1") as relay:
-        async with client(relay, b"EHLO c") as talk:
+        async with connected(relay.smtp_port, b"EHLO c") as talk:
             before = relay.peak_rss()
             for _ in range(60):
-                talk.writer.write(b"x" * MB)
+                talk.write(b"x" * MB)
                 await talk.writer.drain()
-            assert await talk.say(b"") == b"500 5.5.2 Line too long\r\n"
+            assert await talk.say(b"") == b"500 5.5.2 Line too long"
             growth = relay.peak_rss() - before
             print(f"peak memory grew by {growth / MB:.1f} MB")
             assert growth < 4 * MB
@@ -145,11 +104,11 @@ async def test_headers_without_an_end_fill_no_more_memory_than_they_may(tmp_path
         turned_away = 0
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(200):
-                talk = await stack.enter_async_context(client(relay))
+                talk = await stack.enter_async_context(connected(relay.smtp_port, greeted=False))
                 if (await talk.reply()).startswith(b"421 4.3.2"):
                     turned_away += 1
                 elif (await talk.say(*TO_DATA)).startswith(b"354"):
-                    talk.writer.write(b"".join(b"X-%04d: %s\r\n" % (n, b"y" * 90) for n in range(2000)))
+                    talk.write(b"".join(b"X-%04d: %s\r\n" % (n, b"y" * 90) for n in range(2000)))
                     await talk.writer.drain()
             growth = relay.peak_rss() - before
             held = relay.metric("zonerelay_inbound_memory_bytes")
@@ -160,6 +119,6 @@ async def test_headers_without_an_end_fill_no_more_memory_than_they_may(tmp_path
         relay.wait_for(
             lambda: relay.metric("zonerelay_inbound_memory_bytes") < 1 * MB, what="memory is free again"
         )
-        async with client(relay, b"NOOP") as talk:
+        async with connected(relay.smtp_port) as talk:
             assert (await talk.say(b"NOOP")).startswith(b"250 ")
         assert relay.metric("zonerelay_inbound_refused_total", reason="memory") >= turned_away

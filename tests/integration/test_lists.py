@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.relay import relay_with, settings
+from tests.support.smtp_client import connected
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.inbound.cleanup.intake import LIST
 from zonerelay.model.delivery import Delivery
@@ -19,19 +20,11 @@ from zonerelay.store.common.body import BodyWriter
 
 async def submitted(port: int, recipients: int) -> bytes:
     """All recipients at once; the reply to the final dot."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, port)
-    await reader.readline()
-    writer.write(b"EHLO app.example.org\r\n")
-    while not (await reader.readline()).startswith(b"250 "):
-        pass
-    to = b"".join(b"RCPT TO:<u%d@example.com>\r\n" % number for number in range(recipients))
-    writer.write(b"MAIL FROM:<a@example.org>\r\n" + to + b"DATA\r\n")
-    while not (line := await reader.readline()).startswith(b"354"):
-        assert line.startswith(b"250"), line
-    writer.write(b"Subject: x\r\n\r\nx\r\n.\r\n")
-    reply = await reader.readline()
-    writer.close()
-    return reply
+    async with connected(port, b"EHLO app.example.org") as client:
+        to = b"".join(b"RCPT TO:<u%d@example.com>\r\n" % number for number in range(recipients))
+        client.write(b"MAIL FROM:<a@example.org>\r\n" + to + b"DATA\r\n")
+        assert await client.refusals(recipients + 2) == []
+        return await client.say(b"Subject: x\r\n\r\nx\r\n.")
 
 
 async def test_of_several_lists_one_is_stored_at_a_time(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.smtp_client import connected
 from zonerelay.capture.store import Capture
 from zonerelay.config.settings import CaptureSettings, Settings, SpoolSettings
 from zonerelay.model.clock import SystemClock
@@ -27,19 +29,14 @@ async def receiver(tmp_path: Path) -> AsyncIterator[tuple[CapturingSink, Capture
 
 async def talk(port: int, *commands: str) -> list[str]:
     """The replies, each without its other lines; it ends with "" when the connection does."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    replies = []
-    try:
-        for command in ("", *commands):
-            writer.write(f"{command}\r\n".encode() if command else b"")
-            while (line := await asyncio.wait_for(reader.readline(), 10)).decode()[3:4] == "-":
-                pass
-            replies.append(line.decode().rstrip())
-            if not line:
-                break
-    finally:
-        writer.close()
-    return replies[2:]
+    replies = [""]
+    async with connected(port) as client, asyncio.timeout(10):
+        with contextlib.suppress(EOFError):
+            for command in commands:
+                replies[-1] = (await client.say(command.encode())).decode()
+                replies.append("")
+            replies.pop()
+    return replies[1:]
 
 
 def mail(recipient: str, sender: str = "a@b.example") -> tuple[str, ...]:

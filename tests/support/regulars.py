@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.support.ports import LOOPBACK
+from tests.support.smtp_client import SmtpClient, connected
 
 
 class Regulars:
@@ -46,26 +46,19 @@ class Regulars:
             await asyncio.sleep(self._pause)
 
     async def _visit(self, token: str) -> None:
-        reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
-        try:
-            await self._expect(reader, b"220")
+        async with connected(self._port, greeted=False) as client:
+            await self._expect(client, b"220")
             for line in (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>"):
-                writer.write(line + b"\r\n")
-                await self._expect(reader, b"250")
-            writer.write(b"DATA\r\n")
-            await self._expect(reader, b"354")
-            writer.write(f"Subject: {token}\r\n\r\n.\r\n".encode())
-            await self._expect(reader, b"250")
+                client.write(line + b"\r\n")
+                await self._expect(client, b"250")
+            client.write(b"DATA\r\n")
+            await self._expect(client, b"354")
+            client.write(f"Subject: {token}\r\n\r\n.\r\n".encode())
+            await self._expect(client, b"250")
             self.acknowledged.add(token)
-            writer.write(b"QUIT\r\n")
-            await reader.read()
-        finally:
-            writer.close()
+            client.write(b"QUIT\r\n")
+            await client.reader.read()
 
-    async def _expect(self, reader: asyncio.StreamReader, code: bytes) -> None:
-        while True:
-            line = await reader.readuntil(b"\r\n")
-            if not line.startswith(code):
-                raise EOFError(line.decode())
-            if line[3:4] == b" ":
-                return
+    async def _expect(self, client: SmtpClient, code: bytes) -> None:
+        if not (reply := await client.reply()).startswith(code):
+            raise EOFError(reply.decode())

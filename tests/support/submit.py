@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tests.support.sink_conversation import Received
+from tests.support.smtp_client import SmtpClient, connected
 
 _TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
 
@@ -56,47 +57,28 @@ class Submitter:
 
     async def _session(self, left: Iterable[int]) -> None:
         with contextlib.suppress(OSError, EOFError):
-            reader, writer = await asyncio.open_connection(self._host, self._port)
-            try:
-                await self._reply(reader)
-                await self._command(reader, writer, b"EHLO client.test")
+            async with connected(self._port, b"EHLO client.test", host=self._host) as client:
                 for _ in left:
-                    await self._message(reader, writer)
-                await self._command(reader, writer, b"QUIT")
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
+                    await self._message(client)
+                await client.say(b"QUIT")
 
-    async def _message(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _message(self, client: SmtpClient) -> None:
         self._number += 1
         token = f"{self._prefix}-{self._number}"
         recipient = self._recipients[self._number % len(self._recipients)]
         for command in (b"MAIL FROM:<app@example.org>", f"RCPT TO:<{recipient}>".encode(), b"DATA"):
-            reply = await self._command(reader, writer, command)
+            reply = await client.say(command)
             if reply[:1] not in b"23":
                 self.replies[reply[:9]] += 1
                 if reply[:1] == b"4":
-                    await self._command(reader, writer, b"RSET")
+                    await client.say(b"RSET")
                 return
         header = f"From: app@example.org\r\nSubject: {token}\r\n\r\n".encode()
-        writer.write(header + self.body + b".\r\n")
-        reply = await self._reply(reader)
+        client.write(header + self.body + b".\r\n")
+        reply = await client.reply()
         self.replies[reply[:9]] += 1
         if reply.startswith(b"250"):
             self.ids[token] = reply.split()[-1].decode("ascii")
-
-    async def _command(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes
-    ) -> bytes:
-        writer.write(line + b"\r\n")
-        return await self._reply(reader)
-
-    async def _reply(self, reader: asyncio.StreamReader) -> bytes:
-        while True:
-            line = await reader.readuntil(b"\r\n")
-            if line[3:4] != b"-":
-                return line
 
 
 def tokens(messages: Iterable[Received]) -> Counter[str]:

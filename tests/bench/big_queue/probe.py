@@ -6,52 +6,25 @@ import asyncio
 import time
 
 from tests.bench.big_queue.scene import Scene
+from tests.support.smtp_client import connected
 
 PROBE_EVERY = 0.1
 BODY = b"From: <a@example.org>\r\nSubject: x\r\n\r\n" + b"x" * 1000 + b"\r\n.\r\n"
 
 
-class Client:
-    """One pipelining session."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def connect(cls, port: int) -> Client:
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
-        await client._replies(1)
-        client._writer.write(b"EHLO client.example.org\r\n")
-        await client._replies(1)
-        return client
-
-    async def send(self, sender: str, recipients: list[str]) -> None:
-        lines = [f"MAIL FROM:<{sender}>", *(f"RCPT TO:<{each}>" for each in recipients), "DATA"]
-        self._writer.write("".join(f"{line}\r\n" for line in lines).encode())
-        await self._replies(len(lines))
-        self._writer.write(BODY)
-        await self._replies(1)
-
-    async def _replies(self, count: int) -> None:
-        while count:
-            line = await self._reader.readline()
-            if line[:1] not in (b"2", b"3"):
-                raise ConnectionError(line.decode("latin-1"))
-            count -= line[3:4] != b"-"
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 async def probe(port: int, began: dict[int, float]) -> None:
     """Until it is cancelled."""
-    client = await Client.connect(port)
-    while True:
-        number = len(began)
-        began[number] = time.monotonic()
-        await client.send("reset@app.example.org", [f"probe{number}@d{1 + number % 9}.example.com"])
-        await asyncio.sleep(PROBE_EVERY)
+    async with connected(port, b"EHLO client.example.org") as client:
+        while True:
+            number = len(began)
+            began[number] = time.monotonic()
+            recipient = f"probe{number}@d{1 + number % 9}.example.com"
+            client.write(f"MAIL FROM:<reset@app.example.org>\r\nRCPT TO:<{recipient}>\r\nDATA\r\n".encode())
+            refused = await client.refusals(3)
+            client.write(BODY)
+            if refused := refused or await client.refusals(1):
+                raise ConnectionError(refused[0].decode("latin-1"))
+            await asyncio.sleep(PROBE_EVERY)
 
 
 def waits(stage: Scene, began: dict[int, float], first: int, last: int) -> str:

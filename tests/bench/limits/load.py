@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from tests.bench.limits.plan import Line, Mood, Plan, Site
+from tests.support.smtp_client import SmtpClient, connected
 
 SESSIONS = 12
 MOST_QUEUED = 6000
@@ -86,31 +87,20 @@ async def send(feed: Feed, host: str, port: int) -> None:
 
 
 async def _session(feed: Feed, host: str, port: int) -> None:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        await _replies(reader, 1)
-        writer.write(b"EHLO load.example.org\r\n")
-        await _replies(reader, 1)
+    async with connected(port, b"EHLO load.example.org", host=host) as client:
         while True:
             line = feed.next()
             if line is None:
                 await asyncio.sleep(0.1)
                 continue
             recipients = feed.recipients(line)
-            writer.write(b"MAIL FROM:<load@example.org>\r\n")
-            writer.writelines([b"RCPT TO:<%s>\r\n" % each for each in recipients])
-            writer.write(b"DATA\r\n")
-            await _replies(reader, 2 + len(recipients))
-            writer.write(_TEXT + b"\r\n.\r\n")
-            await _replies(reader, 1)
-    finally:
-        writer.transport.abort()
+            client.write(b"MAIL FROM:<load@example.org>\r\n")
+            client.write(b"".join(b"RCPT TO:<%s>\r\n" % each for each in recipients) + b"DATA\r\n")
+            await _accepted(client, 2 + len(recipients))
+            client.write(_TEXT + b"\r\n.\r\n")
+            await _accepted(client, 1)
 
 
-async def _replies(reader: asyncio.StreamReader, count: int) -> None:
-    while count:
-        line = await reader.readuntil(b"\r\n")
-        if line[:1] not in b"23":
-            raise ConnectionError(line)
-        if line[3:4] != b"-":
-            count -= 1
+async def _accepted(client: SmtpClient, count: int) -> None:
+    if refused := await client.refusals(count):
+        raise ConnectionError(refused[0])

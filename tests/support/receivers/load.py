@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.receivers.cast import NOWHERE, NULL_MX, Member
+from tests.support.smtp_client import SmtpClient, connected
 
 ORIGIN = "origin.test"
 SESSIONS = 8
@@ -98,44 +99,22 @@ class Sender:
 
     async def _session(self, left: Iterator[tuple[int, Mail]], began: float) -> None:
         with contextlib.suppress(OSError, EOFError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            try:
-                await _replies(reader, 1)
-                writer.write(b"EHLO load.origin.test\r\n")
-                await _replies(reader, 1)
+            async with connected(self.port, b"EHLO load.origin.test") as client:
                 for number, mail in left:
                     await asyncio.sleep(began + number / self.rate - time.monotonic())
-                    await self._send(reader, writer, mail)
-                writer.write(b"QUIT\r\n")
-                await _replies(reader, 1)
-            finally:
-                writer.close()
+                    await self._send(client, mail)
+                await client.say(b"QUIT")
 
-    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mail: Mail) -> None:
+    async def _send(self, client: SmtpClient, mail: Mail) -> None:
         recipients = [f"RCPT TO:<{each}>\r\n" for each in mail.recipients]
         commands = [f"MAIL FROM:<b-{mail.token}@{ORIGIN}>\r\n", *recipients, "DATA\r\n"]
-        writer.write("".join(commands).encode())
-        refused = await _replies(reader, len(commands))
-        if refused:
-            self.refusals += refused
-            return
-        self.unclear.add(mail.token)
-        writer.write(mail.message + b".\r\n")
-        refused = await _replies(reader, 1)
-        self.unclear.discard(mail.token)
-        if refused:
-            self.refusals += refused
-        else:
+        client.write("".join(commands).encode())
+        refused = await client.refusals(len(commands))
+        if not refused:
+            self.unclear.add(mail.token)
+            client.write(mail.message + b".\r\n")
+            refused = await client.refusals(1)
+            self.unclear.discard(mail.token)
+        if not refused:
             self.sent[mail.token] = time.monotonic()
-
-
-async def _replies(reader: asyncio.StreamReader, count: int) -> list[str]:
-    """Those that are refusals."""
-    refused = []
-    while count:
-        line = await reader.readuntil(b"\r\n")
-        if line[3:4] != b"-":
-            count -= 1
-            if line[:1] not in b"23":
-                refused.append(line.decode())
-    return refused
+        self.refusals += [each.decode() for each in refused]
