@@ -18,6 +18,7 @@ Policy, where aiosmtpd leaves a choice or behaves differently:
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -59,6 +60,7 @@ _NOT_ASKED = {
 }
 
 Hook = Callable[..., Any]  # Any: an operator's code
+Asked = TypeVar("Asked", bound=Event)
 Answer = TypeVar("Answer")
 
 _NO_LOOP = cast(asyncio.AbstractEventLoop, None)
@@ -113,7 +115,7 @@ class _Dialog:
         session.auth_data = self.auth_data if client.user else None
         session._login_data = client.user or None  # type: ignore[assignment]  # aiosmtpd's setter warns
 
-    def fill(self, recipients: object, mail: MailCommand, addresses: Callable[[], list[str]]) -> Envelope:
+    def fill(self, recipients: Mapping[str, Recipient], mail: MailCommand) -> Envelope:
         """Return the envelope of this transaction, updated from the relay's state."""
         if recipients is not self.recipients:
             self.envelope, self.recipients, self.is_stale = Envelope(), recipients, True
@@ -122,7 +124,8 @@ class _Dialog:
         envelope.mail_from = mail.sender or NULL
         envelope.smtp_utf8 = mail.smtputf8
         if self.is_stale:
-            envelope.rcpt_tos, self.is_stale = addresses(), False
+            envelope.rcpt_tos = [each.address for each in recipients.values()]
+            self.is_stale = False
         return envelope
 
 
@@ -152,10 +155,7 @@ class HandlerPolicy(api.Policy):
         in_loop = {_HOOKS[name] for name, hook in self._hooks.items() if _is_async(hook)}
         for name in self._hooks:
             kind = _HOOKS[name]
-            setattr(self, kind.step, self._asked if kind in in_loop else self._asked_in_thread)
-
-    def _asked_in_thread(self, event: Event) -> Decision | PolicyFailure | None:
-        return _in_thread(self._asked(event))
+            setattr(self, kind.step, self._asked if kind in in_loop else _in_thread(self._asked))
 
     async def _asked(self, event: Event) -> Decision | PolicyFailure | None:
         name, arguments = self._named(event)
@@ -165,7 +165,7 @@ class HandlerPolicy(api.Policy):
         dialog = _dialog_of(event.client)
         dialog.begin(event.client)
         envelope = _before(dialog, event)
-        before = {field: _copied(getattr(envelope, field)) for field in _FIELDS}
+        before = {field: copy.copy(getattr(envelope, field)) for field in _FIELDS}
         dialog.busy = True
         try:
             server = Server(self._handler, self.context.hostname, dialog.session, envelope)
@@ -189,7 +189,9 @@ class HandlerPolicy(api.Policy):
         if isinstance(event, api.Helo):
             if not event.extended:
                 return "handle_HELO", (event.name,)
-            return "handle_EHLO", (event.name, _numbered(event.lines)) if self._lists_lines else (event.name,)
+            last = len(event.lines)
+            lines = [f"250{'-' if at < last else ' '}{line}" for at, line in enumerate(event.lines, 1)]
+            return "handle_EHLO", (event.name, lines) if self._lists_lines else (event.name,)
         if isinstance(event, api.Mail):
             options = _options(event.size, event.body, event.smtputf8)
             return "handle_MAIL", (event.sender or NULL, options)
@@ -224,24 +226,18 @@ class HandlerPolicy(api.Policy):
         return api.Changes(lines=lines) if lines else changes
 
 
-class AuthenticatorStep:
-    """Runs an aiosmtpd authenticator as a step of the runner."""
+def authenticator_step(check: Hook, hostname: str) -> Callable[[api.PresentedLogin], object]:
+    """Return an aiosmtpd authenticator as a step of the runner."""
 
-    def __init__(self, check: Hook, hostname: str) -> None:
-        self._check = check
-        self._hostname = hostname
-
-    async def step(self, event: api.PresentedLogin) -> Decision | PolicyFailure:
+    async def step(event: api.PresentedLogin) -> Decision | PolicyFailure:
         dialog = _dialog_of(event.client)
         dialog.begin(event.client)
         dialog.busy = True
         try:
             credentials = LoginPassword(event.user.encode(), event.password.encode())
             envelope = Envelope()
-            server = Server(None, self._hostname, dialog.session, envelope)
-            result = await _called(
-                self._check, server, dialog.session, envelope, event.mechanism, credentials
-            )
+            server = Server(None, hostname, dialog.session, envelope)
+            result = await _called(check, server, dialog.session, envelope, event.mechanism, credentials)
             if not isinstance(result, AuthResult):
                 kind = type(result).__name__
                 return PolicyFailure(FailureKind.BAD_DECISION, f"returned {kind} instead of an AuthResult")
@@ -255,13 +251,7 @@ class AuthenticatorStep:
         finally:
             dialog.busy = False
 
-    def step_in_thread(self, event: api.PresentedLogin) -> Decision | PolicyFailure:
-        return _in_thread(self.step(event))
-
-    @property
-    def of_its_kind(self) -> Callable[[api.PresentedLogin], object]:
-        """The step as the runner must call it: `async def` on its event loop, `def` in its threads."""
-        return self.step if _is_async(self._check) else self.step_in_thread
+    return step if _is_async(check) else _in_thread(step)
 
 
 WRONG = Reply(535, "7.8", "Authentication credentials invalid")
@@ -282,10 +272,10 @@ def _before(dialog: _Dialog, event: Event) -> Envelope:
     """Return the envelope for the hook."""
     if isinstance(event, api.Rcpt) and event.mail is not None:
         dialog.is_stale = dialog.is_stale or len(dialog.envelope.rcpt_tos) != len(event.recipients)
-        return dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
+        return dialog.fill(event.recipients, event.mail)
     if isinstance(event, api.WholeMessage):
         dialog.is_stale = True
-        envelope = dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
+        envelope = dialog.fill(event.recipients, event.mail)
         envelope.content = envelope.original_content = event.content
         dialog.recipients = None  # the transaction ends with this hook
         return envelope
@@ -298,10 +288,6 @@ def _before(dialog: _Dialog, event: Event) -> Envelope:
     if isinstance(event, api.Helo):
         dialog.session.host_name, dialog.session.extended_smtp = None, event.extended
     return dialog.envelope
-
-
-def _addresses(recipients: Mapping[str, Recipient]) -> list[str]:
-    return [each.address for each in recipients.values()]
 
 
 def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> api.Changes:
@@ -392,10 +378,6 @@ def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
     return lines if lines != tuple(given) else ()
 
 
-def _numbered(lines: Sequence[str]) -> list[str]:
-    return [f"250{'-' if at < len(lines) else ' '}{line}" for at, line in enumerate(lines, 1)]
-
-
 def _takes_lines(hook: Hook) -> bool:
     """Return whether handle_EHLO has the five-argument form. Raise ValueError if it has neither form."""
     count = len(inspect.signature(hook).parameters)
@@ -423,10 +405,6 @@ def _restore(envelope: Envelope, before: Mapping[str, Any]) -> None:  # Any: val
         setattr(envelope, field, value)
 
 
-def _copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value
-
-
 def _is_async(hook: Hook) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
@@ -451,11 +429,17 @@ async def _awaited(result: Awaitable[object]) -> object:
     return await result
 
 
-def _in_thread(steps: Coroutine[Any, Any, Answer]) -> Answer:  # Any: asyncio's own words
-    """Run the steps around a `def` hook in a thread."""
-    try:
-        steps.send(None)
-    except StopIteration as done:
-        answer: Answer = done.value
-        return answer
-    raise RuntimeError("a hook that runs in a thread cannot wait for the event loop")
+def _in_thread(
+    step: Callable[[Asked], Coroutine[Any, Any, Answer]],  # Any: asyncio's own words
+) -> Callable[[Asked], Answer]:
+    """Return the step around a `def` hook, which the runner calls in a thread."""
+
+    def step_in_thread(event: Asked) -> Answer:
+        try:
+            step(event).send(None)
+        except StopIteration as done:
+            answer: Answer = done.value
+            return answer
+        raise RuntimeError("a hook that runs in a thread cannot wait for the event loop")
+
+    return step_in_thread

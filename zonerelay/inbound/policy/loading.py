@@ -51,9 +51,9 @@ def load_authenticator(name: str, context: PolicyContext) -> Callable[[Presented
         inspect.signature(check).bind(None, None, None, "PLAIN", None)
     except TypeError as error:
         raise ValueError(f"{name} is not {expected}: {error}") from error
-    from zonerelay.inbound.policy.aiosmtpd_handler import AuthenticatorStep  # noqa: PLC0415
+    from zonerelay.inbound.policy.aiosmtpd_handler import authenticator_step  # noqa: PLC0415
 
-    return AuthenticatorStep(check, context.hostname).of_its_kind
+    return authenticator_step(check, context.hostname)
 
 
 def _handler_policy(name: str, found: object, context: PolicyContext) -> Policy:

@@ -5,6 +5,12 @@ exception, exceeds the limit, gets no free thread or returns an invalid answer, 
 and the failure is logged and counted. The relay continues, and a late answer is discarded. Events whose
 methods the policy does not override cost nothing.
 
+The operator's code can block neither the event loop nor the process's exit: `def` methods run in at most
+`MAX_THREADS` threads, `async def` methods on an event loop in a dedicated thread, and all of them are daemon
+threads, including those behind `asyncio.to_thread` on that event loop. No exception of that code leaves
+`result_of` and `result_of_async`, not even SystemExit and KeyboardInterrupt. They also check the result,
+because even that may run the operator's code.
+
 Limits of threads: a policy in pure Python shares the interpreter with the relay, and C code that does not
 release the GIL, or `os._exit`, stops everything.
 """
@@ -29,18 +35,6 @@ from zonerelay.inbound.policy import api
 from zonerelay.inbound.policy.api import Decision, Event
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
-
-# The threads that run an operator's code, so that it can block neither the event loop nor the process's
-# exit.
-#
-# `def` methods run in at most `MAX_THREADS` threads, `async def` methods on an event loop in a dedicated
-# thread. All threads are daemon threads, including those behind `asyncio.to_thread` on that event loop. A
-# thread that hangs forever does not prevent the process from exiting.
-# The result of an operator's code.
-#
-# It is computed in the operator's threads: no exception of that code leaves `result_of` and
-# `result_of_async`, not even SystemExit and KeyboardInterrupt. The result is checked there too, because even
-# that may run the operator's code.
 
 MAX_DETAIL = 500
 
@@ -75,8 +69,8 @@ def result_of(question: Callable[[], object]) -> Result:
 
 async def result_of_async(question: Callable[[], object]) -> Result:
     try:
-        # Only calls of `async def` methods reach this.
-        return understood(await _awaited(question()))
+        answer = question()
+        return understood(await answer if isinstance(answer, Awaitable) else answer)
     except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
         return PolicyFailure(FailureKind.ERROR, described(error))
 
@@ -109,10 +103,6 @@ def described(error: BaseException) -> str:
             where = f" at {code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
         trace = trace.tb_next
     return f"{type(error).__name__}: {text}{where}"
-
-
-async def _awaited(answer: object) -> object:
-    return await answer if isinstance(answer, Awaitable) else answer
 
 
 MAX_THREADS = 8
@@ -207,7 +197,7 @@ class LoopThread:
         self._running = 0  # calls
         self._waiting: dict[PolicyCall[Any], None] = {}  # submitted calls that the event loop has not started
         self._closing = False
-        self._ended: Callable[[], None] = lambda: None
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def submit(self, call: PolicyCall[Any]) -> None:  # Any: as in `Threads`
         """Call a function that returns an awaitable. Cancelling the answer also cancels a call that has
@@ -227,12 +217,9 @@ class LoopThread:
         """Cancel all tasks and end the thread, waiting at most `timeout` seconds."""
         loop, self._closing = self._loop, True
         self._executor.shutdown(wait=False)
-        if loop is None:
-            return
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ended = partial(_tell, asyncio.get_running_loop(), ended)
-        loop.call_soon_threadsafe(loop.stop)
-        await asyncio.wait((ended,), timeout=timeout)
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            await asyncio.wait((asyncio.wrap_future(self._ended),), timeout=timeout)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -253,7 +240,7 @@ class LoopThread:
         with contextlib.suppress(BaseException):
             _cancel_all(loop)
         loop.close()
-        self._ended()
+        self._ended.set_result(None)
 
     def _forget(self, call: PolicyCall[Any]) -> None:
         """Forget a call that was cancelled, but only when the loop is not blocked."""
@@ -298,16 +285,6 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_finish, ended)
-
-
-def _finish(ended: asyncio.Future[None]) -> None:
-    if not ended.done():
-        ended.set_result(None)
-
-
 NOT_AVAILABLE = Decision(reply=Reply(451, "3.0", "Policy not available now"))
 
 _CHOOSES_ZONE = frozenset({api.Mail, api.Rcpt, api.Headers, api.EndOfData})
@@ -315,12 +292,8 @@ _EDITS_HEADER = frozenset({api.Connect, api.Helo, api.Auth, api.Mail, api.Rcpt, 
 _CLOSE = "close"
 
 
-@dataclass(frozen=True, slots=True)
-class _PolicyStep:
-    """One step of a policy and its time limit."""
-
-    method: Callable[[Any], object]  # Any: the event of this step
-    is_async: bool
+PolicyStep = tuple[Callable[..., object], bool]
+"""A method of a policy, and whether it is `async def`."""
 
 
 @dataclass(eq=False, repr=False)
@@ -339,13 +312,11 @@ class PolicyRunner:
 
     def __post_init__(self, authenticator: Callable[[api.PresentedLogin], object] | None) -> None:
         policy, events = self.policy, self.events
-        self._steps = {
-            event: _PolicyStep(*found) for event in policy.events if (found := overridden(policy, event.step))
+        self._steps: dict[type[Event], PolicyStep] = {
+            event: found for event in policy.events if (found := overridden(policy, event.step))
         }
         if authenticator is not None:
-            self._steps[api.PresentedLogin] = _PolicyStep(
-                authenticator, inspect.iscoroutinefunction(authenticator)
-            )
+            self._steps[api.PresentedLogin] = authenticator, inspect.iscoroutinefunction(authenticator)
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
         events.metrics.policy_failures.declare(product(steps, FailureKind))
         self._threads = Threads("policy")
@@ -358,9 +329,10 @@ class PolicyRunner:
         step = self._steps.get(type(event))
         if step is None:
             return api.ACCEPT
+        method, is_async = step
         try:
             began = asyncio.get_running_loop().time()
-            result = await self._call(step.is_async, partial(step.method, event))
+            result = await self._call(is_async, partial(method, event))
             if isinstance(result, Decision):
                 result = self._checked(event, result)
             if isinstance(result, Decision):
@@ -404,7 +376,7 @@ class PolicyRunner:
         finally:
             if not answer.done():
                 answer.cancel()
-                call.function = _nothing  # so that a waiting call keeps no message in memory
+                call.function = lambda: None  # so that a waiting call keeps no message in memory
         if not answer.cancelled():
             return answer.result()
         if not call.started:
@@ -423,14 +395,8 @@ class PolicyRunner:
         return PolicyFailure(FailureKind.BAD_DECISION, problem) if problem else decision
 
 
-def _nothing() -> None:
-    return
-
-
-def overridden(policy: api.Policy, name: str) -> tuple[Callable[..., object], bool] | None:
-    """Return the overridden method and whether it is `async def`, or None if it is the method of the base
-    class.
-    """
+def overridden(policy: api.Policy, name: str) -> PolicyStep | None:
+    """Return the overridden method, or None if it is the method of the base class."""
     method, base = getattr(policy, name, None), getattr(api.Policy, name, None)
     if method is None or getattr(method, "__func__", method) is base:
         return None
