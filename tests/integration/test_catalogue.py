@@ -5,19 +5,18 @@ one worker and over two.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.support.control import control_socket
+from tests.support.control import Workers, control_socket, raise_trouble
 from zonerelay.control import socket as worker_socket
 from zonerelay.control.client import LINES, written
 from zonerelay.control.runner import ResponseStream
 from zonerelay.control.socket import WorkerSocket
-from zonerelay.operations.answers import EndFrame, RelayStatus
+from zonerelay.operations.answers import EndFrame
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
 from zonerelay.operations.requests import Request
@@ -72,28 +71,6 @@ class Waiting:
         return EndFrame()
 
 
-class Workers:
-    """Satisfies `control_client.Relay`."""
-
-    shared = False
-
-    def __init__(self, sockets: Mapping[int, Path]) -> None:
-        self._sockets = sockets
-
-    def sockets(self) -> Mapping[int, Path]:
-        return self._sockets
-
-    def unreachable(self) -> Mapping[int, str]:
-        return {}
-
-    def status(self) -> RelayStatus:
-        raise AssertionError("nothing answers")
-
-
-def _trouble(where: str, error: BaseException) -> None:
-    raise AssertionError(where) from error
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("operation", BY_WORKERS, ids=lambda each: each.name)
 async def test_what_completes_goes_on_without_its_client(
@@ -108,11 +85,11 @@ async def test_what_completes_goes_on_without_its_client(
     request = msgspec.convert({**given, "operation": operation.name}, operation.request)
     async with AsyncExitStack() as stack, asyncio.timeout(30):
         for place, each in zip(places, waiting, strict=True):
-            server = WorkerSocket(place, each, on_error=_trouble)
+            server = WorkerSocket(place, each, on_error=raise_trouble)
             await server.start()
             stack.push_async_callback(server.close)
         handler = waiting[0] if workers == 1 else FanOut(Workers(dict(enumerate(places))))
-        front = control_socket(path, handler, _trouble)
+        front = control_socket(path, handler, raise_trouble)
         await front.start()
         stack.push_async_callback(front.close)
         method, target, body = written(request)

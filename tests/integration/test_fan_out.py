@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from tests.support.control import Workers, raise_trouble
 from tests.support.fake_relay import detail_of, status_of
 from zonerelay.control.frames import frames
 from zonerelay.control.runner import Handler, ResponseStream
@@ -102,35 +103,15 @@ class Slow:
         return EndFrame(count=1)
 
 
-class Workers:
-    """Satisfies `asked.Relay`."""
-
-    shared = False
-
-    def __init__(self, sockets: Mapping[int, Path]) -> None:
-        self._sockets = sockets
-
-    def sockets(self) -> Mapping[int, Path]:
-        return self._sockets
-
-    def unreachable(self) -> Mapping[int, str]:
-        return {}
-
-    def status(self) -> RelayStatus:
-        return status_of()
-
-
-def trouble(where: str, error: BaseException) -> None:
-    raise AssertionError(where) from error
-
-
 @asynccontextmanager
 async def relay_of(directory: Path, spools: Sequence[Handler]) -> AsyncIterator[Path]:
     """Where a supervisor of these workers answers."""
     places = {number: directory / f"{number}.sock" for number in range(len(spools))}
-    servers = [WorkerSocket(places[number], each, on_error=trouble) for number, each in enumerate(spools)]
+    servers = [
+        WorkerSocket(places[number], each, on_error=raise_trouble) for number, each in enumerate(spools)
+    ]
     path = directory / "control.sock"
-    servers.append(WorkerSocket(path, FanOut(Workers(places)), on_error=trouble))
+    servers.append(WorkerSocket(path, FanOut(Workers(places, status_of())), on_error=raise_trouble))
     for server in servers:
         await server.start()
     try:

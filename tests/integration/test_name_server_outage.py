@@ -8,24 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dns import SERVFAIL, SILENCE, FakeDns, InjectedFaults, OnError, Zones
+from tests.support.dns import SERVFAIL, SILENCE, FakeDns, InjectedFaults, OnError, Zones, hurry
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.routing.dns import name_servers, resolver
 from zonerelay.routing.dns.name_servers import FAILURES, PROBE
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
-TRY = 0.1
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", TRY)
-    monkeypatch.setattr(resolver, "TRY_TIMEOUT", TRY)
-    monkeypatch.setattr(resolver, "FAILURE_TTL", 0.0)
-    monkeypatch.setattr(resolver, "MIN_TTL", 0.0)
-    monkeypatch.setattr(name_servers, "PROBE_PAUSE", TRY)
+    hurry(monkeypatch)
 
 
 def zones() -> Zones:

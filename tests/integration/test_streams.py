@@ -7,7 +7,7 @@ import base64
 import smtplib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from tests.support.certificates import DAY, make
-from tests.support.control import control_socket
+from tests.support.control import Workers, control_socket
 from tests.support.credentials import file_of, user
 from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
@@ -48,7 +48,6 @@ from zonerelay.operations.answers import (
     EndFrame,
     Frame,
     MailEvent,
-    RelayStatus,
     StreamGap,
     TranscriptLine,
 )
@@ -382,23 +381,6 @@ async def test_a_transcript_goes_on_inside_tls(
         assert PASSWORD not in said
 
 
-@dataclass
-class Two:
-    """Satisfies `control_client.Relay`."""
-
-    paths: dict[int, Path]
-    shared = False
-
-    def sockets(self) -> Mapping[int, Path]:
-        return self.paths
-
-    def unreachable(self) -> Mapping[int, str]:
-        return {}
-
-    def status(self) -> RelayStatus:
-        raise NotImplementedError
-
-
 async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smarthost) -> None:
     host = f"{LOOPBACK}:{smarthost.port}"
     async with (
@@ -412,7 +394,7 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
             WorkerSocket(places[number], each.worker.endpoints.handler, on_error=trouble)
             for number, each in enumerate(both)
         ]
-        servers.append(control_socket(tmp_path / "both.sock", FanOut(Two(places)), trouble))
+        servers.append(control_socket(tmp_path / "both.sock", FanOut(Workers(places)), trouble))
         for server in servers:
             await server.start()
         path = tmp_path / "both.sock"

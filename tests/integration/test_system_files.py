@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dns import SILENCE, FakeDns, InjectedFaults, Zones
+from tests.support.dns import SILENCE, FakeDns, InjectedFaults, Zones, hurry
 from tests.support.relay import relay_with, settings
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.dns import dnspython_client, name_servers, resolver
+from zonerelay.routing.dns import dnspython_client, resolver
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.name_servers import PROBE
 from zonerelay.routing.dns.resolver import Hosts, Resolver
@@ -27,16 +27,11 @@ ZONES: Zones = {
 }
 SILENT: InjectedFaults = dict.fromkeys((*ZONES, PROBE), SILENCE)
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
-TRY = 0.1
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", TRY)
-    monkeypatch.setattr(resolver, "TRY_TIMEOUT", TRY)
-    monkeypatch.setattr(resolver, "FAILURE_TTL", 0.0)
-    monkeypatch.setattr(resolver, "MIN_TTL", 0.0)
-    monkeypatch.setattr(name_servers, "PROBE_PAUSE", TRY)
+    hurry(monkeypatch)
 
 
 @pytest.fixture

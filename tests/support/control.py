@@ -1,8 +1,9 @@
-"""The control socket over any handler, as a relay serves it."""
+"""The control socket over any handler, as a relay serves it, and the workers that a supervisor asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.runner import Handler
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import SystemClock
+from zonerelay.operations.answers import RelayStatus
 
 
 def control_socket(
@@ -27,3 +29,26 @@ def control_socket(
         submit=cast("Submit", None),
     )
     return ControlSocket(path, lambda: operators, on_error=trouble)
+
+
+def raise_trouble(where: str, error: BaseException) -> None:
+    raise AssertionError(where) from error
+
+
+@dataclass
+class Workers:
+    """Satisfies `fan_out.Relay`: the sockets of workers that are all there."""
+
+    paths: Mapping[int, Path]
+    summed: RelayStatus | None = None
+    shared = False
+
+    def sockets(self) -> Mapping[int, Path]:
+        return self.paths
+
+    def unreachable(self) -> Mapping[int, str]:
+        return {}
+
+    def status(self) -> RelayStatus:
+        assert self.summed is not None, "nobody asks"
+        return self.summed

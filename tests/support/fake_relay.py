@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tests.support.control import control_socket
+from tests.support.control import control_socket, raise_trouble
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import ResponseStream
 from zonerelay.operations.answers import (
@@ -90,12 +90,9 @@ class FakeRelay:
         self.config.write_text(
             f'[spool]\npath = "{self.directory}/spool"\n[admin]\naddress = ""\nsocket = "{socket}"\n'
         )
-        self.server = control_socket(socket, self, self._trouble)
+        self.server = control_socket(socket, self, raise_trouble)
         self.client = ControlClient(socket)
         await self.server.start()
-
-    def _trouble(self, where: str, error: BaseException) -> None:
-        raise AssertionError(where) from error
 
     @property
     def changes(self) -> list[QueueChange]:
