@@ -122,7 +122,13 @@ def _send(
     for each in (sender, *recipients, *wishes.values()):
         if not each.isprintable() or " " in each:
             raise SendmailError(DATAERR, f"{each!r}: spaces and control characters are not allowed")
-    _hand_over(settings, sender, recipients, b"".join(fields) + body, wishes)
+    message, drop = b"".join(fields) + body, _option(settings, "drop")
+    try:
+        submit(listener_of(settings), sender, recipients, message, wishes)
+    except RelayDownError:
+        if not os.path.isdir(os.path.join(drop, "new")):
+            raise
+        _drop(drop, sender, recipients, message, wishes)
     return OK
 
 
@@ -210,22 +216,6 @@ def _verify(settings: dict[str, object], sender: str, recipients: Sequence[str])
             print(f"{each} ... {error}")
             status = error.status
     return status
-
-
-def _hand_over(
-    settings: dict[str, object],
-    sender: str,
-    recipients: Sequence[str],
-    message: bytes,
-    wishes: Mapping[str, str],
-) -> None:
-    try:
-        submit(listener_of(settings), sender, recipients, message, wishes)
-    except RelayDownError:
-        drop = _option(settings, "drop")
-        if not os.path.isdir(os.path.join(drop, "new")):
-            raise
-        _drop(drop, sender, recipients, message, wishes)
 
 
 def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:

@@ -13,7 +13,7 @@ from zonerelay.operations.errors import ControlError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from zonerelay.config.load import PartialSettings
     from zonerelay.config.problems import ConfigProblem
@@ -26,6 +26,9 @@ LOCAL_CONFIG = Path("config/zonerelay.toml")
 DEFAULT_SPOOL = "/var/lib/zonerelay/spool"
 """The default of `[spool] path`."""
 _NAMED = ("spool", "admin")
+TIMEOUT = 2.0
+_LISTENS = "00010000"
+"""The flag __SO_ACCEPTCON in /proc/net/unix."""
 
 
 def config_path(option: Path | None) -> Path:
@@ -122,8 +125,6 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     try:
         config = config_path(arguments.config)
     except CliError:
-        from zonerelay.cli.running import control_socket_of
-
         for gone in (SYSTEM_CONFIG, LOCAL_CONFIG):
             if running := control_socket_of(gone):
                 print(f"zonerelay: {gone} is gone: its relay answers at {running}", file=sys.stderr)
@@ -136,8 +137,6 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     found = load_partial(config)
     path = _socket_of(found)
     if path is None or not answers(path):
-        from zonerelay.cli.running import control_socket_of
-
         if running := control_socket_of(config):
             print(
                 f"zonerelay: {config} has changed or is gone: its relay answers at {running}", file=sys.stderr
@@ -209,7 +208,6 @@ def _usual_sandbox(option: Path | None) -> Path | None:
     """
     if option is not None or os.environ.get(ENVIRONMENT) or not (sandbox := _sandbox()):
         return None
-    from zonerelay.cli.running import control_socket_of
     from zonerelay.config.load import load_partial
     from zonerelay.process.sockets import answers
 
@@ -235,3 +233,57 @@ def _sandbox() -> Path | None:
         if answers(folder / "control.sock") and folder.lstat().st_uid == os.getuid()
     ]
     return found[0] if len(found) == 1 else None
+
+
+def control_socket_of(config: Path) -> Path | None:
+    """Return the control socket of a process that was started with this configuration file, as the system
+    tells it.
+
+    A file that has changed since the start, or is no longer readable, may name a different socket from the
+    one on which the relay listens. Only root and the relay's own user can inspect the process, and they are
+    the users who may use the socket.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if _serves_with(process, config):
+                for path in _listening(process):
+                    if _is_control(path):
+                        return path
+        except OSError:
+            continue  # the process has ended, or belongs to another user
+    return None
+
+
+def _serves_with(process: Path, config: Path) -> bool:
+    words = (process / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    if "serve" not in words:
+        return False
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            given = value if equals else words[at + 1]
+            place = process / "cwd" / given
+            if place.exists() and config.exists():
+                return place.samefile(config)
+            # the process or the file no longer exists
+            return not place.exists() and place.resolve() == config.resolve()
+    return False
+
+
+def _listening(process: Path) -> Iterator[Path]:
+    own = {str(each.readlink()) for each in (process / "fd").iterdir()}
+    for line in (process / "net" / "unix").read_text(errors="surrogateescape").splitlines()[1:]:
+        columns = line.split(maxsplit=7)
+        if len(columns) == 8 and columns[3] == _LISTENS and f"socket:[{columns[6]}]" in own:
+            yield Path(columns[7])
+
+
+def _is_control(path: Path) -> bool:
+    from zonerelay.control.client import ControlClient
+    from zonerelay.operations.requests import Ping
+
+    try:
+        list(ControlClient(path, timeout=TIMEOUT).stream(Ping()))
+    except ControlError:
+        return False
+    return True

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -113,8 +113,31 @@ def search(
     """Search the history. Raise UnsearchableError if that is not possible or takes longer than `longest`
     seconds.
     """
+    texts = {each: getattr(wanted, each) for each in ("sender", "recipient", "client", "user")}
     try:
-        return _search(settings, wanted, now, longest)
+        with _histories(settings, now, longest) as histories:
+            query = Query(
+                **_forms(settings, histories, any=wanted.about, **texts),
+                zone=wanted.zone,
+                destination=wanted.destination,
+                reply=wanted.reply,
+                outcome=wanted.outcome or "",
+                since=wanted.since,
+                until=float("inf") if wanted.until is None else wanted.until,
+            )
+            found, more = histories.find(query, wanted.limit)
+            users = _users(settings, histories.redactor, (each.user for each in found))
+            return SearchResult(
+                found=tuple(
+                    msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
+                    for each in found
+                ),
+                more=more,
+                gaps=tuple(histories.gaps(query.since, min(query.until, now))),
+                refused_more=histories.refused_more(query),
+                workers=tuple(histories.workers),
+                other_machines=is_shared(settings.spool),
+            )
     except TooLongError:
         raise UnsearchableError(
             f"the search was aborted after {longest:g} s; search for an address or a message id, which are "
@@ -122,38 +145,10 @@ def search(
         ) from None
 
 
-def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float) -> SearchResult:
-    with _histories(settings, now, longest) as histories:
-
-        def given(value: str | None) -> SearchForms | None:
-            return None if value is None else form(value, settings, histories.redactor)
-
-        query = Query(
-            any=given(wanted.about),
-            sender=given(wanted.sender),
-            recipient=given(wanted.recipient),
-            client=given(wanted.client),
-            user=given(wanted.user),
-            zone=wanted.zone,
-            destination=wanted.destination,
-            reply=wanted.reply,
-            outcome=wanted.outcome or "",
-            since=wanted.since,
-            until=float("inf") if wanted.until is None else wanted.until,
-        )
-        found, more = histories.find(query, wanted.limit)
-        users = _users(settings, histories.redactor, (each.user for each in found))
-        return SearchResult(
-            found=tuple(
-                msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
-                for each in found
-            ),
-            more=more,
-            gaps=tuple(histories.gaps(query.since, min(query.until, now))),
-            refused_more=histories.refused_more(query),
-            workers=tuple(histories.workers),
-            other_machines=is_shared(settings.spool),
-        )
+def _forms(settings: Settings, histories: Histories, **values: str | None) -> dict[str, Any]:
+    """Return the forms in which the values that are given are searched for."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: form(value, settings, histories.redactor) for name, value in given.items()}
 
 
 def time_line(
@@ -208,12 +203,8 @@ def sent(
     TooLongError after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
-
-        def given(value: str | None) -> SearchForms | None:
-            return None if value is None else form(value, settings, histories.redactor)
-
-        query = replace(query, user=given(user), recipient=given(recipient or None))
-        return histories.sent(query, limit)
+        forms = _forms(settings, histories, user=user, recipient=recipient or None)
+        return histories.sent(replace(query, **forms), limit)
 
 
 def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:

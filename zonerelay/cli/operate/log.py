@@ -18,14 +18,12 @@ import msgspec
 from rich.text import Text
 
 from zonerelay.cli.arguments import request_of
-from zonerelay.cli.relay import load_for_reading, load_settings
+from zonerelay.cli.relay import client_of, load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import resolve_hostname
 from zonerelay.control import history
-from zonerelay.control.client import ControlClient
 from zonerelay.control.report import report as figures
-from zonerelay.control.socket import control_socket_path
 from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import HistoryEntry, HistoryGap
 from zonerelay.history.writer import DIRECTORY
@@ -57,15 +55,15 @@ def find(arguments: Namespace) -> int:
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
     addresses = known_addresses(settings, found)
+    if not arguments.json:
+        addresses += filter(None, [arguments.about, arguments.sender, arguments.recipient])
+    found = history.named(found, _answer(lambda: history.pseudonyms(settings, addresses)))
     if arguments.json:
-        names = _answer(lambda: history.pseudonyms(settings, addresses))
-        for each in (*history.named(found, names), *gaps):
+        for each in (*found, *gaps):
             output.print_line(each)
     elif found:
-        asked = filter(None, [arguments.about, arguments.sender, arguments.recipient])
         console = output.console()
-        known = _answer(lambda: history.pseudonyms(settings, [*asked, *addresses]))
-        console.print(_table(found, known, wide=console.width >= output.WIDE))
+        console.print(_table(found, wide=console.width >= output.WIDE))
     if answer.more:
         output.chatter().print(
             f"The newest {arguments.rows}; there are more (--limit, or a narrower search)."
@@ -101,7 +99,7 @@ def show(arguments: Namespace) -> int:
 def known_addresses(settings: Settings, found: Iterable[HistoryEntry]) -> list[str]:
     """Return the addresses in these entries that the running relay knows."""
     known: list[str] = []
-    relay = ControlClient(control_socket_path(settings))
+    relay = client_of(settings)
     with contextlib.suppress(ControlError):
         for each in history.questions(found):
             with contextlib.suppress(NotFoundError):
@@ -182,7 +180,7 @@ def report(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
     hostname = resolve_hostname(settings, socket.getfqdn)
-    client = ControlClient(control_socket_path(settings))
+    client = client_of(settings)
     status: RelayStatus | ControlError
     try:
         status = client.ask(Status(), RelayStatus)
@@ -229,7 +227,7 @@ def _answer(ask: Callable[[], T]) -> T:
         return ask()
 
 
-def _table(found: Sequence[HistoryEntry], known: Mapping[str, str], *, wide: bool) -> Table:
+def _table(found: Sequence[HistoryEntry], *, wide: bool) -> Table:
     columns = ["time", "id", "outcome", "from", "to", "host", "reply"]
     if not wide:
         columns = [name for name in columns if name not in ("from", "host")]
@@ -240,8 +238,8 @@ def _table(found: Sequence[HistoryEntry], known: Mapping[str, str], *, wide: boo
             "time": text.when(each.at)[: 19 if wide else 16],
             "id": each.message_id or "-",
             "outcome": Text(each.outcome + tries, style=_STYLES.get(each.outcome, "")),
-            "from": text.clean(known.get(each.sender, each.sender)),
-            "to": text.clean(known.get(each.recipient, each.recipient)),
+            "from": text.clean(each.sender),
+            "to": text.clean(each.recipient),
             "host": text.clean(each.host),
             "reply": text.clean(each.reply),
         }

@@ -88,7 +88,9 @@ def event_line(event: MailEvent, *, wide: bool) -> Text:
     line.append(f"{event.event:<9} ", style=_STYLES.get(event.event) or _LEVELS.get(event.level, ""))
     fields = {name: value for name, value in event.fields.items() if value not in ("", None)}
     if not wide:
-        fields |= {name: _short(str(fields[name])) for name in _ADDRESSES if name in fields}
+        for name in fields.keys() & set(_ADDRESSES):
+            address = str(fields[name])
+            fields[name] = address if len(address) <= SHORT else address[: SHORT - 1] + "…"
         fields.pop("host", None)
     words = [text.clean(str(fields.pop(name))) for name in _FIRST if name in fields]
     if event.event == "accepted":
@@ -137,10 +139,6 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         yield output.console(stream), stream
     output.chatter().print(f"Written to {arguments.out}.")
-
-
-def _short(address: str) -> str:
-    return address if len(address) <= SHORT else address[: SHORT - 1] + "…"
 
 
 def _missed(frame: StreamGap) -> Text:

@@ -70,7 +70,10 @@ class CheckedKey(msgspec.Struct, frozen=True):
 
 
 def new(arguments: Namespace) -> int:
-    domain, selector = _domain(arguments.domain), _selector(arguments.selector)
+    with refused(ValueError, before=f"--domain {text.clean(arguments.domain)}: ", status=USAGE):
+        domain = ascii_domain(arguments.domain)
+    with refused(ValueError, before="--selector: ", status=USAGE):
+        selector = read_selector(arguments.selector)
     path = arguments.out.absolute()
     refuse_existing(path, hint="a key that is in use would be lost; name another file")
     pem = new_private_key(ALGORITHMS[arguments.algorithm])
@@ -97,16 +100,6 @@ def check(arguments: Namespace) -> int:
     rows = [_checked(entry, finding, now) for entry, finding in zip(keys.entries, found, strict=True)]
     output.print_rows(rows, _table, "", as_json=arguments.json)
     return FAILED if any(_is_wrong(row) for row in rows) else OK
-
-
-def _domain(domain: str) -> str:
-    with refused(ValueError, before=f"--domain {text.clean(domain)}: ", status=USAGE):
-        return ascii_domain(domain)
-
-
-def _selector(selector: str) -> str:
-    with refused(ValueError, before="--selector: ", status=USAGE):
-        return read_selector(selector)
 
 
 def _instructions(domain: str, selector: str, path: Path, name: str, record: str) -> str:
@@ -164,6 +157,9 @@ async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
 
 def _checked(entry: DkimEntry, finding: RecordFinding, now: float) -> CheckedKey:
     domain = entry.signing_domain or entry.domain
+    signs = KeyActivity.LATER if entry.not_before > now else KeyActivity.NO_MORE
+    if entry.fits(now):
+        signs = KeyActivity.NOW
     return CheckedKey(
         option=entry.option,
         domain=entry.domain,
@@ -171,18 +167,12 @@ def _checked(entry: DkimEntry, finding: RecordFinding, now: float) -> CheckedKey
         algorithm=entry.key.algorithm,
         bits=entry.key.bits,
         record=record_name(entry.selector, domain),
-        signs=_signs(entry, now),
+        signs=signs,
         status=finding.status,
         detail=finding.detail,
         not_before=entry.not_before,
         not_after=entry.not_after,
     )
-
-
-def _signs(entry: DkimEntry, now: float) -> KeyActivity:
-    if entry.fits(now):
-        return KeyActivity.NOW
-    return KeyActivity.LATER if entry.not_before > now else KeyActivity.NO_MORE
 
 
 def _is_wrong(row: CheckedKey) -> bool:

@@ -105,15 +105,11 @@ def _print(report: SpoolReport) -> None:
     console.print()
     # Damage is listed first.
     shown = sorted(report.findings, key=lambda each: each.fault in HARMLESS)[:MAX_SHOWN]
-    rows = ((each.fault.value, each.message_id, each.where, each.what) for each in shown)
+    rows = ([*map(text.clean, (each.fault.value, each.message_id, each.where, each.what))] for each in shown)
     columns = ("fault", "message", "where", "what")
-    console.print(output.table(columns, map(_cleaned, rows), cut=("where", "what")))
+    console.print(output.table(columns, rows, cut=("where", "what")))
     if (more := sum(report.counts.values()) - len(shown)) > 0:
         console.print(f"… and {more:,} more; --json has a thousand of each kind")
-
-
-def _cleaned(row: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(text.clean, row))
 
 
 def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Cell]]:

@@ -103,7 +103,9 @@ def restore(settings: Settings, source: Path) -> CopiedFiles:
         if name in _MERGED:
             _merge(name, saved, path, carried)
             continue
-        if saved.exists() and not _is_part_of(path, saved):
+        # existing files may be from an earlier run
+        is_part = all(_is_same(saved / file.relative_to(path), file) for file in _files(path))
+        if saved.exists() and not is_part:
             durable.rename(path, path.with_name(f"{path.name}.before-restore-{stamp}"))
         _union(name, saved, path, carried, copy=durable.copy)
     return carried
@@ -168,11 +170,6 @@ def _files(path: Path) -> list[Path]:
     skipped = ("-wal", "-shm", "-journal", durable.DRAFT)
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and not file.name.endswith(skipped)]
-
-
-def _is_part_of(path: Path, saved: Path) -> bool:
-    """Return whether the existing files are from an earlier run, or there are none."""
-    return all(_is_same(saved / file.relative_to(path), file) for file in _files(path))
 
 
 def _is_same(one: Path, other: Path) -> bool:

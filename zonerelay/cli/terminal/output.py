@@ -11,10 +11,11 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import msgspec
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -38,39 +39,17 @@ Reach = Callable[[float, float], None]
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def console(stream: TextIO | None = None) -> Console:
-    return _console(stream or sys.stdout)
-
-
-def chatter() -> Console:
-    return _console(sys.stderr)
-
-
-class _ControlCharacterFilter(RenderHook):
-    """Makes a terminal safe from control characters in untrusted text. Control sequences of rich itself are
-    kept.
+class _Console(Console):
+    """A console that writes tables for people. A terminal is safe from control characters in untrusted text;
+    control sequences of rich itself are kept.
     """
 
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_CleanText(each) for each in renderables]
-
-
-class _CleanText:
-    """Text without control characters."""
-
-    def __init__(self, renderable: ConsoleRenderable) -> None:
-        self._renderable = renderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._renderable, options):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
             else:
                 yield Segment(clean_lines(segment.text), segment.style)
-
-
-class _Console(Console):
-    """A console that writes tables for people."""
 
     def on_broken_pipe(self) -> None:
         """Do nothing: rich would exit with status 1, but `main` sets the right status."""
@@ -87,8 +66,13 @@ def without_log() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _console(stream: TextIO) -> Console:
-    made = _Console(
+def chatter() -> Console:
+    return console(sys.stderr)
+
+
+def console(stream: TextIO | None = None) -> Console:
+    stream = stream or sys.stdout
+    return _Console(
         file=stream,
         width=None if stream.isatty() else PIPE_WIDTH,
         # Addresses and replies are untrusted text: nothing in them is interpreted as markup, an emoji or a
@@ -97,8 +81,6 @@ def _console(stream: TextIO) -> Console:
         emoji=False,
         highlight=False,
     )
-    made.push_render_hook(_ControlCharacterFilter())
-    return made
 
 
 def table(
@@ -111,15 +93,10 @@ def table(
     for name in columns:
         # rich only narrows columns that may wrap; the cells below are then set not to wrap.
         made.add_column(name.upper(), no_wrap=name not in cut)
+    one_line = partial(Text, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        made.add_row(*(_one_line(cell) for cell in row))
+        made.add_row(*(one_line(cell) if isinstance(cell, str) else cell for cell in row))
     return made
-
-
-def _one_line(cell: Cell) -> Text:
-    if isinstance(cell, Text):
-        return cell
-    return Text(cell, no_wrap=True, overflow="ellipsis")
 
 
 def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
@@ -247,9 +224,8 @@ def _print_json(document: bytes, stream: TextIO) -> None:
     """Print a JSON document with non-printable characters as escapes (RFC 8259, section 7), because they
     could move the cursor.
     """
-    lines = document.decode().split("\n")
-    stream.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
-
-
-def _escaped(line: str) -> str:
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+    characters = document.decode() + "\n"
+    if not characters.replace("\n", "").isprintable():
+        escaped = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in characters)
+        characters = "".join(escaped)
+    stream.write(characters)
