@@ -92,11 +92,14 @@ class SinkProtocol(asyncio.Protocol):
             transport.abort()
             return
         if replies:
-            transport.write(b"".join(replies))
-            if replies[-1].startswith(b"221"):
-                transport.close()
-            elif replies[-1] is _START_TLS:
-                self._handshake = asyncio.ensure_future(self._start_tls(transport))
+            self._answer(transport, replies)
+
+    def _answer(self, transport: asyncio.Transport, replies: list[bytes]) -> None:
+        transport.write(b"".join(replies))
+        if replies[-1].startswith(b"221"):
+            transport.close()
+        elif replies[-1] is _START_TLS:
+            self._handshake = asyncio.ensure_future(self._start_tls(transport))
 
     async def _start_tls(self, transport: asyncio.Transport) -> None:
         context, self._context = self._context, None

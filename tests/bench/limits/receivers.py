@@ -22,12 +22,12 @@ import uvloop
 
 from tests.bench.limits.ledger import Promise, Seen, Tally
 from tests.bench.limits.plan import Host, Mood, Plan, Site
+from tests.bench.sink import SinkProtocol
 
 BACKLOG = 1024
 ESTABLISHED = 1  # of enum tcp_state, the first octet of TCP_INFO
 OFTEN = 0.04
 SLEEP = 2.5
-_END = b"\r\n.\r\n"
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -103,20 +103,17 @@ class Receivers:
         return Report([group.observed() for group in groups], self.delivered)
 
 
-class Connection(asyncio.Protocol):
+class Connection(SinkProtocol):
     """One connection: commands are answered in order, as the host's mood is."""
 
     def __init__(self, receivers: Receivers, site: Site, host: Host) -> None:
+        super().__init__(lambda *_: None)
         self._all = receivers
         self._mood = host.mood
         self._groups = [receivers.zones[site.zone], receivers.sites[site.name]]
-        self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
-        self._pending = b""
-        self._in_data = False
         self._line_known = False
         self._transactions = 0
-        self._recipients = 0
         self._accepted = 0
         self._answer_at = 0.0
         self._over = False
@@ -136,70 +133,46 @@ class Connection(asyncio.Protocol):
             group.enter(self)
         if self._mood is Mood.SILENT:
             return
+        greeting = b"220 receiver ESMTP\r\n"
         if self._is_moody():
-            self._end(b"421 4.3.2 not now\r\n")
-            return
-        if self._mood is Mood.SLEEPY:
+            greeting, self._over = b"421 4.3.2 not now\r\n", True
+        elif self._mood is Mood.SLEEPY:
             now = time.monotonic()
             self._answer_at = now + SLEEP - now % SLEEP
-        self._answer(b"220 receiver ESMTP\r\n")
+        self._answer(self._transport, [greeting])
 
     def connection_lost(self, exc: Exception | None) -> None:
         for group in self._groups:
             group.leave(self)
 
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        rest = self._pending + data
-        replies: list[bytes] = []
-        while rest and not self._over:
-            if self._in_data:
-                end = rest.find(_END)
-                if end < 0:
-                    break
-                rest, self._in_data = rest[end + len(_END) :], False
-                self._taken(replies)
-            else:
-                line, found, after = rest.partition(b"\r\n")
-                if not found:
-                    break
-                rest = after
-                self._command(line, now, replies)
-        self._pending = rest
-        if replies and not self._over:
-            self._answer(b"".join(replies))
-
-    def _command(self, line: bytes, now: float, replies: list[bytes]) -> None:
-        verb = line[:4].upper()
+    def _command(self, line: bytes) -> bytes:
+        if self._over:
+            return b""
+        now, verb = time.monotonic(), line[:4].upper()
         if verb == b"MAIL":
-            self._mail(now, replies)
-        elif verb == b"RCPT":
-            replies.append(self._recipient(line, now))
-        elif verb == b"DATA":
-            self._in_data = self._accepted > 0
-            replies.append(b"354 go on\r\n" if self._in_data else b"554 5.5.1 no recipients\r\n")
-        elif verb == b"EHLO":
-            replies.append(self._hello())
-        elif verb == b"QUIT":
-            self._end(b"".join(replies) + b"221 2.0.0 bye\r\n")
-        else:
-            replies.append(b"250 2.0.0 Ok\r\n")
+            return self._mail(now)
+        if verb == b"RCPT":
+            return self._recipient(line, now)
+        if verb == b"EHLO":
+            return self._hello()
+        if verb == b"DATA" and not self._accepted:
+            return b"554 5.5.1 no recipients\r\n"
+        self._over = verb == b"QUIT"
+        return super()._command(line)
 
     def _hello(self) -> bytes:
         limits = b"250-LIMITS RCPTMAX=3 MAILMAX=10\r\n" if self._mood is Mood.FEW else b""
         pipelining = b"" if self._mood is Mood.SLOW else b"250-PIPELINING\r\n"
         return b"250-receiver\r\n" + limits + pipelining + b"250-8BITMIME\r\n250 ENHANCEDSTATUSCODES\r\n"
 
-    def _mail(self, now: float, replies: list[bytes]) -> None:
+    def _mail(self, now: float) -> bytes:
         self._transactions += 1
         self._recipients = self._accepted = 0
         for group in self._groups:
             group.tally.mail(now)
             group.tally.messages(self._transactions)
-        if self._is_moody():
-            self._end(b"".join(replies) + b"421 4.3.2 enough of you\r\n")
-        else:
-            replies.append(b"250 2.1.0 Ok\r\n")
+        self._over = self._is_moody()
+        return b"421 4.3.2 enough of you\r\n" if self._over else b"250 2.1.0 Ok\r\n"
 
     def _recipient(self, line: bytes, now: float) -> bytes:
         if self._all.lines and not self._line_known:
@@ -227,44 +200,36 @@ class Connection(asyncio.Protocol):
             group.tally.messages(self._transactions)
             self._groups.append(group)
 
-    def _taken(self, replies: list[bytes]) -> None:
-        if self._is_moody():
-            self._over = True
+    def _content(self, data: bytes, replies: list[bytes]) -> tuple[bytes, bool]:
+        rest, ended = super()._content(data, replies)
+        if ended and self._is_moody():
             assert self._transport is not None
+            self._over = True
             self._transport.abort()
-            return
-        self._all.delivered += self._accepted
-        replies.append(b"250 2.0.0 Ok\r\n")
+        elif ended:
+            self._all.delivered += self._accepted
+        return rest, ended
 
     def _is_moody(self) -> bool:
         return self._mood is Mood.MOODY and self._all.random.random() < OFTEN
 
-    def _end(self, answer: bytes) -> None:
-        self._answer(answer)
-        self._over = True
-        wait = self._answer_at - time.monotonic()
-        assert self._transport is not None
-        if wait > 0:
-            asyncio.get_running_loop().call_later(wait + 0.002, self._transport.close)
-        else:
-            self._transport.close()
-
-    def _answer(self, data: bytes) -> None:
+    def _answer(self, transport: asyncio.Transport, replies: list[bytes]) -> None:
         """In order, and as late as the mood is."""
-        assert self._transport is not None
         now = time.monotonic()
         if self._mood is Mood.SLOW:
             self._answer_at = max(now, self._answer_at) + self._all.random.uniform(0.05, 0.2)
         wait = self._answer_at - now
         if wait > 0:
-            asyncio.get_running_loop().call_later(wait, self._write, data)
+            asyncio.get_running_loop().call_later(wait, self._write, b"".join(replies), self._over)
         else:
-            self._transport.write(data)
+            self._write(b"".join(replies), self._over)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, is_last: bool) -> None:
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(data)
+            if is_last:
+                self._transport.close()
 
 
 async def run() -> None:

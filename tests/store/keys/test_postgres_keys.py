@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
 
+from tests.store.keys.servers import write_through_kills, write_while_judged
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer, shared_postgres
 from zonerelay.model.clock import SystemClock
@@ -25,10 +25,9 @@ from zonerelay.store.keys.port import (
     KeyRange,
     NodeTakenError,
     OlderStateError,
-    PartitionState,
     Write,
 )
-from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
+from zonerelay.store.keys.postgres import PostgresEngine
 from zonerelay.store.postgres.driver import DatabaseAccess
 
 
@@ -116,33 +115,7 @@ async def test_a_batch_is_synced_whatever_others_have_set(opened: Opening) -> No
 
 async def test_a_server_that_is_killed_under_load_loses_nothing(opened: Opening) -> None:
     with PostgresServer() as server:
-        partition = await opened(access_to(server.url))
-        stored: dict[bytes, bytes] = {}
-        stop = asyncio.Event()
-
-        async def session(number: int) -> None:
-            step = 0
-            while not stop.is_set():
-                key, step = b"%d %06d" % (number, step), step + 1
-                try:
-                    await partition.write(Write({key: b"v" * 500}))
-                except StoreError:
-                    await asyncio.sleep(0.05)
-                else:
-                    stored[key] = b"v" * 500
-
-        sessions = [asyncio.ensure_future(session(number)) for number in range(8)]
-        for _ in range(2):
-            await asyncio.sleep(0.3)
-            await asyncio.to_thread(server.kill)
-            await asyncio.to_thread(server.start)
-        await asyncio.sleep(0.5)
-        stop.set()
-        await asyncio.gather(*sessions)
-        assert len(stored) > 50
-        keys = list(stored)
-        assert await partition.get(keys) == [stored[key] for key in keys]
-        await partition.close()
+        await write_through_kills(await opened(access_to(server.url)), server, 2)
 
 
 async def test_a_former_primary_is_neither_read_nor_written(opened: Opening) -> None:
@@ -179,18 +152,4 @@ async def test_unsafe_settings_and_a_missing_server_are_refused(tmp_path: Path) 
 async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_state(
     opened: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition = await opened(access_to(shared_postgres().url))
-    keeper = partition.keeper
-    assert isinstance(keeper, PostgresKeys)
-    look = keeper._look
-
-    async def slow(*asked: Any) -> PartitionState | None:
-        state = await look(*asked)
-        monkeypatch.setattr(keeper, "_look", look)
-        await partition.write(Write({b"a": b"1"}))
-        return state
-
-    await partition.write(Write({b"a": b"0"}))
-    monkeypatch.setattr(keeper, "_look", slow)
-    assert await partition.get([b"a"]) == [b"1"]
-    await partition.close()
+    await write_while_judged(await opened(access_to(shared_postgres().url)), monkeypatch)

@@ -6,18 +6,18 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from tests.store.keys.servers import write_through_kills, write_while_judged
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import RedisSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import StoreFullError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import KeyRange, OlderStateError, PartitionState, Write, pages
-from zonerelay.store.keys.redis import RedisEngine, RedisKeys
+from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
+from zonerelay.store.keys.redis import RedisEngine
 from zonerelay.store.redis.connection import RedisEndpoint
 
 PREFIX = "{zonerelay}:"
@@ -36,32 +36,7 @@ async def opened(url: str, *, patience: float = 5.0, timeout: float = 2.0) -> Pa
 
 
 async def test_a_server_that_is_killed_under_load_loses_nothing(server: RedisServer) -> None:
-    partition = await opened(server.url)
-    stored: list[bytes] = []
-    stop = asyncio.Event()
-
-    async def session(number: int) -> None:
-        step = 0
-        while not stop.is_set():
-            key, step = b"%d %06d" % (number, step), step + 1
-            try:
-                await partition.write(Write({key: key * 50}))
-            except StoreError:
-                await asyncio.sleep(0.05)
-            else:
-                stored.append(key)
-
-    sessions = [asyncio.ensure_future(session(number)) for number in range(8)]
-    for _ in range(3):
-        await asyncio.sleep(0.2)
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
-    await asyncio.sleep(0.3)
-    stop.set()
-    await asyncio.gather(*sessions)
-    assert len(stored) > 50
-    assert await partition.get(stored) == [key * 50 for key in stored]
-    await partition.close()
+    await write_through_kills(await opened(server.url), server, 3)
 
 
 async def test_a_full_server_refuses_new_mail_and_takes_outcomes(server: RedisServer) -> None:
@@ -151,18 +126,4 @@ async def test_an_unsafe_server_is_refused() -> None:
 async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_state(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition = await opened(server.url)
-    keeper = partition.keeper
-    assert isinstance(keeper, RedisKeys)
-    look = keeper._look
-
-    async def slow(*asked: Any) -> PartitionState | None:
-        state = await look(*asked)
-        monkeypatch.setattr(keeper, "_look", look)
-        await partition.write(Write({b"a": b"1"}))
-        return state
-
-    await partition.write(Write({b"a": b"0"}))
-    monkeypatch.setattr(keeper, "_look", slow)
-    assert await partition.get([b"a"]) == [b"1"]
-    await partition.close()
+    await write_while_judged(await opened(server.url), monkeypatch)
