@@ -41,7 +41,7 @@ from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.history import database as files
 from zonerelay.history.reader import Histories, Query
-from zonerelay.message.dkim.private_keys import new_private_key
+from zonerelay.message.dkim.keys import new_private_key
 from zonerelay.telemetry.logs.redact import SearchForms
 
 MIB = 1024 * 1024

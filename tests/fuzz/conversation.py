@@ -19,8 +19,7 @@ from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import AskedPolicy, Consultants
+from zonerelay.inbound.state.context import AskedPolicy, Consultants, ListenerContext
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource

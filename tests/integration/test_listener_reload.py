@@ -31,7 +31,7 @@ from zonerelay.config.settings import (
 from zonerelay.control.client import ControlClient
 from zonerelay.inbound.listen import listeners
 from zonerelay.inbound.listen.listener import Listener
-from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.state.context import AskedPolicy
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.requests import Status
 

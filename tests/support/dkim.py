@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from zonerelay.config.settings import DkimSettings
-from zonerelay.message.dkim.keys import DkimKeys
-from zonerelay.message.dkim.private_keys import load_private_key, new_private_key
+from zonerelay.message.dkim.keys import DkimKeys, load_private_key, new_private_key
 from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.routing.idna import ascii_domain
 

@@ -17,8 +17,7 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import SharedContext
-from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.state.context import AskedPolicy, SharedContext
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.clock import ManualClock

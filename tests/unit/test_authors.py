@@ -8,8 +8,7 @@ from tests.support.feeding import cuts
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import KB, ListenerSettings
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.permissions import GrantTable
+from zonerelay.inbound.state.client_state import ClientState, grant_table
 from zonerelay.message.header.headers import MAX_METADATA, HeaderScanner, authors
 
 MAX_HEADER = 256 * KB
@@ -17,7 +16,7 @@ MAX_HEADER = 256 * KB
 
 def may_write(header: bytes, *, whole: bool = True) -> bool:
     settings = ListenerSettings()
-    standing = ClientState(settings, GrantTable(settings), Client("", 0, may_relay=True), None)
+    standing = ClientState(settings, grant_table(settings), Client("", 0, may_relay=True), None)
     standing.logged_in(User("app", "", ("me@example.org",)))
     message = header + b"\r\n\r\nFrom: somebody@example.com\r\n"
     for pieces in [[message]] if whole else cuts(message):

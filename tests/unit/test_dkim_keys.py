@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from tests.support.dkim import NOW, ed25519_pem, entry, keys_of, read, rsa_pem
-from zonerelay.message.dkim.keys import DkimKeys
-from zonerelay.message.dkim.private_keys import load_private_key
+from zonerelay.message.dkim.keys import DkimKeys, load_private_key
 from zonerelay.routing.idna import ascii_domain
 
 DAY = 86_400.0

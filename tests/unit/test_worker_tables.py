@@ -8,7 +8,7 @@ import pytest
 
 from zonerelay.config.load import load_text
 from zonerelay.message.dkim import keys
-from zonerelay.message.dkim.private_keys import PrivateKey, load_private_key, new_private_key
+from zonerelay.message.dkim.keys import PrivateKey, load_private_key, new_private_key
 from zonerelay.worker.tables import build_tables
 
 TEXT = """

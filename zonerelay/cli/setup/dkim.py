@@ -34,8 +34,7 @@ from zonerelay.message.dkim.dns_record import (
     record_text,
     strings,
 )
-from zonerelay.message.dkim.keys import DkimEntry, DkimKeys
-from zonerelay.message.dkim.private_keys import load_private_key, new_private_key
+from zonerelay.message.dkim.keys import DkimEntry, DkimKeys, load_private_key, new_private_key
 from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.model.clock import SystemClock
 from zonerelay.routing.dns.answers import DnsStatus

@@ -60,9 +60,7 @@ from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
-from zonerelay.inbound.state.permissions import apply_mode
-from zonerelay.inbound.state.questions import LookupResult
+from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, LookupResult
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import notes_of
 from zonerelay.inbound.state.transaction import NO_EDITS, HeaderEdits, HeaderRules, MailTransaction, mailboxes
@@ -803,7 +801,7 @@ class WholeIntake(Intake):
         origin = client_state.origin
         if context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
-        apply_mode(transaction)
+        changed_envelope.apply_mode(transaction)
         before = self.envelope
         self.envelope = transaction.envelope(before.id, before.created, origin, before.priority)
         self._scanner = self._later

@@ -37,9 +37,13 @@ from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import ListenerContext, SuspensionCheck
-from zonerelay.inbound.state.permissions import apply_mode
-from zonerelay.inbound.state.questions import LookupResult, Question, UserLimitsLookup
+from zonerelay.inbound.state.context import (
+    ListenerContext,
+    LookupResult,
+    Question,
+    SuspensionCheck,
+    UserLimitsLookup,
+)
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed
 from zonerelay.inbound.state.transaction import NO_EDITS, RECIPIENT_COST, HeaderEdits, MailTransaction
@@ -443,7 +447,7 @@ class SubmittingClient:
         elif context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
         if kind is Intake:
-            apply_mode(transaction)
+            changed_envelope.apply_mode(transaction)
         envelope = transaction.envelope(
             context.ids.next(),
             context.clock.now(),

@@ -31,8 +31,7 @@ from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.state.context import AskedPolicy, ListenerContext
 from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.inbound.state.transaction import mailboxes
 from zonerelay.model.address import Mailbox, recipient_key

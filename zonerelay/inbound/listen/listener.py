@@ -18,8 +18,7 @@ from zonerelay.inbound.limits.memory import MemoryHolder
 from zonerelay.inbound.listen.listening_socket import ListeningSocket
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import ListenerContext, SharedContext
-from zonerelay.inbound.state.questions import AskedPolicy, Consultants
+from zonerelay.inbound.state.context import AskedPolicy, Consultants, ListenerContext, SharedContext
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource

@@ -55,8 +55,7 @@ from zonerelay.inbound.policy.api import Changes, Noop, Quit, Rset, Vrfy
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import LoginLookup, LookupResult
+from zonerelay.inbound.state.context import ListenerContext, LoginLookup, LookupResult
 from zonerelay.inbound.state.replies import NextAction, ServerReply, refused
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import Mailbox, recipient_key

@@ -37,8 +37,7 @@ from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.transport import Deadlines, Transport, TransportFault
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import LoginLookup
+from zonerelay.inbound.state.context import ListenerContext, LoginLookup
 from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy

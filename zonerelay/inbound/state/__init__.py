@@ -1,6 +1,6 @@
 """The state that the commands of a session share, without I/O: listener context, client, transaction.
 
-`replies` defines every reply of the server; `questions` handles the checks that must be awaited before a
+`replies` defines every reply of the server; `context` also handles the checks that must be awaited before a
 reply.
 
 Code outside inbound/ imports `rewriting` and `context`, to explain a message.

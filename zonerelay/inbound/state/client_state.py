@@ -1,31 +1,103 @@
-"""The known facts about a client: its address, TLS, HELO name and user. No I/O.
+"""The known facts about a client (its address, TLS, HELO name and user), and what it may do. No I/O.
 
-`grants` defines what the client may do. Three values are derived from the same facts: the protocol keyword of
+`Grants` are the permissions of a client and its EHLO extensions, by its address, its TLS and its
+authentication. There are few combinations of these in a listener, so each is computed once. To relay, a
+client needs one of: an address in `allow_networks`, a login as a user, or a listed client certificate. With
+`auth = "required"` the address is not sufficient.
+
+Three values are derived from the same facts: the protocol keyword of
 the Received field (RFC 3848), the client data for a policy, and the sender addresses that the client may use.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import Idempotency, ListenerSettings
+from zonerelay.config.settings import (
+    Idempotency,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+    UnsafeListener,
+)
 from zonerelay.config.user_limits import UserIdempotency
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
-from zonerelay.inbound.state.permissions import Grants, GrantTable
+from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.smtp.server import params
 from zonerelay.smtp.server.proxy_protocol import XClient
 
 MAX_AUTHORS = 4096  # characters of From fields; longer ones take the parser time and are not legitimate
 _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """The permissions of one client. `must_log_in`: the client must log in first. `offer` is the set of EHLO
+    extensions; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
+    """
+
+    may_relay: bool
+    must_log_in: bool
+    must_start_tls: bool
+    offers_starttls: bool
+    offers_auth: bool
+    mail_parameters: frozenset[str]
+    rcpt_parameters: frozenset[str]
+    offer: int
+
+
+def _grants(
+    settings: ListenerSettings, may_relay: bool, may_xclient: bool, secure: bool, proven: bool
+) -> Grants:
+    """Return the permissions of a client. `may_relay` is determined by its address. `secure`: it uses TLS.
+    `proven`: it has logged in or presented a listed certificate.
+    """
+    must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
+    may_relay = proven or (may_relay and not must_log_in)
+    starttls = settings.tls is ListenerTls.STARTTLS and not secure
+    auth = settings.auth is not ListenerAuth.OFF and (
+        secure or UnsafeListener.CLEARTEXT_AUTH in settings.unsafe
+    )
+    # Only for clients that may relay, now or after a login: RFC 4865 is for submission, and with DSN an
+    # unauthenticated client could have our reports sent to a third party.
+    submits = may_relay or auth
+    hold = submits and settings.max_hold > 0
+    offers = (
+        *((STARTTLS, starttls), (AUTH, auth), (DSN, submits)),
+        *((FUTURE_RELEASE, hold), (XCLIENT, may_xclient)),
+    )
+    return Grants(
+        may_relay=may_relay,
+        must_log_in=must_log_in,
+        must_start_tls=settings.require_tls and not secure,
+        offers_starttls=starttls,
+        offers_auth=auth,
+        mail_parameters=params.MAIL_PARAMETERS
+        | (params.DSN_MAIL_PARAMETERS if submits else frozenset())
+        | (params.AUTH_MAIL_PARAMETERS if auth else frozenset())
+        | (params.HOLD_MAIL_PARAMETERS if hold else frozenset()),
+        rcpt_parameters=params.DSN_RCPT_PARAMETERS if submits else params.RCPT_PARAMETERS,
+        offer=sum(flag for flag, offered in offers if offered),
+    )
+
+
+GrantTable = Callable[[bool, bool, bool, bool], Grants]
+
+
+def grant_table(settings: ListenerSettings) -> GrantTable:
+    """Return the function that returns the permissions of a client of this listener, each computed once."""
+    return cache(partial(_grants, settings))
 
 
 class ClientState:
@@ -91,7 +163,7 @@ class ClientState:
         proven = self.user is not None or (
             tls is not None and tls.certificate in self._settings.allow_certificates
         )
-        return self._table.of(client.may_relay, client.may_xclient, tls is not None, proven)
+        return self._table(client.may_relay, client.may_xclient, tls is not None, proven)
 
     @property
     def origin(self) -> Origin:

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from zonerelay.message.dkim.private_keys import PrivateKey
+from zonerelay.message.dkim.keys import PrivateKey
 from zonerelay.message.dkim.signature import RSA
 
 MAX_STRING = 255  # RFC 1035 3.3: bytes of one character-string of a TXT record
