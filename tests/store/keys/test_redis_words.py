@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -24,6 +25,7 @@ from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOp
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.redis import RedisEngine
+from zonerelay.store.redis import durability
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
 from zonerelay.store.redis.foreign import tell_foreign_queue
 from zonerelay.store.redis.limits import RedisRecordStore
@@ -71,6 +73,19 @@ async def test_a_sentinel_is_named_as_one(opened: Opening, tmp_path: Path) -> No
         pytest.raises(StoreOpenError, match="this is a Sentinel, which stores no data"),
     ):
         await opened(sentinel.url)
+
+
+async def test_a_sentinel_of_valkey_8_is_one() -> None:
+    """Debian 12 has no Valkey. This is what 8.1 answers to INFO."""
+
+    class Sentinel:
+        async def call(self, command: str, *_: object) -> bytes:
+            assert command in ("INFO", "CONFIG GET")
+            return b"redis_version:7.2.4\r\nvalkey_version:8.1.1\r\nserver_mode:sentinel\r\n"
+
+    wire: Any = Sentinel()
+    facts = await durability.ask(wire)
+    assert (facts.name, facts.is_sentinel) == ("Valkey", True)
 
 
 async def test_a_replica_says_of_which_server(server: RedisServer, opened: Opening) -> None:

@@ -106,7 +106,8 @@ async def ask(wire: SharedConnection) -> ServerFacts:
         _version(info.get("redis_version", "0")),
         info.get("role") == "master",
         f"{info.get('master_host', '?')}:{info.get('master_port', '?')}",
-        info.get("redis_mode") == "sentinel",
+        # Redis has the first name, Valkey 8 the second.
+        "sentinel" in (info.get("redis_mode"), info.get("server_mode")),
         info.get("cluster_enabled") == "1",
         flaws,
         # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in the configuration.
