@@ -24,7 +24,7 @@ from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settin
 from tests.support.smarthost import Smarthost
 from tests.support.tls_client import trusting
 from tests.support.waiting import until
-from zonerelay.admin.control_socket import ControlSocket
+from zonerelay.admin.http import ControlSocket
 from zonerelay.config.settings import (
     AuthSettings,
     CredentialSettings,

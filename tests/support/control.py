@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from zonerelay.admin.control_socket import ControlSocket
+from zonerelay.admin.http import ControlSocket
 from zonerelay.admin.operators import build_operators
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.runner import Handler

@@ -1,23 +1,29 @@
-"""Listens for HTTP requests of monitoring systems and operators. `http_server` has the rest.
+"""Listens for HTTP requests: on the admin address, and on the control socket for the users of this machine.
 
-The relay binds the address when it starts. If the address is in use, mail is still processed, and the owner
-tries again (`process/tasks`). aiohttp is loaded at the first connection, in a thread: with its certificate
+The relay binds both when it starts. If the address is in use, mail is still processed, and the owner tries
+again (`process/tasks`). aiohttp is loaded at the first connection, in a thread: with its certificate
 authorities it takes a fifth of the memory of an idle relay and of its start time. If loading fails,
-`on_error` is called with the error, and the address refuses connections from then on.
+`on_error` is called with the error, and the socket refuses connections from then on.
+
+The control socket exists whether or not `[admin]` has an address. At the end, its file is removed if it is
+still the relay's own. `http_server` and `peers` have the servers.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import AdminSettings
 from zonerelay.control.runner import OnError
+from zonerelay.control.socket import bind
 from zonerelay.inbound.listen.listening_socket import bound, explained
+from zonerelay.process.files import identity
 from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.process.threads import STATUS
 from zonerelay.routing.addresses import Networks
@@ -25,8 +31,6 @@ from zonerelay.routing.addresses import Networks
 if TYPE_CHECKING:
     import ssl
 
-    from zonerelay.admin.http_server import HttpServer
-    from zonerelay.admin.monitoring import Monitoring
     from zonerelay.admin.operators import Operators
 
 _BACKLOG = 64
@@ -36,28 +40,82 @@ class AdminError(Exception):
     """The HTTP server of the admin address cannot be started. The text explains what to do."""
 
 
-@dataclass(eq=False, repr=False)
-class AdminServer:
+class _Server(Protocol):
+    async def start(self, listener: socket.socket, backlog: int) -> None: ...
+    async def close(self) -> None: ...
+
+
+class _LazyServer(abc.ABC):
+    """A listening socket whose server is loaded at the first connection. `_load` runs in a thread, and
+    returns the function that makes the server. `where` names the server in errors.
+    """
+
+    def __init__(self, where: str, on_error: OnError) -> None:
+        self._where = where
+        self._on_error = on_error
+        self._listener: socket.socket | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._server: _Server | None = None
+
+    @abc.abstractmethod
+    def _load(self) -> Callable[[], _Server]: ...
+
+    def _listen(self, listener: socket.socket) -> None:
+        """Wait for the first connection. The kernel queues it until the server is loaded."""
+        listener.listen(_BACKLOG)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._first_connection, listener)
+
+    def _first_connection(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        self._opening = loop.create_task(self._open(listener))
+
+    async def _open(self, listener: socket.socket) -> None:
+        try:
+            make = await STATUS.run(self._load)
+            self._server = make()
+            await self._server.start(listener, _BACKLOG)
+        except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
+            self._on_error(self._where, error)
+            listener.close()
+
+    async def close(self) -> None:
+        """Stop listening, and close the connections."""
+        if self._opening is not None:
+            await self._opening
+        elif self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+        if self._server is not None:
+            await self._server.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+class AdminServer(_LazyServer):
     """The HTTP server of the `[admin]` address. `metrics` returns the exposition, and `before_metrics` is
     awaited before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
     `operators` is called at the first connection; without it, only monitoring is served.
     """
 
-    settings: AdminSettings
-    _: KW_ONLY
-    metrics: Callable[[], bytes]
-    readiness: Callable[[], Awaitable[tuple[str, ...]]]
-    on_error: OnError
-    operators: Callable[[], Operators] | None = None
-    before_metrics: Callable[[], Awaitable[None]] | None = None
-    inherited: InitVar[InheritedSockets] = NOTHING
-
-    def __post_init__(self, inherited: InheritedSockets) -> None:
-        self._handed = inherited.take(self.settings.address)
-        self._address = parse_listen(self.settings.address)
-        self._listener: socket.socket | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._server: HttpServer | None = None
+    def __init__(
+        self,
+        settings: AdminSettings,
+        *,
+        metrics: Callable[[], bytes],
+        readiness: Callable[[], Awaitable[tuple[str, ...]]],
+        on_error: OnError,
+        operators: Callable[[], Operators] | None = None,
+        before_metrics: Callable[[], Awaitable[None]] | None = None,
+        inherited: InheritedSockets = NOTHING,
+    ) -> None:
+        super().__init__("admin-http", on_error)
+        self._settings = settings
+        self._monitored = metrics, readiness, before_metrics
+        self._operators = operators
+        self._handed = inherited.take(settings.address)
+        self._address = parse_listen(settings.address)
         self._tls: ssl.SSLContext | None = None
 
     @property
@@ -70,64 +128,58 @@ class AdminServer:
 
     async def start(self) -> None:
         """Bind the address. Raise AdminError on failure; then it may be called again."""
-        if self.settings.certificate is not None:
+        if self._settings.certificate is not None:
             from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
 
             try:
-                self._tls = server_context(self.settings.certificate, self.settings.key, self.on_error)
+                self._tls = server_context(self._settings.certificate, self._settings.key, self._on_error)
             except TlsError as error:
                 raise AdminError(f"admin HTTP: {error}") from error
-        self._listener = self._handed or _listen(self._address)
-        asyncio.get_running_loop().add_reader(self._listener, self._first_connection, self._listener)
+        if self._handed is None and self._address.is_unix:
+            raise AdminError(f"the HTTP server requires an address and a port, not {self._address}")
+        try:
+            self._listen(self._handed or bound(self._address))
+        except OSError as error:
+            raise AdminError(f"cannot listen on {self._address} for HTTP: {explained(error)}") from error
+
+    def _load(self) -> Callable[[], _Server]:
+        from zonerelay.admin.http_server import HttpServer, Monitoring  # noqa: PLC0415 - aiohttp
+
+        return lambda: HttpServer(
+            is_loopback=self._address.is_loopback,
+            monitoring=Monitoring(*self._monitored),
+            operators=None if self._operators is None else self._operators(),
+            on_error=self._on_error,
+            hosts=self._settings.hosts,
+            proxies=Networks(self._settings.proxy_networks),
+            tls=self._tls,
+        )
+
+
+class ControlSocket(_LazyServer):
+    """Serves HTTP `/v1/` on the control socket, a Unix socket next to the spool. `operators` is called at the
+    first connection.
+    """
+
+    def __init__(self, path: Path, operators: Callable[[], Operators], *, on_error: OnError) -> None:
+        super().__init__("control", on_error)
+        self._path = path
+        self._operators = operators
+        self._identity: tuple[int, int] | None = None
+
+    async def start(self) -> None:
+        """Listen. Raise ControlError with the remedy if that is not possible."""
+        listener = bind(self._path)
+        self._identity = identity(self._path)
+        self._listen(listener)
 
     async def close(self) -> None:
-        if self._opening is not None:
-            await self._opening
-        elif self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-        if self._server is not None:
-            await self._server.close()
-        if self._listener is not None:
-            self._listener.close()
+        """Stop listening, close the connections, and remove the socket file if it is still ours."""
+        if self._listener is not None and identity(self._path) == self._identity:
+            self._path.unlink(missing_ok=True)
+        await super().close()
 
-    def _first_connection(self, listener: socket.socket) -> None:
-        """Load the server. The kernel queues the connection until then."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-        self._opening = loop.create_task(self._open(listener))
+    def _load(self) -> Callable[[], _Server]:
+        from zonerelay.admin.peers import PeerServer  # noqa: PLC0415 - aiohttp
 
-    async def _open(self, listener: socket.socket) -> None:
-        try:
-            server, monitoring = await STATUS.run(_load)
-            self._server = server(
-                is_loopback=self._address.is_loopback,
-                monitoring=monitoring(self.metrics, self.readiness, self.before_metrics),
-                operators=None if self.operators is None else self.operators(),
-                on_error=self.on_error,
-                hosts=self.settings.hosts,
-                proxies=Networks(self.settings.proxy_networks),
-                tls=self._tls,
-            )
-            await self._server.start(listener, _BACKLOG)
-        except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
-            self.on_error("admin-http", error)
-            listener.close()
-
-
-def _load() -> tuple[type[HttpServer], type[Monitoring]]:
-    # aiohttp: see the module's header
-    from zonerelay.admin.http_server import HttpServer  # noqa: PLC0415
-    from zonerelay.admin.monitoring import Monitoring  # noqa: PLC0415
-
-    return HttpServer, Monitoring
-
-
-def _listen(address: ListenAddress) -> socket.socket:
-    if address.is_unix:
-        raise AdminError(f"the HTTP server requires an address and a port, not {address}")
-    try:
-        made = bound(address)
-        made.listen(_BACKLOG)
-    except OSError as error:
-        raise AdminError(f"cannot listen on {address} for HTTP: {explained(error)}") from error
-    return made
+        return lambda: PeerServer(self._operators())

@@ -1,5 +1,5 @@
-"""The HTTP server of the admin address: its connections, limits and host names. `monitoring`, `api/` and
-`page/` define the routes.
+"""The HTTP server of the admin address: its connections, limits and host names, and the monitoring
+endpoints `/metrics`, `/healthz` and `/readyz`. `api/` and `page/` define the other routes.
 
 A connection counts as a monitoring connection until it requests something else. Then it is an operator's
 connection. There are at most `MAX_OPERATORS` of these, so API, page and event streams never use up the
@@ -23,12 +23,13 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
 from zonerelay.admin.visit import VISIT, RequestIdentity, plain
@@ -36,6 +37,7 @@ from zonerelay.config.endpoints import is_address
 from zonerelay.control.runner import OnError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.addresses import Networks
+from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
 
 MAX_CONNECTIONS = 64
 MAX_OPERATORS = 64
@@ -48,9 +50,44 @@ MAX_BODY = 1024 * 1024
 SHUTDOWN_TIMEOUT = 1.0
 
 HANDSHAKE = 10.0
+PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
+"""Of the monitoring endpoints, which change nothing."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 Connection = web.RequestHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Monitoring:
+    """Serves the monitoring endpoints. `metrics` returns the exposition, and `before_metrics` is awaited
+    before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
+    """
+
+    metrics: Callable[[], bytes]
+    readiness: Callable[[], Awaitable[tuple[str, ...]]]
+    before_metrics: Callable[[], Awaitable[None]] | None
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return [
+            web.get("/metrics", self._get_metrics),
+            web.get("/healthz", self._get_health),
+            web.get("/livez", self._get_health),  # the name in Kubernetes and Mailpit
+            web.get("/readyz", self._get_readiness),
+        ]
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        if self.before_metrics is not None:
+            await self.before_metrics()
+        return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        """Respond with `ok`. The response itself proves that the event loop is running."""
+        return web.Response(text="ok\n")
+
+    async def _get_readiness(self, request: web.Request) -> web.Response:
+        reasons = await self.readiness()
+        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
+        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
 
 
 class HttpServer:

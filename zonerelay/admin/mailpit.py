@@ -61,7 +61,8 @@ _WRONG = (
     SearchError, FaultError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,
 )  # fmt: skip
 
-Handler = Callable[["_MailpitCall"], Awaitable[web.StreamResponse]]
+Handler = Callable[["_MailpitCall"], Awaitable[object]]
+"""Returns a response, or what is answered as JSON; `None` is answered with "ok"."""
 
 
 class _JsonAddress(msgspec.Struct, rename="pascal"):
@@ -135,18 +136,17 @@ class _MailpitCall:
 
     def __init__(self, request: web.Request, by: str, found: Mapping[str, str]) -> None:
         self.request, self.by, self.found = request, by, found
+        self.query, self.tz = request.query.get("query", ""), request.query.get("tz", "")
 
     def number(self, name: str, default: int, most: int) -> int:
         text = self.request.query.get(name, "")
         return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
     @property
-    def query(self) -> str:
-        return self.request.query.get("query", "")
-
-    @property
-    def tz(self) -> str:
-        return self.request.query.get("tz", "")
+    def search(self) -> str:
+        if not self.query.strip():
+            raise _MailpitError(400, "the search query is missing")
+        return self.query
 
     async def body(self) -> bytes:
         try:
@@ -172,7 +172,7 @@ class Mailpit:
                 ("GET", "/api/v1/messages", self._list),
                 ("PUT", "/api/v1/messages", self._mark),
                 ("DELETE", "/api/v1/messages", self._delete),
-                ("GET", "/api/v1/search", self._search),
+                ("GET", "/api/v1/search", self._list),
                 ("DELETE", "/api/v1/search", self._delete_found),
                 ("GET", "/api/v1/tags", self._tags),
                 ("PUT", "/api/v1/tags", self._set_tags),
@@ -187,9 +187,9 @@ class Mailpit:
                 ("GET", "/view/(?P<id>[0-9A-Za-z-]{1,64})[.]html", self._html),
                 ("GET", "/view/(?P<id>[0-9A-Za-z-]{1,64})[.]txt", self._text),
                 ("GET", "/api/v1/chaos", self._chaos),
-                ("PUT", "/api/v1/chaos", self._set_chaos),
+                ("PUT", "/api/v1/chaos", self._chaos),
                 ("GET", "/api/v1/behaviours", self._behaviours),
-                ("PUT", "/api/v1/behaviours", self._set_behaviours),
+                ("PUT", "/api/v1/behaviours", self._behaviours),
             )
         ]
 
@@ -240,7 +240,10 @@ class Mailpit:
         for wanted, pattern, handler in self._routes:
             if found := pattern.fullmatch(request.path):
                 if wanted == method:
-                    return await handler(_MailpitCall(request, by, found.groupdict()))
+                    answer = await handler(_MailpitCall(request, by, found.groupdict()))
+                    if isinstance(answer, web.StreamResponse):
+                        return answer
+                    return web.Response(text="ok") if answer is None else _json(answer)
                 allowed.append(wanted)
         if allowed:
             raise _MailpitError(405, f"allowed methods: {', '.join(allowed)}", Allow=", ".join(allowed))
@@ -250,60 +253,47 @@ class Mailpit:
 
     # --- lists ------------------------------------------------------------------------------------------
 
-    async def _info(self, call: _MailpitCall) -> web.Response:
+    async def _info(self, call: _MailpitCall) -> object:
         totals, tags = await self._mail.ask(lambda capture: (capture.totals(), capture.tags()))
-        return _json(
-            {
-                "Version": f"zonerelay {__version__}",
-                "LatestVersion": f"zonerelay {__version__}",
-                "Database": "",
-                "DatabaseSize": totals.octets,
-                "Messages": totals.messages,
-                "Unread": totals.unread,
-                "Tags": tags,
-                "RuntimeStats": {"Uptime": int(self._operators.clock.monotonic() - self._began)},
-            }
-        )
+        return {
+            "Version": f"zonerelay {__version__}",
+            "LatestVersion": f"zonerelay {__version__}",
+            "Database": "",
+            "DatabaseSize": totals.octets,
+            "Messages": totals.messages,
+            "Unread": totals.unread,
+            "Tags": tags,
+            "RuntimeStats": {"Uptime": int(self._operators.clock.monotonic() - self._began)},
+        }
 
-    async def _web_ui(self, call: _MailpitCall) -> web.Response:
+    async def _web_ui(self, call: _MailpitCall) -> object:
         relays = {"Enabled": bool(self._mail.release_to), "SMTPServer": self._mail.release_to}
         chaos = self._mail.sandbox is not None
-        return _json(
-            {"Label": "zonerelay", "MessageRelay": relays, "SpamAssassin": False, "ChaosEnabled": chaos}
-        )
+        return {"Label": "zonerelay", "MessageRelay": relays, "SpamAssassin": False, "ChaosEnabled": chaos}
 
-    async def _list(self, call: _MailpitCall) -> web.Response:
-        return await self._found(call, "")
-
-    async def _search(self, call: _MailpitCall) -> web.Response:
-        if not call.query.strip():
-            raise _MailpitError(400, "the search query is missing")
-        return await self._found(call, call.query)
-
-    async def _found(self, call: _MailpitCall, query: str) -> web.Response:
+    async def _list(self, call: _MailpitCall) -> object:
+        """List the newest messages, or those that a search finds."""
+        query = call.search if call.request.path.endswith("/search") else ""
         start, limit = call.number("start", 0, 10**9), call.number("limit", 50, MAX_LIMIT)
         (rows, matched, unread), totals, tags = await self._mail.ask(
             lambda capture: (
                 capture.find(query, start=start, limit=limit, tz=call.tz), capture.totals(), capture.tags(),
             )
         )  # fmt: skip
-        return _json(
-            {
-                "total": totals.messages, "unread": totals.unread, "count": len(rows), "start": start,
-                "messages_count": matched, "messages_unread": unread, "tags": list(tags),
-                "messages": [_summary(each) for each in rows],
-            }
-        )  # fmt: skip
+        return {
+            "total": totals.messages, "unread": totals.unread, "count": len(rows), "start": start,
+            "messages_count": matched, "messages_unread": unread, "tags": list(tags),
+            "messages": [_summary(each) for each in rows],
+        }  # fmt: skip
 
-    async def _tags(self, call: _MailpitCall) -> web.Response:
-        return _json(list(await self._mail.ask(lambda capture: capture.tags())))
+    async def _tags(self, call: _MailpitCall) -> object:
+        return list(await self._mail.ask(lambda capture: capture.tags()))
 
-    async def _set_tags(self, call: _MailpitCall) -> web.Response:
+    async def _set_tags(self, call: _MailpitCall) -> None:
         given = msgspec.json.decode(await call.body(), type=_TagRequest)
         await self._mail.ask(lambda capture: capture.tag(given.tags, given.ids))
-        return web.Response(text="ok")
 
-    async def _rename_tag(self, call: _MailpitCall) -> web.Response:
+    async def _rename_tag(self, call: _MailpitCall) -> None:
         """Rename the tag (PUT), or remove it from all messages (DELETE)."""
         name = ""
         if call.request.method == "PUT":
@@ -311,31 +301,26 @@ class Mailpit:
             if not name:
                 raise _MailpitError(400, "Name is missing: the new name of the tag")
         await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
-        return web.Response(text="ok")
 
-    async def _mark(self, call: _MailpitCall) -> web.Response:
+    async def _mark(self, call: _MailpitCall) -> None:
         which = _which(call.request, await call.body())
         if which.ids and which.search:
             raise _MailpitError(400, "specify IDs or Search, not both")
         await self._mail.ask(
             lambda capture: capture.mark(which.read, ids=which.ids or None, query=which.search, tz=call.tz)
         )
-        return web.Response(text="ok")
 
-    async def _delete(self, call: _MailpitCall) -> web.Response:
+    async def _delete(self, call: _MailpitCall) -> None:
         """Delete these messages, or all of them if no ids are given, as Mailpit does."""
         body = await call.body()
         which = _which(call.request, body) if body.strip() else _Selector()
         self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all of it'}")
         await self._mail.ask(lambda capture: capture.delete(ids=which.ids or None))
-        return web.Response(text="ok")
 
-    async def _delete_found(self, call: _MailpitCall) -> web.Response:
-        if not call.query.strip():
-            raise _MailpitError(400, "the search query is missing")
+    async def _delete_found(self, call: _MailpitCall) -> None:
+        query = call.search
         self._mail.note(call.by, "captured mail deleted: what a search found")
-        await self._mail.ask(lambda capture: capture.delete(query=call.query, tz=call.tz))
-        return web.Response(text="ok")
+        await self._mail.ask(lambda capture: capture.delete(query=query, tz=call.tz))
 
     # --- one message ------------------------------------------------------------------------------------
 
@@ -349,9 +334,9 @@ class Mailpit:
         summary, octets = await self._read(call, mark=mark)
         return summary, await OPERATORS.run(take_apart, octets)
 
-    async def _one(self, call: _MailpitCall) -> web.Response:
+    async def _one(self, call: _MailpitCall) -> object:
         summary, parts = await self._taken_apart(call, mark=True)
-        shown = {
+        return {
             **_summary(summary),
             "Read": True,
             "ReturnPath": summary.sender,
@@ -367,20 +352,19 @@ class Mailpit:
             "Inline": [_attachment(each) for each in parts.inline],
             "Attachments": [_attachment(each) for each in parts.attachments],
         }
-        return _json(shown)
 
     async def _raw(self, call: _MailpitCall) -> web.Response:
         _, octets = await self._read(call)
         return web.Response(body=octets, content_type="text/plain", charset="utf-8", headers=SHOWN_FIELDS)
 
-    async def _headers(self, call: _MailpitCall) -> web.Response:
+    async def _headers(self, call: _MailpitCall) -> object:
         _, octets = await self._read(call)
         message = await OPERATORS.run(BytesHeaderParser(policy=compat32).parsebytes, octets)
         found: dict[str, list[str]] = {}
         for name, value in message.raw_items():
             canonical = "-".join(each.capitalize() for each in name.split("-"))  # as Go's textproto
             found.setdefault(canonical, []).append(decoded(value))
-        return _json(found)
+        return found
 
     async def _part(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
@@ -399,14 +383,13 @@ class Mailpit:
         _, parts = await self._taken_apart(call)
         return web.Response(text=parts.text, content_type="text/plain", headers=SHOWN_FIELDS)
 
-    async def _release(self, call: _MailpitCall) -> web.Response:
+    async def _release(self, call: _MailpitCall) -> None:
         to = msgspec.json.decode(await call.body(), type=_ReleaseRequest).to
         if not to:
             raise _MailpitError(400, "no valid addresses found")
         await self._mail.release(call.found["id"], to, call.by)
-        return web.Response(text="ok")
 
-    async def _send(self, call: _MailpitCall) -> web.Response:
+    async def _send(self, call: _MailpitCall) -> object:
         """Add the message to the captured mail. It does not pass through the relay."""
         try:
             given = msgspec.json.decode(await call.body(), type=_SendRequest)
@@ -416,7 +399,7 @@ class Mailpit:
         message_id = self._ids.next()
         self._mail.note(call.by, f"captured message {message_id} sent by API")
         await self._mail.ask(lambda capture: capture.add(message_id, sender, recipients, octets))
-        return _json({"ID": message_id})
+        return {"ID": message_id}
 
     def _composed(self, given: _SendRequest) -> tuple[str, Sequence[str], bytes]:
         """Return sender, recipients and the composed message. Raise BadRowError or Base64Error if a value is
@@ -460,19 +443,17 @@ class Mailpit:
             raise _MailpitError(404, "chaos and simulated replies are available in the sandbox only")
         return self._mail.sandbox.faults
 
-    async def _chaos(self, call: _MailpitCall) -> web.Response:
-        return _json(self._faults.chaos)
+    async def _chaos(self, call: _MailpitCall) -> object:
+        faults = self._faults
+        if call.request.method == "PUT":
+            faults.chaos = msgspec.json.decode(await call.body() or b"{}", type=ChaosTriggers)
+        return faults.chaos
 
-    async def _set_chaos(self, call: _MailpitCall) -> web.Response:
-        self._faults.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=ChaosTriggers))
-        return await self._chaos(call)
-
-    async def _behaviours(self, call: _MailpitCall) -> web.Response:
-        return _json(self._faults.behaviours)
-
-    async def _set_behaviours(self, call: _MailpitCall) -> web.Response:
-        self._faults.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
-        return await self._behaviours(call)
+    async def _behaviours(self, call: _MailpitCall) -> object:
+        faults = self._faults
+        if call.request.method == "PUT":
+            faults.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
+        return faults.behaviours
 
 
 def html_response(html: str) -> web.Response:

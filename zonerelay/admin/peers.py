@@ -39,11 +39,17 @@ class PeerServer:
         self._operators = operators
         self._api = Api(operators, VERBS)
         self._server = web.Server(self._handle, **OPTIONS)  # type: ignore[arg-type]  # a BaseRequest is enough
+        self._listening: asyncio.Server | None = None
         self._running = 0
         self._silent: set[web.RequestHandler] = set()
         """Connections that have not sent a request yet."""
 
-    def connection(self) -> asyncio.Protocol:
+    async def start(self, listener: socket.socket, backlog: int) -> None:
+        """Start to serve. The server becomes the owner of `listener`."""
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_unix_server(self._connection, sock=listener, backlog=backlog)
+
+    def _connection(self) -> asyncio.Protocol:
         protocol = self._server()
         self._silent.add(protocol)
         asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, self._let_go, protocol)
@@ -56,6 +62,8 @@ class PeerServer:
                 protocol.transport.abort()
 
     async def close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
         self._server.pre_shutdown()
         await self._server.shutdown(SHUTDOWN_TIMEOUT)
         await self._operators.asking.close()

@@ -47,9 +47,6 @@ class InjectedFaults:
         self.behaviours: dict[str, str] = {}
         """Names of behaviours by address in lower case; the sink looks at this very mapping."""
 
-    def set_chaos(self, chaos: ChaosTriggers) -> None:
-        self.chaos = chaos
-
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
         """Set these scripted replies and no others. Raise FaultError if one does not exist."""
         if len(wanted) > MAX_BEHAVIOURS:

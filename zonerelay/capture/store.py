@@ -55,12 +55,6 @@ CREATE TRIGGER went AFTER DELETE ON mail BEGIN
 END;
 PRAGMA user_version = {VERSION};
 """  # noqa: S608 - two numbers
-_SUMMARY = (
-    "id, at, sender, recipients, size, is_read, message_id, from_, to_, cc, bcc, reply_to, subject, "
-    "attachments, inline, tags, snippet"
-)
-
-
 LONGEST = 10.0
 """Seconds of one search."""
 
@@ -99,6 +93,9 @@ class CaptureRow(msgspec.Struct, frozen=True, kw_only=True):
     inline: int
     tags: list[str]
     snippet: str
+
+
+_SUMMARY = ", ".join(CaptureRow.__struct_fields__)
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -390,8 +387,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
 
 
 def _summary(row: Sequence[object]) -> CaptureRow:
-    names = _SUMMARY.split(", ")
-    known = dict(zip(names, row, strict=True))
+    known = dict(zip(CaptureRow.__struct_fields__, row, strict=True))
     for name in ("recipients", "from_", "to_", "cc", "bcc", "reply_to", "tags"):
         known[name] = json.loads(str(known[name]))
     return msgspec.convert(known, CaptureRow, strict=False)

@@ -14,20 +14,19 @@ import sqlite3
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
-from zonerelay.history.database import CLEAR, MORE, decode, first_row, open_for_reading, rows_with
+from zonerelay.history.database import CLEAR, MORE, Field, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
 from zonerelay.model.message_id import is_message_id
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 
-Field = str | int | float | bool | None
+T = TypeVar("T")
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
 OUTCOMES = ("waiting", *ATTEMPTS, "dropped", "refused")
@@ -259,12 +258,8 @@ class Histories:
     def find(self, query: Query, limit: int) -> tuple[list[HistoryEntry], bool]:
         """Return the newest `limit` matches in chronological order, and whether there are more."""
         seen: set[str] = set()
-        found: list[HistoryEntry] = []
-        for file in list(self.files):
-            with self._reading(file):
-                for entry in islice(self._entries(file, query, seen), limit + 1):
-                    found.append(entry)
-        found.sort(key=lambda entry: entry.at)
+        entries = self._of_each(lambda file: islice(self._entries(file, query, seen), limit + 1))
+        found = sorted(entries, key=lambda entry: entry.at)
         return found[-limit:], len(found) > limit
 
     def records(self, message_id: str, *, until_final: bool = False) -> list[HistoryRecord]:
@@ -273,23 +268,22 @@ class Histories:
         """
         began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
         found: list[HistoryRecord] = []
-        for file in list(self.files):
-            with self._reading(file):
-                for row in rows_with(file.database, (message_id,), began, oldest_first=True):
-                    self._in_time()
-                    found += file.records(message_id, row)
-                    if until_final and _is_final(found):
-                        return found
+        for some in self._of_each(
+            lambda file: (
+                file.records(message_id, row)
+                for row in rows_with(file.database, (message_id,), began, oldest_first=True)
+            )
+        ):
+            self._in_time()
+            found += some
+            if until_final and _is_final(found):
+                return found
         return sorted(found, key=lambda record: record.at)
 
     def sent(self, query: Query, limit: int) -> list[SentMessage]:
         """Return the newest messages that match, at most `limit`, the newest first."""
-        found: list[SentMessage] = []
-        for file in list(self.files):
-            with self._reading(file):
-                found += islice(self._sent(file, query), limit)
-        found.sort(key=lambda each: each.place, reverse=True)
-        return found[:limit]
+        found = self._of_each(lambda file: islice(self._sent(file, query), limit))
+        return sorted(found, key=lambda each: each.place, reverse=True)[:limit]
 
     def _sent(self, file: _HistoryFile, query: Query) -> Iterator[SentMessage]:
         tag, last = query.tag, min(query.before[0], query.until)
@@ -318,35 +312,23 @@ class Histories:
 
     def since(self, since: float, until: float = float("inf")) -> Iterator[HistoryRecord]:
         """Return all events of a period, in chronological order per worker."""
-        for file in list(self.files):
-            with self._reading(file):
-                rows = file.database.execute(
-                    "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row", (since, until)
-                )
-                for (text,) in rows:
-                    yield from (each for each in _records(text) if since <= each.at <= until)
+        query = "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row"
+        for (text,) in self._of_each(lambda file: file.database.execute(query, (since, until))):
+            yield from (each for each in _records(text) if since <= each.at <= until)
 
     def gaps(self, since: float, until: float) -> list[HistoryGap]:
         """Return the times in between that are not covered, with the reasons."""
-        found: list[HistoryGap] = []
-        for file in list(self.files):
-            with self._reading(file):
-                found += self._gaps_of(file, since, until)
+        found = list(self._of_each(lambda file: self._gaps_of(file, since, until)))
         return [*self.broken, *found]
 
     def refused_more(self, query: Query) -> int:
         """Return how many refusals were only counted instead of stored, of one client if the query
         names one.
         """
-        count = 0
-        for file in list(self.files):
-            with self._reading(file):
-                rows = file.database.execute(
-                    "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?",
-                    (query.since, min(query.until, self.now)),
-                )
-                count += sum(self._refused_more_in(text, query) for (text,) in rows)
-        return count
+        blocks = "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?"
+        values = query.since, min(query.until, self.now)
+        rows = self._of_each(lambda file: file.database.execute(blocks, values))
+        return sum(self._refused_more_in(text, query) for (text,) in rows)
 
     def _refused_more_in(self, events: str, query: Query) -> int:
         self._in_time()
@@ -394,13 +376,13 @@ class Histories:
         if off.exists() and off.stat().st_mtime <= until:
             yield HistoryGap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
 
-    @contextmanager
-    def _reading(self, file: _HistoryFile) -> Iterator[None]:
-        """Record a file as broken if the body cannot read it."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            self._is_broken(file.worker, error)
+    def _of_each(self, read: Callable[[_HistoryFile], Iterable[T]]) -> Iterator[T]:
+        """Yield what is read from each file. Record a file as broken if it cannot be read."""
+        for file in list(self.files):
+            try:
+                yield from read(file)
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.until
@@ -523,11 +505,8 @@ def _after(entry: HistoryEntry, record: HistoryRecord) -> HistoryEntry:
         entry,
         at=record.at,
         outcome=record.name,
-        zone=text("zone"),
-        destination=text("destination"),
-        host=text("host"),
+        **{name: text(name) for name in ("zone", "destination", "host", "reply")},
         attempts=int(text("attempt") or 0),
-        reply=text("reply"),
         replies=(*entry.replies, text("reply")),
     )
 

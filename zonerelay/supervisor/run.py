@@ -19,8 +19,7 @@ from pathlib import Path
 import uvloop
 
 from zonerelay import __version__
-from zonerelay.admin.control_socket import ControlSocket
-from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
 from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.load import read_copy

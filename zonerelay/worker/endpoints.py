@@ -10,9 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.admin.health import ReadinessCheck
-from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.frames import RelayHandler
 from zonerelay.control.runner import Handler, Runner

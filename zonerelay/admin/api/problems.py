@@ -11,15 +11,13 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
+from zonerelay.admin.access import DenialCode
 from zonerelay.operations.errors import ControlError, ErrorKind
 
 TYPE = "application/problem+json"
 
 Code = Literal[
-    "unauthorized",
-    "forbidden",
-    "clear_text",
-    "too_many_failures",
+    DenialCode,
     "not_found",
     "method_not_allowed",
     "not_acceptable",
@@ -29,7 +27,6 @@ Code = Literal[
     "malformed",
     "invalid",
     "not_possible",
-    "unavailable",
     "busy",
     "refused",
     "too_many",

@@ -371,15 +371,11 @@ class _LoggingHandler(logging.Handler):
                 "text": self._redact(record.getMessage()),
             }
             if record.exc_info:
-                fields["traceback"] = self._traceback(record)
+                lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
+                fields["traceback"] = "\n".join(map(self._redact, lines[-MAX_TRACEBACK_LINES:]))
             self.sink.emit(record.levelname.lower(), "log", fields)
         except Exception as error:  # noqa: BLE001 - a bad format string in a library must not stop mail
             self.sink.emit("error", "log", {"logger": record.name, "text": ascii(error)})
-
-    def _traceback(self, record: logging.LogRecord) -> str:
-        assert record.exc_info
-        lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
-        return "\n".join(self._redact(line) for line in lines[-MAX_TRACEBACK_LINES:])
 
 
 def configure(

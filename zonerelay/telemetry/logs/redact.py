@@ -109,7 +109,7 @@ class Redactor:
         self.problem = ""
         """Why the key is not the one that the configuration names."""
         self._names = _PseudonymCache(self._hash_mailbox)
-        self._domain = lru_cache(CACHE_SIZE)(self._hash_domain)
+        self._domain = lru_cache(CACHE_SIZE)(lambda domain: f"d-{self._token(b'd', domain.rstrip('.'))}")
         self.mailbox: Callable[[Mailbox], str] = self._shown
         self.client: Callable[[str], str] = printable
         if enabled:
@@ -228,9 +228,6 @@ class Redactor:
     def _user(self, name: str) -> str:
         return f"u-{self._token(b'u', name)}"
 
-    def _hash_domain(self, domain: str) -> str:
-        return f"d-{self._token(b'd', domain.rstrip('.'))}"
-
     def _hash_client(self, address: str) -> str:
         return f"c-{self._token(b'c', address.lower().removeprefix('::ffff:'))}" if address else ""
 
@@ -320,18 +317,14 @@ def _read_key(path: Path) -> bytes:
             f"the log redaction key {path} is readable by all users, who could guess the pseudonyms; run "
             "chmod 640"
         )
-    try:
+    key = b""
+    with contextlib.suppress(ValueError):
         key = bytes.fromhex(path.read_text("ascii"))
-    except ValueError as error:
-        key = b""
-        cause: Exception | None = error
-    else:
-        cause = None
     if len(key) < KEY_SIZE:
         raise RedactKeyError(
             f"the log redaction key {path} is damaged (expected {2 * KEY_SIZE} hexadecimal digits); remove "
             "it to create a new one, which changes all pseudonyms"
-        ) from cause
+        )
     return key
 
 
