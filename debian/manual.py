@@ -23,8 +23,8 @@ import sources
 
 from zonerelay import __version__
 from zonerelay.cli.arguments import DESCRIPTION, EXIT_STATUS, GROUPS, build
-from zonerelay.config.option_text import about as about_table
-from zonerelay.config.option_text import options
+from zonerelay.config.toml_text import about as about_table
+from zonerelay.config.toml_text import options
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.operation import Operation, fields_of
 

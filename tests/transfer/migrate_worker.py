@@ -24,7 +24,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.contract import Store
 from zonerelay.transfer import migration
-from zonerelay.transfer.journal import MigrationJournal
+from zonerelay.transfer.migration import MigrationJournal
 
 STEP = int(sys.argv[3])
 _count = itertools.count(1)

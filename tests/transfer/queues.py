@@ -14,9 +14,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store
-from zonerelay.transfer.loader import ImportResult, Loader
+from zonerelay.transfer.loader import ImportRegister, ImportResult, Loader
 from zonerelay.transfer.others import reading
-from zonerelay.transfer.register import ImportRegister
 from zonerelay.transfer.stored import UnusableMessage
 
 BUSY = "450 4.2.1 <x> mailbox busy"

@@ -22,9 +22,8 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer import export, files
-from zonerelay.transfer.loader import ImportResult, Loader
+from zonerelay.transfer.loader import FILE, ImportRegister, ImportResult, Loader
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, adopted
-from zonerelay.transfer.register import FILE, ImportRegister
 from zonerelay.transfer.stored import Source, StoredMessage, TransferError, UnusableMessage
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000

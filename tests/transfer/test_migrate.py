@@ -33,7 +33,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, IdempotencyKey, StoredBeforeError, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.transfer.journal import MigrationJournal
+from zonerelay.transfer.migration import MigrationJournal
 from zonerelay.transfer.stored import TransferError
 
 

@@ -21,7 +21,7 @@ from zonerelay.config.settings import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.transfer.others import pickles, reading
+from zonerelay.transfer.others import reading
 from zonerelay.transfer.others import slimta as reader
 from zonerelay.transfer.stored import TransferError
 
@@ -170,8 +170,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_pickles_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(pickles.PickleError):
-        pickles.load(HOSTILE[name])
+    with pytest.raises(reader.PickleError):
+        reader.load_pickle(HOSTILE[name])
     assert not MARK.exists()
     (tmp_path / "a.env").write_bytes(HOSTILE[name])
     (tmp_path / "b.env").write_bytes(pickle.dumps({"no": "envelope"}))
@@ -184,19 +184,19 @@ async def test_hostile_pickles_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_a_hostile_number_takes_no_memory() -> None:
     """The reader in C makes a table of so many places."""
-    assert pickles.load(b"\x80\x02]r\xff\xff\xff\xff.") == []
+    assert reader.load_pickle(b"\x80\x02]r\xff\xff\xff\xff.") == []
 
 
 def test_known_classes_are_not_built() -> None:
-    found = pickles.load(b"cemail.message\nMessage\n(S'a'\ntR.")
-    assert type(found) is pickles.InertObject
+    found = reader.load_pickle(b"cemail.message\nMessage\n(S'a'\ntR.")
+    assert type(found) is reader.InertObject
     assert found.arguments == ("a",)
 
 
 def test_a_field_cannot_end_the_header() -> None:
-    message = pickles.InertObject()
+    message = reader.InertObject()
     message.state = {"_headers": [("Subject", "a\r\n\r\nb\nX: y")]}
-    assert pickles.header(message) == b"Subject: a\n \n b\n X: y\n\n"
+    assert reader.header(message) == b"Subject: a\n \n b\n X: y\n\n"
     message.state = {"_headers": [("Subject: a\r\nBcc", "b")]}
-    with pytest.raises(pickles.PickleError, match="field named"):
-        pickles.header(message)
+    with pytest.raises(reader.PickleError, match="field named"):
+        reader.header(message)

@@ -11,7 +11,7 @@ from pathlib import Path
 from zonerelay.cli import arguments
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
-from zonerelay.config.option_text import options
+from zonerelay.config.toml_text import options
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.upgrades.configuration import every_option
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.load import load, load_text
-from zonerelay.config.option_text import about, options
 from zonerelay.config.settings import TABLES, Settings
+from zonerelay.config.toml_text import about, options
 
 CONFIG = Path(__file__).parents[2] / "config"
 SHIPPED = (CONFIG / "zonerelay.toml").read_text(encoding="utf-8")

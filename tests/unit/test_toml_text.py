@@ -10,8 +10,8 @@ import pytest
 from zonerelay.cli.main import main
 from zonerelay.config import toml_text
 from zonerelay.config.load import load_text, read
-from zonerelay.config.option_text import defaults
 from zonerelay.config.settings import Settings
+from zonerelay.config.toml_text import defaults
 
 FILES = [path.read_text() for path in sorted((Path(__file__).parents[2] / "config").rglob("*.toml"))]
 RICH = """\

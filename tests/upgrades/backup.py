@@ -25,7 +25,7 @@ from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.queue.operator.journal import Act, DeliverySnapshot, Journal, JournalEntry
 from zonerelay.queue.orders.order import HOLD, SUSPEND, Order
 from zonerelay.routing.mta_sts import CachedPolicy, StsFiles, StsMode, StsPolicy
-from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.loader import ImportRegister
 
 FILE = "backup.tar.gz"
 TOKEN = identities.Token(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zonerelay.config.option_text import options
+from zonerelay.config.toml_text import options
 
 GIVEN = {
     "access.client": '["192.0.2.0/24"]',

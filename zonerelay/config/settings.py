@@ -2,7 +2,7 @@
 TOML table, are exported here.
 
 Other packages import the names of all tables from this module. The loader, the error messages and the
-reference (`config/option_text.py`) are derived from these classes, whose docstrings are the documentation for
+reference (`config/toml_text.py`) are derived from these classes, whose docstrings are the documentation for
 operators. Durations are in seconds (float), sizes in bytes (int).
 """
 

@@ -354,9 +354,7 @@ async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, obje
         settings = call.operators.settings()
         match request.which:
             case "defaults":
-                from zonerelay.config.option_text import defaults  # noqa: PLC0415 - it parses the source
-
-                return defaults()
+                return toml_text.defaults()
             case "changed":
                 return toml_text.changed(settings, Report({}))
         return toml_text.effective(settings, Report({}))

@@ -16,9 +16,7 @@ from zonerelay.config.load import ConfigError, read
 def show(arguments: Namespace) -> int:
     """Print the configuration. Raise CliError with all problems of the file."""
     if arguments.defaults:
-        from zonerelay.config.option_text import defaults  # parsing the source takes time
-
-        document = defaults()
+        document = toml_text.defaults()
     else:
         path = config_path(arguments.config)
         with refused(ConfigError, status=USAGE):

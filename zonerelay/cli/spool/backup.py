@@ -45,8 +45,7 @@ from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import KEYS, is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import survey
-from zonerelay.transfer.loader import ImportResult
-from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.loader import ImportRegister, ImportResult
 from zonerelay.transfer.stored import TransferError
 
 FORMAT = 1

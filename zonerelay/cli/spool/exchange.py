@@ -34,8 +34,7 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueView, Store, StoreError
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import export, files, others
-from zonerelay.transfer.loader import ImportResult, Loader
-from zonerelay.transfer.register import ImportRegister
+from zonerelay.transfer.loader import ImportRegister, ImportResult, Loader
 from zonerelay.transfer.stored import Source, TransferError, UnusableMessage
 
 _BRACKETS = str.maketrans("", "", "[] ")

@@ -31,8 +31,8 @@ from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.mta_sts import policy_directory
 from zonerelay.store.check import DamageKind, Findings
-from zonerelay.transfer.register import FILE as REGISTER
-from zonerelay.transfer.register import merge_registers
+from zonerelay.transfer.loader import FILE as REGISTER
+from zonerelay.transfer.loader import merge_registers
 
 _POLICIES = "mta-sts"
 _REFRESH_TOKENS = "refresh-tokens"

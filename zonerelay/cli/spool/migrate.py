@@ -58,8 +58,7 @@ from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import living
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
 from zonerelay.transfer.export import ExportSelection, survey
-from zonerelay.transfer.journal import MigrationJournal
-from zonerelay.transfer.migration import Migration, MigrationResult
+from zonerelay.transfer.migration import Migration, MigrationJournal, MigrationResult
 from zonerelay.transfer.stored import TransferError, UnusableMessage
 
 FILE = "migration"

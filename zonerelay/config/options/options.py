@@ -2,7 +2,7 @@
 
 The modules of `tables` declare each setting with one of the functions below, which put an `Option` into the
 metadata of the dataclass field. The loader and the error messages are derived from it, so there is no second
-list of options. The docstring below the field explains the option to an operator; `config/option_text.py`
+list of options. The docstring below the field explains the option to an operator; `config/toml_text.py`
 reads it for the reference.
 """
 
