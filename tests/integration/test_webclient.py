@@ -14,7 +14,7 @@ import uvloop
 
 from tests.support.https import LOOPBACK, HttpsServer, Page
 from tests.support.ports import free_port
-from zonerelay.process.webclient import Poster, Response, WebError, fetch, request
+from zonerelay.process.webclient import Poster, Response, WebError, fetch
 
 NAME = "www.example.com"
 
@@ -115,8 +115,7 @@ async def test_a_server_that_takes_its_time_is_left(server: HttpsServer) -> None
 
 async def test_a_form_is_posted_and_shows_up_in_no_text(server: HttpsServer) -> None:
     server.pages["/token"] = Page('{"access_token": "hidden"}', content_type="application/json")
-    response = await request(
-        "POST",
+    response = await fetch(
         f"https://{NAME}:{server.port}/token",
         form={"client_secret": "s&cret", "grant_type": "refresh_token"},
         timeout=5,

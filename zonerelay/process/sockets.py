@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -111,25 +112,18 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class InheritedSockets:
-    """Inherited sockets by address: `descriptors` are open, listening sockets, `spare` are additional ones,
-    and `others` are those of the other workers. They are never closed here.
+    """Inherited sockets by address: `own` are open, listening sockets, the first of which a listener uses;
+    `others` are those of the other workers. They are never closed here.
     """
 
     def __init__(
         self,
-        descriptors: Mapping[str, int] | None = None,
-        names: Mapping[str, str] | None = None,
-        spare: Mapping[str, Sequence[int]] | None = None,
+        own: Mapping[str, Sequence[int]] | None = None,
         others: Mapping[str, Sequence[int]] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        self._descriptors = dict(descriptors or {})
-        self._names = dict(names or {})
-        self._spare = dict(spare or {})
-        self._others = dict(others or {})
-        for each in (*self._spare.values(), *self._others.values()):
-            for descriptor in each:
-                os.set_inheritable(descriptor, False)
-        for descriptor in self._descriptors.values():
+        self._own, self._others, self._names = dict(own or {}), others or {}, names or {}
+        for descriptor in chain(*self._own.values(), *self._others.values()):
             os.set_inheritable(descriptor, False)
 
     @classmethod
@@ -139,65 +133,60 @@ class InheritedSockets:
         if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
             return cls()
         names = environment.get("LISTEN_FDNAMES", "").split(":")
-        found, named = dict[str, int](), dict[str, str]()
+        found, named = dict[str, list[int]](), dict[str, str]()
         for at in range(int(count)):
             name = names[at] if at < len(names) else ""
             address = _address_of(FIRST + at, name)
             if address in found:
                 raise ValueError(f"the service manager passed two sockets for {address}")
-            found[address], named[address] = FIRST + at, name
-        return cls(found, named)
+            found[address], named[address] = [FIRST + at], name
+        return cls(found, names=named)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._descriptors)
+        return iter(self._own)
 
     def __bool__(self) -> bool:
-        return bool(self._descriptors)
+        return bool(self._own)
 
     @classmethod
     def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> InheritedSockets:
         """Return sockets given by address: the worker's own, at least one each, and those of the other
         workers.
         """
-        own = {text: group[0] for text, group in given.items()}
-        return cls(
-            {text: each[0] for text, each in own.items()},
-            spare={text: each[1:] for text, each in own.items()},
-            others={text: group[1] for text, group in given.items()},
-        )
-
-    def take_spare(self, address: str) -> list[socket.socket]:
-        """Return copies of the worker's additional sockets for a listener's address."""
-        return [socket.socket(fileno=os.dup(each)) for each in self._spare.get(address, ())]
-
-    def take_others(self, address: str) -> list[socket.socket]:
-        """Return copies of the other workers' sockets for a listener's address."""
-        return [socket.socket(fileno=os.dup(each)) for each in self._others.get(address, ())]
+        own, others = ({text: group[at] for text, group in given.items()} for at in (0, 1))
+        return cls(own, others)
 
     def take(self, address: str) -> socket.socket | None:
         """Return a copy of the socket for a listener's address, or `None` if there is none."""
-        descriptor = self._descriptors.get(address)
-        if descriptor is None:
-            wanted = parse_listen(address)
-            descriptor = next(
-                (n for text, n in self._descriptors.items() if parse_listen(text) == wanted), None
-            )
-        return None if descriptor is None else socket.socket(fileno=os.dup(descriptor))
+        wanted = parse_listen(address)
+        found = (each[0] for text, each in self._own.items() if parse_listen(text) == wanted)
+        return next(map(_copy, found), None)
+
+    def take_more(self, address: str) -> tuple[list[socket.socket], list[socket.socket]]:
+        """Return copies of the worker's additional sockets for a listener's address, and of the other
+        workers' sockets.
+        """
+        spare, others = self._own.get(address, ())[1:], self._others.get(address, ())
+        return [_copy(each) for each in spare], [_copy(each) for each in others]
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
         """Return the addresses that no listener has, with the service manager's names of their sockets."""
         known = {parse_listen(text) for text in wanted if text}
-        left = (text for text in self._descriptors if parse_listen(text) not in known)
+        left = (text for text in self._own if parse_listen(text) not in known)
         return [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]
 
 
 NOTHING = InheritedSockets()
 
 
+def _copy(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))
+
+
 def _address_of(descriptor: int, name: str) -> str:
     what = f"descriptor {descriptor} ({name or 'unnamed'}) from the service manager"
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as handed:
+        with _copy(descriptor) as handed:
             if handed.type != socket.SOCK_STREAM or not handed.getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN
             ):

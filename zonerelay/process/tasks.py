@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -106,10 +105,13 @@ class RetriedComponents:
         self, on_error: Callable[[str, BaseException], None], restored: Callable[[str], None]
     ) -> None:
         self._on_error, self._restored = on_error, restored
-        self._parts: list[_RetriedComponent] = []
+        self._parts: list[Component] = []
+        self._errors: dict[str, str] = {}
+        self._retries = Tasks()
 
     def problems(self) -> tuple[str, ...]:
-        return tuple(text for each in self._parts for text in each.problems())
+        later = f"(mail is not affected; retrying every {RETRY:g} seconds)"
+        return tuple(f"{what}: {error} {later}" for what, error in self._errors.items())
 
     async def open(
         self,
@@ -124,55 +126,33 @@ class RetriedComponents:
         `failure` is the error type that its `start` raises, with a text that says what to do. Raise an error
         of the types in `final`.
         """
-        self._parts.append(_RetriedComponent(what, where, part, failure, self._on_error, self._restored))
-        await self._parts[-1].start(final)
+
+        async def is_started(final: tuple[type[Exception], ...] = ()) -> bool:
+            try:
+                await part.start()
+            except final:
+                raise
+            except failure as error:
+                if str(error) != self._errors.get(what):  # each reason is logged once
+                    self._errors[what] = str(error)
+                    self._on_error(where, error)
+                return False
+            self._errors.pop(what, None)
+            return True
+
+        async def retry() -> None:
+            while True:
+                await asyncio.sleep(RETRY)
+                if await is_started():
+                    self._restored(where)
+                    return
+
+        self._parts.append(part)
+        if not await is_started(final):
+            self._retries.start(retry())
 
     async def close(self) -> None:
         """Close the parts, the last one first."""
+        await self._retries.cancel()
         for each in reversed(self._parts):
             await each.close()
-
-
-@dataclass(slots=True)
-class _RetriedComponent:
-    _what: str
-    _where: str
-    _part: Component
-    _failure: type[Exception]
-    _on_error: Callable[[str, BaseException], None]
-    _restored: Callable[[str], None]
-    _retrying: asyncio.Task[None] | None = None
-    _error: str = ""
-
-    def problems(self) -> tuple[str, ...]:
-        if not self._error:
-            return ()
-        return (f"{self._what}: {self._error} (mail is not affected; retrying every {RETRY:g} seconds)",)
-
-    async def start(self, final: tuple[type[Exception], ...]) -> None:
-        if not await self._try(final):
-            self._retrying = asyncio.get_running_loop().create_task(self._retry())
-
-    async def close(self) -> None:
-        await cancel_all(self._retrying)
-        await self._part.close()
-
-    async def _try(self, final: tuple[type[Exception], ...] = ()) -> bool:
-        try:
-            await self._part.start()
-        except final:
-            raise
-        except self._failure as error:
-            if str(error) != self._error:  # each reason is logged once
-                self._error = str(error)
-                self._on_error(self._where, error)
-            return False
-        self._error = ""
-        return True
-
-    async def _retry(self) -> None:
-        while True:
-            await asyncio.sleep(RETRY)
-            if await self._try():
-                self._restored(self._where)
-                return

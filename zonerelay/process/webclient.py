@@ -17,7 +17,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES, addresses_of
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession, TCPConnector
+    from aiohttp import ClientResponse, ClientSession
     from aiohttp.abc import AbstractResolver
 
 MAX_HEADERS = 100
@@ -66,44 +66,26 @@ async def fetch(
     *,
     timeout: float,
     max_size: int,
+    form: Mapping[str, str] | None = None,
     ssl_context: ssl.SSLContext | None = None,
-    resolve: Resolve | None = None,
+    resolve: Resolve = addresses_of,
 ) -> Response:
-    """Send a GET request. Raise WebError if there is no usable answer."""
-    return await request(
-        "GET", url, form=None, timeout=timeout, max_size=max_size, ssl_context=ssl_context, resolve=resolve
-    )
-
-
-async def request(
-    method: str,
-    url: str,
-    *,
-    form: Mapping[str, str] | None,
-    timeout: float,
-    max_size: int,
-    ssl_context: ssl.SSLContext | None = None,
-    resolve: Resolve | None = None,
-) -> Response:
-    """Send a request; `form` is its body, url-encoded. Any status is a response. Raise WebError if there is
-    no usable answer.
+    """Send a GET request, or a POST request with a url-encoded form. Any status is a response. Raise WebError
+    if there is no usable answer.
     """
-    host = urlsplit(url).hostname or ""
-    try:
-        async with asyncio.timeout(timeout):
-            if ssl_context is None:
-                ssl_context = await FILES.run(TRUST.context)
-            connector = _connector(ssl_context, resolve)
-            return await _request(connector, method, url, form, max_size)
-    except TimeoutError as error:
-        raise WebError(f"{host} did not respond within {timeout:g} s") from error
+    async with _limited(url, timeout):
+        session = _session(ssl_context or await _trusted(), resolve, force_close=True)
+        method = "GET" if form is None else "POST"
+        async with session, session.request(method, url, data=form, allow_redirects=False) as response:
+            body = bytearray()
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > max_size:
+                    raise WebError(f"the response exceeds {max_size} bytes")
+            return _response(response, bytes(body))
 
 
 _Context = TypeVar("_Context", bound=ssl.SSLContext)
-
-
-def default_context() -> ssl.SSLContext:
-    return trusting(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 def trusting(context: _Context) -> _Context:
@@ -138,7 +120,7 @@ class SystemTrust(Generic[_Context]):
         return self._made[1]
 
 
-TRUST = SystemTrust(default_context)
+TRUST = SystemTrust(lambda: trusting(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
 """Of all connections here: a context takes megabytes."""
 
 
@@ -147,32 +129,20 @@ def _authorities() -> tuple[FileState, ...]:
     return tuple(file_state(path) for path in (paths.cafile, paths.capath) if path)
 
 
-def _connector(context: ssl.SSLContext, resolve: Resolve | None, *, force_close: bool = True) -> TCPConnector:
-    import aiohttp  # noqa: PLC0415 - see above
-
-    return aiohttp.TCPConnector(
-        ssl=context,
-        # aiohttp's default resolver uses the loop's default executor
-        resolver=_resolver(resolve or addresses_of),
-        force_close=force_close,
-        use_dns_cache=False,
-    )
+async def _trusted() -> ssl.SSLContext:
+    return TRUST.context() if TRUST.is_current() else await FILES.run(TRUST.context)
 
 
-async def _request(
-    connector: TCPConnector, method: str, url: str, form: Mapping[str, str] | None, max_size: int
-) -> Response:
-    async with _session(connector) as session:
-        with _in_words(url):
-            async with session.request(method, url, data=form, allow_redirects=False) as response:
-                return Response(response.status, _headers(response), await _body(response, max_size))
-
-
-def _session(connector: TCPConnector) -> ClientSession:
+def _session(context: ssl.SSLContext, resolve: Resolve, *, force_close: bool) -> ClientSession:
     import aiohttp  # noqa: PLC0415 - see above
 
     session = aiohttp.ClientSession(
-        connector=connector,
+        connector=aiohttp.TCPConnector(
+            ssl=context,
+            resolver=_resolver(resolve),  # aiohttp's uses the loop's default executor
+            force_close=force_close,
+            use_dns_cache=False,
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller limits them
         auto_decompress=False,  # a few bytes could expand to gigabytes
@@ -185,21 +155,24 @@ def _session(connector: TCPConnector) -> ClientSession:
     return session
 
 
-@contextlib.contextmanager
-def _in_words(url: str) -> Iterator[None]:
-    """Convert aiohttp's exceptions, except TimeoutError, to WebError."""
+@contextlib.asynccontextmanager
+async def _limited(url: str, timeout: float) -> AsyncIterator[None]:
+    """Limit the time of a request, and convert its exceptions to WebError."""
     import aiohttp  # noqa: PLC0415 - see above
 
+    host = urlsplit(url).hostname or ""
     try:
-        yield
+        async with asyncio.timeout(timeout):
+            yield
+    except TimeoutError as error:
+        raise WebError(f"{host} did not respond within {timeout:g} s") from error
     except (aiohttp.ClientError, ssl.SSLError, OSError, ValueError) as error:
-        if isinstance(error, TimeoutError):
-            raise
-        raise WebError(_words(error, urlsplit(url).hostname or "")) from error
+        raise WebError(_words(error, host)) from error
 
 
-def _headers(response: ClientResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}
+def _response(response: ClientResponse, body: bytes) -> Response:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Response(response.status, headers, body)
 
 
 class Poster:
@@ -216,39 +189,20 @@ class Poster:
         """Send a request. Any status is a response; only the first bytes of its body are read. Raise WebError
         if there is no usable answer.
         """
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._resolve(self._host)  # no other resolver would be used for an address
-                if not TRUST.is_current():
-                    await FILES.run(TRUST.context)
-                context = TRUST.context()
-                self._session = self._session or _session(
-                    _connector(context, self._resolve, force_close=False)
-                )
-                with _in_words(self._url):
-                    # A connection that was verified with other authorities is not reused.
-                    async with self._session.post(
-                        self._url, data=body, headers=headers, allow_redirects=False, ssl=context
-                    ) as response:
-                        return Response(
-                            response.status, _headers(response), await response.content.read(SHOWN)
-                        )
-        except TimeoutError as error:
-            raise WebError(f"{self._host} did not respond within {self._timeout:g} s") from error
+        async with _limited(self._url, self._timeout):
+            await self._resolve(self._host)  # no other resolver would be used for an address
+            context = await _trusted()
+            self._session = self._session or _session(context, self._resolve, force_close=False)
+            # A connection that was verified with other authorities is not reused.
+            async with self._session.post(
+                self._url, data=body, headers=headers, allow_redirects=False, ssl=context
+            ) as response:
+                return _response(response, await response.content.read(SHOWN))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-
-async def _body(response: ClientResponse, max_size: int) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > max_size:
-            raise WebError(f"the response exceeds {max_size} bytes")
-    return bytes(body)
 
 
 def _resolver(resolve: Resolve) -> AbstractResolver:

@@ -27,7 +27,7 @@ from zonerelay.delivery.auth.accounts import RefreshTokenFiles, Secrets
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
-from zonerelay.process.webclient import Response, WebError, request
+from zonerelay.process.webclient import Response, WebError, fetch
 
 MAX_ANSWER = 64 * 1024
 MAX_TOKEN = 8 * 1024  # bytes that fit into one line of AUTH, in base64
@@ -166,7 +166,7 @@ Post = Callable[[str, Mapping[str, str]], Awaitable[Response]]
 
 
 async def post(url: str, form: Mapping[str, str]) -> Response:
-    return await request("POST", url, form=form, timeout=TIMEOUT, max_size=MAX_ANSWER)
+    return await fetch(url, form=form, timeout=TIMEOUT, max_size=MAX_ANSWER)
 
 
 @dataclass(eq=False, repr=False)

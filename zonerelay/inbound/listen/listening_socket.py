@@ -189,7 +189,7 @@ class ListeningSocket:
         loop, address = asyncio.get_running_loop(), parse_listen(text)
         handed = self._inherited.take(text)
         if handed is not None:
-            others, spare = self._inherited.take_others(text), self._inherited.take_spare(text)
+            spare, others = self._inherited.take_more(text)
             self._siblings = SiblingSockets(others, self._protocol, spare=spare) if others or spare else None
             made = handed  # it stays open in the other process when this process closes it
         elif address.is_unix:
