@@ -19,7 +19,6 @@ from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import (
     DestinationSettings,
-    DestinationTls,
     RetrySettings,
     Settings,
     TlsMode,
@@ -85,7 +84,7 @@ def trust(authority: trustme.CA, directory: Path, monkeypatch: pytest.MonkeyPatc
 
 async def test_one_domain_is_verified_and_its_neighbour_at_the_same_host_is_not(provider: Provider) -> None:
     provider.sink.manners = Manners(tls=context(trustme.CA(), HOST))
-    strict = entry(domain=("strict.example",), tls=DestinationTls.VERIFY)
+    strict = entry(domain=("strict.example",), tls=TlsMode.VERIFY)
     async with provider.relay(strict) as running:
         await running.send("app@example.org", ["ann@strict.example", "bob@plain.example"], MESSAGE)
         [delivered] = await running.until_logged("delivered")
@@ -99,7 +98,7 @@ async def test_one_domain_is_verified_and_its_neighbour_at_the_same_host_is_not(
 async def test_one_host_is_sent_clear_text_where_the_zone_wants_tls(provider: Provider) -> None:
     provider.sink.manners = Manners(tls=context(trustme.CA(), HOST))
     async with provider.relay(
-        entry(mx=("*.provider.example",), tls=DestinationTls.NONE), tls=TlsMode.REQUIRED
+        entry(mx=("*.provider.example",), tls=TlsMode.NONE), tls=TlsMode.REQUIRED
     ) as running:
         await running.send("app@example.org", ["ann@strict.example"], MESSAGE)
         [received] = await provider.sink.wait_for(1)
@@ -113,9 +112,9 @@ async def test_a_certificate_for_one_of_the_names_given_is_enough(
     trust(authority, tmp_path, monkeypatch)
     provider.sink.manners = Manners(tls=context(authority, "a.hosting.example"))
     named = entry(
-        domain=("strict.example",), tls=DestinationTls.VERIFY, tls_names=("*.hosting.example", "x.example")
+        domain=("strict.example",), tls=TlsMode.VERIFY, tls_names=("*.hosting.example", "x.example")
     )
-    other = entry(domain=("plain.example",), tls=DestinationTls.VERIFY, tls_names=("x.example",))
+    other = entry(domain=("plain.example",), tls=TlsMode.VERIFY, tls_names=("x.example",))
     async with provider.relay(named, other) as running:
         await running.send("app@example.org", ["ann@strict.example", "bob@plain.example"], MESSAGE)
         [delivered] = await running.until_logged("delivered")
@@ -133,9 +132,9 @@ async def test_a_fingerprint_is_enough_whoever_signed_the_certificate(
     own.load_cert_chain(certificate, key)
     provider.sink.manners = Manners(tls=own)
     pinned = entry(
-        domain=("strict.example",), tls=DestinationTls.VERIFY, tls_certificates=(made.fingerprint,)
+        domain=("strict.example",), tls=TlsMode.VERIFY, tls_certificates=(made.fingerprint,)
     )
-    wrong = entry(domain=("plain.example",), tls=DestinationTls.VERIFY, tls_certificates=("00" * 32,))
+    wrong = entry(domain=("plain.example",), tls=TlsMode.VERIFY, tls_certificates=("00" * 32,))
     async with provider.relay(pinned, wrong) as running:
         await running.send("app@example.org", ["ann@strict.example", "bob@plain.example"], MESSAGE)
         [delivered] = await running.until_logged("delivered")
@@ -145,7 +144,7 @@ async def test_a_fingerprint_is_enough_whoever_signed_the_certificate(
 
 
 async def test_a_next_hop_is_met_by_its_host_and_never_by_a_domain(provider: Provider) -> None:
-    by_domain = entry(domain=("*",), tls=DestinationTls.REQUIRED)
+    by_domain = entry(domain=("*",), tls=TlsMode.REQUIRED)
     by_host = entry(mx=("[127.0.0.1]",), max_recipients_per_transaction=1)
     async with provider.relay(by_domain, by_host, next_hop=f"{LOOPBACK}:{provider.sink.port}") as running:
         recipients = [f"user{at}@strict.example" for at in range(3)]
@@ -162,7 +161,7 @@ async def test_other_tables_count_at_once_after_a_reload(provider: Provider) -> 
     async with provider.relay() as running:
         await running.send("app@example.org", ["ann@strict.example"], MESSAGE)
         await running.until_logged("delivered")
-        demanding = entry(domain=("strict.example",), tls=DestinationTls.REQUIRED)
+        demanding = entry(domain=("strict.example",), tls=TlsMode.REQUIRED)
         await running.worker.reload(replace(running.worker.settings, destination=(demanding,)))
         await running.send("app@example.org", ["ann@strict.example"], MESSAGE)
         [deferred] = await running.until_logged("deferred")
@@ -176,7 +175,7 @@ async def test_other_tables_count_at_once_after_a_reload(provider: Provider) -> 
 
 async def test_tables_that_cannot_be_read_change_nothing(provider: Provider) -> None:
     async with provider.relay() as running:
-        wrong = entry(domain=("ü..example",), tls=DestinationTls.REQUIRED)
+        wrong = entry(domain=("ü..example",), tls=TlsMode.REQUIRED)
         await running.worker.reload(replace(running.worker.settings, destination=(wrong,)))
         assert "the previous configuration stays active" in running.worker.problems[0]
         await running.send("app@example.org", ["ann@strict.example"], MESSAGE)

@@ -23,7 +23,6 @@ from tests.support.sink_conversation import Manners
 from zonerelay.cli.operate.explain import _facts as explain_facts
 from zonerelay.config.settings import (
     DestinationSettings,
-    DestinationTls,
     RetrySettings,
     Settings,
     TlsMode,
@@ -252,7 +251,7 @@ async def test_a_policy_that_is_kept_counts_whatever_is_suppressed(world: World,
 async def test_a_destination_with_tls_of_its_own_overrides_the_policy(world: World) -> None:
     world.web.pages[PAGE] = Page(policy("mx.example.net").body, delay=3)
     await world.start(Manners())
-    entry = DestinationSettings(domain=(DOMAIN,), tls=DestinationTls.OPPORTUNISTIC)
+    entry = DestinationSettings(domain=(DOMAIN,), tls=TlsMode.OPPORTUNISTIC)
     async with world.relay(entry) as running:
         started = time.monotonic()
         assert (await delivered(running))["tls"] == ""

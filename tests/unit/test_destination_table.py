@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.destination_table import DestinationTable, on_terms
@@ -84,7 +84,7 @@ def test_limits_that_are_not_given_are_the_zones() -> None:
 
 
 def test_an_entry_that_says_nothing_keeps_later_ones_away() -> None:
-    table = DestinationTable((entry(domain=("example.com",)), entry(tls=DestinationTls.NONE)))
+    table = DestinationTable((entry(domain=("example.com",)), entry(tls=TlsMode.NONE)))
     met = table.find("default", "example.com", route().hosts)
     assert met is not None
     assert met.changes_nothing
@@ -94,15 +94,15 @@ def test_an_entry_that_says_nothing_keeps_later_ones_away() -> None:
 @pytest.mark.parametrize(
     ("options", "demand"),
     [
-        ({"tls": DestinationTls.NONE}, TlsDemand(TlsMode.NONE, because="destination")),
-        ({"tls": DestinationTls.REQUIRED}, TlsDemand(TlsMode.REQUIRED, because="destination")),
-        ({"tls": DestinationTls.DANE}, TlsDemand(TlsMode.DANE, dane=True, because="destination")),
+        ({"tls": TlsMode.NONE}, TlsDemand(TlsMode.NONE, because="destination")),
+        ({"tls": TlsMode.REQUIRED}, TlsDemand(TlsMode.REQUIRED, because="destination")),
+        ({"tls": TlsMode.DANE}, TlsDemand(TlsMode.DANE, dane=True, because="destination")),
         (
-            {"tls": DestinationTls.VERIFY, "tls_names": ("*.example.com",)},
+            {"tls": TlsMode.VERIFY, "tls_names": ("*.example.com",)},
             TlsDemand(TlsMode.VERIFY, names=("*.example.com",), because="destination"),
         ),
         (
-            {"tls": DestinationTls.VERIFY, "tls_certificates": ("ab" * 32,)},
+            {"tls": TlsMode.VERIFY, "tls_certificates": ("ab" * 32,)},
             TlsDemand(TlsMode.VERIFY, certificates=("ab" * 32,), because="destination"),
         ),
     ],
@@ -115,7 +115,7 @@ def test_an_entry_with_tls_of_its_own_stands_alone(options: dict[str, object], d
 
 
 def test_lines_for_the_same_hosts_differ_in_their_terms_and_share_the_site() -> None:
-    table = DestinationTable((entry(domain=("strict.example",), tls=DestinationTls.VERIFY),))
+    table = DestinationTable((entry(domain=("strict.example",), tls=TlsMode.VERIFY),))
     zone = ZoneSettings()
     strict = on_terms(zone, route(), table.find("default", "strict.example", route().hosts))
     other = on_terms(zone, route(), table.find("default", "other.example", route().hosts))

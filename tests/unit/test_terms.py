@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy
@@ -124,14 +124,14 @@ def test_an_entry_with_limits_only_leaves_the_policy_its_say() -> None:
 
 
 def test_an_entry_with_tls_takes_no_demand_from_dane() -> None:
-    route = judged(None, entry=entry(tls=DestinationTls.REQUIRED), secure=True)
+    route = judged(None, entry=entry(tls=TlsMode.REQUIRED), secure=True)
     assert isinstance(route, Route)
     assert route.tls == TlsDemand(TlsMode.REQUIRED, because="destination")
 
 
 def test_an_entry_that_demands_dane_tells_secure_domains_from_others_at_the_same_hosts() -> None:
     """In one line the route of either would have been used for both."""
-    dane = entry(tls=DestinationTls.DANE)
+    dane = entry(tls=TlsMode.DANE)
     secure, forged = (judged(None, entry=dane, secure=secure) for secure in (True, False))
     assert isinstance(secure, Route)
     assert isinstance(forged, Route)

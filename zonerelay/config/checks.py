@@ -17,7 +17,16 @@ from zonerelay.config.credentials.secrets import SecretError, is_public, read_se
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import Findings, KeyPath, Report, all_sound, below, path_text
+from zonerelay.config.problems import (
+    Findings,
+    KeyPath,
+    Report,
+    all_sound,
+    below,
+    check_names,
+    check_references,
+    path_text,
+)
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings, is_fully_qualified
 from zonerelay.config.tables import credential, delivery, listener, rewrite, route, store, webhook, zone
 
@@ -50,7 +59,7 @@ def check(settings: Settings, report: Report) -> Settings:
         "redis": store.redis_problems,
         "postgres": store.postgres_problems,
         "s3": lambda entry: store.s3_problems(entry, settings.spool, settings.workers),
-        "outbox": lambda entry: store.outbox_problems(entry, zones, report),
+        "outbox": lambda entry: store.outbox_problems(entry, report),
         "capture": store.capture_problems,
         "srs": rewrite.srs_problems,
         "retry": lambda entry: delivery.retry_problems(entry, report),
@@ -74,20 +83,44 @@ def _entries(settings: Settings, name: str) -> Iterator[tuple[KeyPath, Any]]:
         yield (name,), found
 
 
+_REFERENCES = (
+    ("zone.sources", "source.name", "no [[source]] has this name", "is there twice: its share is its weight"),
+    ("zone.credentials", "credential.name", "no [[credential]] has this name", "is in the list twice"),
+    ("route.zone", "zone.name", "no zone is named", ""),
+    ("destination.zone", "zone.name", "no zone is named", ""),
+    ("outbox.zone", "zone.name", "no zone is named", ""),
+    ("route.listener", "listener.address", "no [[listener]] has the address", ""),
+    ("rewrite.listener", "listener.address", "no [[listener]] has the address", ""),
+)
+"""Options that name other tables: the option, the key that it names, the text of a problem, and the text if a
+name is repeated.
+"""
+
+
 def _check_names(settings: Settings, report: Report) -> None:
     """Report names that are missing, given twice, or not those of another table."""
-    zones, listeners = settings.zone, settings.listener
+    for table in ("source", "credential"):
+        missing = f"is required: zones refer to {table}s by their name"
+        check_names(table, getattr(settings, table), missing, report)
+    check_names("webhook", settings.webhook, "is missing: logs and commands use it", report)
+    report.refuse_all(("source",), zone.address_problems(settings.source))
     # A zone that could not be read might have the missing name.
-    if all_sound("zone", "name", len(zones), report) and (zones or report.sound("zone")):
-        zone.check_zone_names(zones, report)
-        route.check_route_zones(settings.route, zones, report)
-        zone.check_destination_zones(settings.destination, zones, report)
-    listener.check_named_listeners("route", [each.listener for each in settings.route], listeners, report)
-    listener.check_named_listeners("rewrite", [each.listener for each in settings.rewrite], listeners, report)
-    zone.check_sources(settings.source, zones, report)
-    credential.check_credentials(settings.credential, zones, report)
+    if all_sound("zone", "name", len(settings.zone), report) and (settings.zone or report.sound("zone")):
+        zone.check_zone_names(settings.zone, report)
+    for option, named, what, twice in _REFERENCES:
+        (where, option_key), (table, key) = option.split("."), named.split(".")
+        entries = getattr(settings, table)
+        # An entry that could not be read might have the missing name.
+        if all_sound(table, key, len(entries), report) and (entries or report.sound(table)):
+            known = dict.fromkeys(getattr(each, key) for each in entries)
+            for path, entry in _entries(settings, where):
+                here, value = (*path, option_key), getattr(entry, option_key)
+                if report.given(*path):
+                    check_references(value, known, what, here, report, twice=twice)
+    for at, each in enumerate(settings.webhook):
+        check_references(each.events, webhook.EVENTS, "there is no event", ("webhook", at, "events"), report)
+    zone.check_sources(settings.source, settings.zone, report)
     report.refuse_all(("dkim",), rewrite.record_problems(settings.dkim))
-    webhook.check_webhooks(settings.webhook, report)
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -123,7 +156,10 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         for name, of_table in found
         for key, text, *_ in of_table
     ]
-    return (*_hostname_advice(hostname), *notes)
+    if not is_fully_qualified(hostname):
+        rejected = "is rejected by many servers; set it to the full name of this machine"
+        notes.insert(0, f'hostname: the host name "{hostname}" {rejected}')
+    return tuple(notes)
 
 
 def _each(advice_for: Callable[[Any], Findings], entries: Sequence[object]) -> Findings:
@@ -171,15 +207,6 @@ def _secrets_of(settings: Settings, name: str) -> Iterator[tuple[KeyPath, str]]:
                 yield from (((*path, key, at), place) for at, place in enumerate(value))
             elif option.form is forms.secret and value:
                 yield (*path, key), value
-
-
-def _hostname_advice(hostname: str) -> list[str]:
-    if is_fully_qualified(hostname):
-        return []
-    return [
-        f'hostname: the host name "{hostname}" is rejected by many servers; set it to the full name of '
-        "this machine"
-    ]
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:

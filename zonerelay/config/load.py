@@ -229,21 +229,21 @@ def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, re
         option, value, here = options[field.name], table[field.name], (*path, field.name)
         with report.refusing(here, ValueError):
             several = option.several
-            values[field.name] = _list(option, value, here, report) if several else option.read(value, option)
+            values[field.name] = _list(option, value, here, report) if several else option.value_of(value)
     return owner(**values)
 
 
 def _list(option: Option, value: object, path: KeyPath, report: Report) -> tuple[object, ...]:
     if option.read is convert.path and not isinstance(value, list):
         # A single file needs no brackets.
-        return (option.read(value, option),) if value != "" else ()
+        return (option.value_of(value),) if value != "" else ()
     if not isinstance(value, list):
         hint = f": write [{quoted(value)}]" if isinstance(value, str) else ""
         raise convert.expected("a list in brackets", value, hint)
     read: list[object] = []
     for at, item in enumerate(value):
         with report.refusing((*path, at), ValueError):
-            read.append(option.read(item, option))
+            read.append(option.value_of(item))
     return tuple(read)
 
 

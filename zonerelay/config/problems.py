@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 # Quotes, lists and suggestions in problems. URLs are shown without possible secrets.
 
@@ -48,11 +48,8 @@ def _masked(rest: str, *, is_web: bool) -> str:
         login, rest = MASK if login else "", _TOKEN.sub(f"/{MASK}", rest)
     elif ":" in login:
         login = f"{login.partition(':')[0]}:{MASK}"
-    return f"{login}{at}{rest}{mark}{_VALUE.sub(_masked_value, query)}{fragment}"
-
-
-def _masked_value(found: re.Match[str]) -> str:
-    return found[0] if found[1] in _PLAIN else f"{found[1] or ''}{MASK}"
+    query = _VALUE.sub(lambda found: found[0] if found[1] in _PLAIN else f"{found[1] or ''}{MASK}", query)
+    return f"{login}{at}{rest}{mark}{query}{fragment}"
 
 
 def _without_login(found: re.Match[str]) -> str:
@@ -141,7 +138,9 @@ class Report:
 
     def refuse(self, path: KeyPath, text: str) -> None:
         """Record a problem. Only the first problem of a key is kept."""
-        at = self._nearest(path)
+        at = path
+        while at and at not in self._lines:
+            at = at[:-1]  # the nearest table above it that is in a file
         line, file = self._lines.get(at, 1), self._files.get(at, "")
         self._problems.setdefault(path, ConfigProblem(path_text(path), text, line, file))
 
@@ -188,12 +187,6 @@ class Report:
         if self._problems:
             raise ConfigError(self.problems)
 
-    def _nearest(self, path: KeyPath) -> KeyPath:
-        """Return the key itself, or the nearest table above it that is in a file."""
-        while path and path not in self._lines:
-            path = path[:-1]
-        return path
-
 
 def below(path: KeyPath, key: str | KeyPath) -> KeyPath:
     """Return the path of a key, or of a path, in the table at `path`."""
@@ -223,52 +216,50 @@ match everything.
 """
 
 
-def check_names(table: str, names: Sequence[str], missing: str, report: Report) -> None:
+class Named(Protocol):
+    """Interface: an entry of a repeated table that has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def check_names(table: str, entries: Sequence[Named], missing: str, report: Report) -> None:
     """Refuse an entry without a name, with the text `missing`, and one with the name of an earlier entry."""
     first: dict[str, int] = {}
-    for at, name in enumerate(names):
+    for at, entry in enumerate(entries):
         path = (table, at, "name")
         if not report.sound(*path):
             continue
-        if not name:
+        if not entry.name:
             report.refuse(path, missing)
-        elif (there := first.setdefault(name, at)) != at:
-            report.refuse(path, f"{quoted(name)} is the name of {table}[{there}] already")
-
-
-def check_known(name: str, names: Collection[str], what: str, path: KeyPath, report: Report) -> bool:
-    """Refuse the option at `path` if its name is not in `names`, and suggest the nearest name or list all
-    names. Return whether it is known.
-    """
-    if name in names:
-        return True
-    near = did_you_mean(name, names) or (f"; known names are {in_words(names)}" if names else "")
-    report.refuse(path, f"{what} {quoted(name)}{near}")
-    return False
+        elif (there := first.setdefault(entry.name, at)) != at:
+            report.refuse(path, f"{quoted(entry.name)} is the name of {table}[{there}] already")
 
 
 def check_references(
-    values: Sequence[str],
+    value: str | Sequence[str],
     known: Collection[str],
     what: str,
     path: KeyPath,
     report: Report,
     *,
     twice: str = "",
-) -> list[str]:
-    """Refuse the entries of a list that are not in `known`, and with the text `twice` the repeated ones.
-    Return the others. A list with an unreadable entry is not checked, because positions in it have changed.
+) -> None:
+    """Refuse a name, or the names in a list, that are not in `known`, and suggest the nearest name or list
+    all names. With the text `twice`, refuse repeated ones. A list with an unreadable entry is not checked,
+    because positions in it have changed.
     """
-    found: list[str] = []
-    for at, value in enumerate(values if report.sound(*path) else ()):
-        here = (*path, at)
-        if not check_known(value, known, what, here, report):
-            continue
-        if twice and value in found:
-            report.refuse(here, f"{quoted(value)} {twice}")
-        else:
-            found.append(value)
-    return found
+    places = (
+        [(path, value)] if isinstance(value, str) else [((*path, at), each) for at, each in enumerate(value)]
+    )
+    seen = set[str]()
+    for here, name in places if report.sound(*path) else ():
+        if name not in known:
+            near = did_you_mean(name, known) or (f"; known names are {in_words(known)}" if known else "")
+            report.refuse(here, f"{what} {quoted(name)}{near}")
+        elif twice and name in seen:
+            report.refuse(here, f"{quoted(name)} {twice}")
+        seen.add(name)
 
 
 def all_sound(table: str, key: str, number: int, report: Report) -> bool:

@@ -80,7 +80,6 @@ from zonerelay.config.tables.webhook import (
 from zonerelay.config.tables.zone import (
     BodyConversion,
     DestinationSettings,
-    DestinationTls,
     DkimMode,
     InDoubtAction,
     SourceSettings,

@@ -103,20 +103,18 @@ def toml_value(value: object, option: Option) -> str:
     """Return a setting in the notation of the file."""
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(member, option) for member in value)}]"
+    if option.word and value == option.meaning:
+        return quote(option.word)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return _number(value, option)
-    if value is None:
-        return quote("auto" if option.read is convert.switch_or_auto else "")
-    return quote(str(value))
+    return quote("" if value is None else str(value))
 
 
 def _number(value: float, option: Option) -> str:
     if option.read is convert.date:
         return forms.date_text(value)
-    if option.read is convert.workers and value == convert.AUTO:
-        return quote("auto")
     if value == 0:
         return "0"
     if option.read is convert.size:

@@ -47,7 +47,7 @@ from zonerelay.config.options import options as declare
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import GB, KEY, options_of
 from zonerelay.config.problems import ConfigError, KeyPath, Report, did_you_mean, quoted
-from zonerelay.config.settings import Network
+from zonerelay.config.settings import Idempotency, Network
 from zonerelay.config.toml_lines import line_numbers
 from zonerelay.config.toml_text import quote, toml_value
 
@@ -73,14 +73,6 @@ class UserMode(enum.StrEnum):
     REDIRECT = "redirect"
     LISTED = "listed"
     COPY = "copy"
-
-
-class UserIdempotency(enum.StrEnum):
-    """Whether a user's messages may or must have an idempotency key."""
-
-    LISTENER = "listener"
-    OFF = "off"
-    MESSAGE_ID = "message-id"
 
 
 def _mailbox(line: str) -> str:
@@ -122,7 +114,7 @@ class UserLimits:
     max_message_size: int = _octets()
     mode: UserMode = declare.choice(UserMode.DELIVER)
     mailbox: str = declare.text("", form=_mailbox)
-    idempotency: UserIdempotency = declare.choice(UserIdempotency.LISTENER)
+    idempotency: Idempotency | None = declare.choice_or("listener", Idempotency)
     messages_per_minute: int = _number()
     messages_per_hour: int = _number()
     messages_per_day: int = _number()
@@ -348,14 +340,14 @@ def changed(rails: UserLimits, assignments: list[str], others: tuple[str, ...] =
 
 def _read(value: str, option: Option) -> object:
     if option.several:
-        return tuple(option.read(part.strip(), option) for part in value.split(","))
+        return tuple(option.value_of(part.strip()) for part in value.split(","))
     given: object = value
     if option.read in (convert.switch, convert.count, convert.date):
         try:
             given = tomllib.loads(f"value = {value}")["value"]
         except ValueError:
             given = value  # the reader reports what it expects
-    return option.read(given, option)
+    return option.value_of(given)
 
 
 # Receives the current user and limits, and returns the new limits. It may raise an exception to change

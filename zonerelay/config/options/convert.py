@@ -33,7 +33,7 @@ class Option:
     """The type, the limits and the choices of an option. `read` is one of the readers below. `least` and
     `most` are the bounds of numbers, `form` is the parser of a text, and `choices` are the valid words.
     `optional` also permits 0 or "", meaning none.
-    `several`: the option is a list of such values.
+    `several`: the option is a list of such values. `word` stands for the special value `meaning`.
     """
 
     read: Callable[[object, Option], object]
@@ -43,33 +43,25 @@ class Option:
     form: Form = forms.line
     choices: type[enum.StrEnum] | None = None
     several: bool = False
+    word: str = ""
+    meaning: object = None
+
+    def value_of(self, value: object) -> object:
+        """Convert a value. Raise ValueError if it is invalid."""
+        return self.meaning if self.word and value == self.word else self.read(value, self)
 
 
 def switch(value: object, option: Option) -> bool:
     if not isinstance(value, bool):
-        raise expected("true or false (no quotes)", value)
-    return value
-
-
-def switch_or_auto(value: object, option: Option) -> bool | None:
-    if value == "auto":
-        return None
-    if not isinstance(value, bool):
-        raise expected('true, false (no quotes) or "auto"', value)
+        words = f'true, false (no quotes) or "{option.word}"' if option.word else "true or false (no quotes)"
+        raise expected(words, value)
     return value
 
 
 def count(value: object, option: Option) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise expected(f"a whole number such as {max(100, int(option.least))}", value)
-    return int(_bounded(value, option, str))
-
-
-def workers(value: object, option: Option) -> int:
-    if value == "auto":
-        return AUTO
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise expected('a whole number such as 4, or "auto"', value)
+        example = f'4, or "{option.word}"' if option.word else str(max(100, int(option.least)))
+        raise expected(f"a whole number such as {example}", value)
     return int(_bounded(value, option, str))
 
 
@@ -106,7 +98,7 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
 def choice(value: object, option: Option) -> enum.StrEnum:
     """Return a member of the option's enumeration."""
     assert option.choices is not None, "declared by `options.choice`"
-    word, words = _line(value, option), [each.value for each in option.choices]
+    word, words = _line(value, option), [*filter(None, (option.word,)), *option.choices]
     if word not in words:
         raise ValueError(f"must be {in_words(words, 'or')}, not {quoted(word)}{did_you_mean(word, words)}")
     return option.choices(word)

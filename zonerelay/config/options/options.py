@@ -46,7 +46,7 @@ def switch(default: bool) -> bool:
 
 def switch_or_auto() -> bool | None:
     """Declare a switch that may be "auto", whose value is `None`."""
-    return _field(None, Option(convert.switch_or_auto))
+    return _field(None, Option(convert.switch, word="auto"))
 
 
 def count(default: int, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:
@@ -55,7 +55,7 @@ def count(default: int, *, least: int = 1, most: int = 1_000_000, optional: bool
 
 def workers(default: int) -> int:
     """Declare the number of workers. The value of "auto" is `AUTO`."""
-    return _field(default, Option(convert.workers, 1, MAX_WORKERS))
+    return _field(default, Option(convert.count, 1, MAX_WORKERS, word="auto", meaning=convert.AUTO))
 
 
 def ratio(default: float, *, most: float = 1.0) -> float:
@@ -76,6 +76,11 @@ def durations(default: tuple[float, ...], *, least: float = 0.1, most: float = 3
 
 def choice(default: Choice) -> Choice:
     return _field(default, Option(convert.choice, choices=type(default)))
+
+
+def choice_or(word: str, of: type[Choice]) -> Choice | None:
+    """Declare a choice that is `word` by default, whose value is `None`."""
+    return _field(None, Option(convert.choice, choices=of, word=word))
 
 
 def choices(of: type[Choice]) -> tuple[Choice, ...]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
-from zonerelay.config.problems import Findings, Report, all_sound, check_names, check_references
-from zonerelay.config.tables.zone import TlsMode, ZoneSettings
+from zonerelay.config.problems import Findings
+from zonerelay.config.tables.zone import WEAK_TLS, TlsMode, ZoneSettings
 
-_WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 _PASSWORDS_END = {
     "office365.com": (
         "Microsoft 365 disables password logins by default at the end of December 2026 (550 5.7.30)"
@@ -123,23 +122,13 @@ def login_problems(zone: ZoneSettings) -> Findings:
     if zone.credentials and not zone.next_hop:
         every = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
         yield "credentials", every, "credentials", "next_hop"
-    if zone.credentials and zone.tls in _WEAK:
+    if zone.credentials and zone.tls in WEAK_TLS:
         yield (
             "tls",
             f"is {zone.tls}, but credentials are never sent in clear text; use verify, or required if the "
             "next hop's certificate cannot be verified",
             "credentials",
         )
-
-
-def check_credentials(
-    credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings], report: Report
-) -> None:
-    names = [credential.name for credential in credentials]
-    check_names("credential", names, "is required: zones refer to credentials by their name", report)
-    what, twice = "no [[credential]] has this name", "is in the list twice"
-    for at, zone in enumerate(zones if all_sound("credential", "name", len(names), report) else ()):
-        check_references(zone.credentials, names, what, ("zone", at, "credentials"), report, twice=twice)
 
 
 def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]) -> Findings:

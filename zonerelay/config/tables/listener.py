@@ -16,7 +16,7 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, KB, MB, MINUTE
-from zonerelay.config.problems import Findings, Report, all_sound, check_references, in_words, quoted
+from zonerelay.config.problems import Findings, in_words, quoted
 from zonerelay.model.queue_name import Priority
 
 # [sendmail]: the files of sendmail(1) on this machine.
@@ -401,17 +401,6 @@ def listener_advice(listener: ListenerSettings) -> Findings:
             "hide_client",
             "true: a Received field does not say where a message came from; the log does, by message id",
         )
-
-
-def check_named_listeners(
-    table: str, named: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings], report: Report
-) -> None:
-    """Refuse addresses in the `listener` option of a table's entries that no [[listener]] has."""
-    known = dict.fromkeys(listener.address for listener in listeners)
-    if all_sound("listener", "address", len(listeners), report):
-        for at, addresses in enumerate(named):
-            path = (table, at, "listener")
-            check_references(addresses, known, "no [[listener]] has the address", path, report)
 
 
 def users_advice(user: tuple[str, ...], listeners: Sequence[ListenerSettings]) -> Findings:

@@ -11,9 +11,9 @@ from pathlib import Path
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, MINUTE
-from zonerelay.config.problems import Findings, Report, check_known, unreachable
+from zonerelay.config.problems import Findings, unreachable
 from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings, Network, in_full
-from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
+from zonerelay.config.tables.zone import DEFAULT_ZONE
 from zonerelay.config.units import format_size
 
 # [auth] and [[access]]: the users who may log in, and the clients that may use the relay for a recipient.
@@ -165,14 +165,6 @@ class RouteSettings:
 _CONDITIONS = tuple(
     field.name for field in dataclasses.fields(RouteSettings) if field.name not in ("zone", "set_priority")
 )
-
-
-def check_route_zones(routes: Sequence[RouteSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    """Needs zones whose names are sound."""
-    names = dict.fromkeys(zone.name for zone in zones)
-    for at, route in enumerate(routes):
-        if report.sound("route", at, "zone"):
-            check_known(route.zone, names, "no zone is named", ("route", at, "zone"), report)
 
 
 def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings]) -> Findings:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, urlsplit
@@ -21,10 +20,9 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, GB, HOUR, MB, MINUTE, YEAR, options_of
-from zonerelay.config.problems import Findings, Report, all_sound, check_known
+from zonerelay.config.problems import Findings, Report
 from zonerelay.config.tables.delivery import DeliverySettings
 from zonerelay.config.tables.listener import Network
-from zonerelay.config.tables.zone import ZoneSettings
 from zonerelay.config.units import format_size
 
 
@@ -257,18 +255,13 @@ comes at once, are written again before their space is free.
 """
 
 
-def leveldb_room(spool: SpoolSettings) -> int:
-    """Return the number of bytes that LevelDB may need in addition to its data."""
-    return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
-
-
 def space_guard(spool: SpoolSettings) -> int:
     """Return the free space in bytes below which new mail is refused, or 0 for none. With LevelDB it is at
     least what LevelDB needs.
     """
     if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
         return spool.min_free_space
-    return max(spool.min_free_space, leveldb_room(spool))
+    return max(spool.min_free_space, LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH))
 
 
 def raised_guard(spool: SpoolSettings) -> str:
@@ -372,13 +365,18 @@ def _slow_answers(table: str, settings: RedisSettings | S3Settings) -> Findings:
         yield "lease", f"not longer than {table}.timeout: {twice}"
 
 
-def _cut_off(settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings) -> Findings:
+def _database_advice(
+    settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings, direction: str
+) -> Findings:
     if settings.lease <= delivery.final_dot_timeout:
         yield (
             "lease",
             "not longer than delivery.final_dot_timeout: a message may be sent a second time while a relay "
             "that is cut off from the database still sends it",
         )
+    if is_in_the_open(settings.url):
+        open_to = f"mail goes over the network {direction} any server that answers there"
+        yield "url", f"{open_to}: add ?sslmode=verify-full"
 
 
 def postgres_problems(postgres: PostgresSettings) -> Findings:
@@ -427,12 +425,9 @@ class PostgresSettings:
 def postgres_advice(postgres: PostgresSettings, spool: SpoolSettings, delivery: DeliverySettings) -> Findings:
     if spool.backend is not Backend.POSTGRES:
         return
-    yield from _cut_off(postgres, delivery)
+    yield from _database_advice(postgres, delivery, "to")
     if postgres.unsafe:
         yield "unsafe", "a crash of the database may lose mail that was acknowledged"
-    if is_in_the_open(postgres.url):
-        open_to = "mail goes over the network to any server that answers there"
-        yield "url", f"{open_to}: add ?sslmode=verify-full"
 
 
 def s3_problems(s3: S3Settings, spool: SpoolSettings, workers: int) -> Findings:
@@ -542,7 +537,7 @@ def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Findings:
             yield name, "mail travels to the service in clear text: https:// uses TLS"
 
 
-def outbox_problems(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> Findings:
+def outbox_problems(outbox: OutboxSettings, report: Report) -> Findings:
     if not outbox.url:
         others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
         if not report.given("outbox", "url") and any(others):
@@ -552,9 +547,6 @@ def outbox_problems(outbox: OutboxSettings, zones: Sequence[ZoneSettings], repor
         yield "url", problem
     if outbox.table == outbox.mailbox_table:
         yield "mailbox_table", "is the table of messages already"
-    if all_sound("zone", "name", len(zones), report):
-        names = [zone.name for zone in zones]
-        check_known(outbox.zone, names, "no zone is named", ("outbox", "zone"), report)
 
 
 # [outbox]: the database whose rows are sent as mail.
@@ -599,9 +591,5 @@ class OutboxSettings:
 
 
 def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Findings:
-    if not outbox.url:
-        return
-    yield from _cut_off(outbox, delivery)
-    if is_in_the_open(outbox.url):
-        open_to = "mail goes over the network from any server that answers there"
-        yield "url", f"{open_to}: add ?sslmode=verify-full"
+    if outbox.url:
+        yield from _database_advice(outbox, delivery, "from")

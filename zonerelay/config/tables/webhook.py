@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY
-from zonerelay.config.problems import Findings, Report, check_names, check_references
+from zonerelay.config.problems import Findings
 
 EVENTS = (
     "message.accepted", "delivery.delivered", "delivery.deferred", "delivery.bounced", "delivery.expired",
@@ -84,12 +84,6 @@ def webhook_problems(webhook: WebhookSettings) -> Findings:
         yield "url", "http:// is for everyone to read on the way: use https, or private = true"
     if not webhook.secret:
         yield "secret", 'is missing: say where it is, as in "/etc/zonerelay/hook.secret"'
-
-
-def check_webhooks(webhooks: Sequence[WebhookSettings], report: Report) -> None:
-    check_names("webhook", [each.name for each in webhooks], "is missing: logs and commands use it", report)
-    for at, webhook in enumerate(webhooks):
-        check_references(webhook.events, EVENTS, "there is no event", ("webhook", at, "events"), report)
 
 
 def webhook_advice(webhook: WebhookSettings) -> Findings:

@@ -21,8 +21,6 @@ from zonerelay.config.problems import (
     KeyPath,
     Report,
     all_sound,
-    check_names,
-    check_references,
     in_words,
     quoted,
     unreachable,
@@ -45,6 +43,9 @@ class TlsMode(enum.StrEnum):
     REQUIRED = "required"
     VERIFY = "verify"
     DANE = "dane"
+
+
+WEAK_TLS = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 
 
 class SourceUnit(enum.StrEnum):
@@ -346,12 +347,19 @@ class SourceSettings:
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    names = [source.name for source in sources]
-    check_names("source", names, "is required: zones refer to sources by their name", report)
-    report.refuse_all(("source",), _address_problems(sources))
-    if all_sound("source", "name", len(sources), report) and ("source",) not in report.wrong:
-        for at, zone in enumerate(zones):
-            _check_zone(zone, at, sources, report)
+    """Refuse the sources of a zone that could not send its mail. Names of sources are checked before."""
+    known = {source.name: source for source in sources}
+    for at, zone in enumerate(zones if all_sound("source", "name", len(sources), report) else ()):
+        path: KeyPath = ("zone", at, "sources")
+        named = [known[name] for name in zone.sources if name in known]
+        if not named or not report.sound(*path):
+            continue
+        if not any(source.weight for source in named):
+            report.refuse(path, "each of them has weight = 0, so no mail of this zone could be sent")
+        for each in named if not zone.ipv6 and report.sound("zone", at, "ipv6") else ():
+            if each.address and all(":" in ip for ip in each.address):
+                only = f"{quoted(each.name)} has IPv6 only, which ipv6 = false keeps this zone from using"
+                report.refuse(path, only)
 
 
 def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings]) -> Findings:
@@ -361,7 +369,7 @@ def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSetting
             yield (at,), f"no zone sends from {source.name}"
 
 
-def _address_problems(sources: Sequence[SourceSettings]) -> Findings:
+def address_problems(sources: Sequence[SourceSettings]) -> Findings:
     taken: dict[str, int] = {}
     for at, source in enumerate(sources):
         if not source.address:
@@ -396,22 +404,6 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
     return f"a source may have only one {_FAMILIES[family]} address; add another [[source]] for {text}"
 
 
-def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], report: Report) -> None:
-    known = {source.name: source for source in sources}
-    path: KeyPath = ("zone", at, "sources")
-    what, twice = "no [[source]] has this name", "is there twice: its share is its weight"
-    named = [known[name] for name in check_references(zone.sources, known, what, path, report, twice=twice)]
-    if not named or not report.sound(*path):
-        return
-    if not any(source.weight for source in named):
-        report.refuse(path, "each of them has weight = 0, so no mail of this zone could be sent")
-    if not zone.ipv6 and report.sound("zone", at, "ipv6"):
-        for each in named:
-            if each.address and all(":" in ip for ip in each.address):
-                only = f"{quoted(each.name)} has IPv6 only, which ipv6 = false keeps this zone from using"
-                report.refuse(path, only)
-
-
 def destination_problems(
     entry: DestinationSettings, zones: Sequence[ZoneSettings], *, trusts_dns: bool
 ) -> Findings:
@@ -419,7 +411,7 @@ def destination_problems(
     needs.
     """
     for key in ("tls_names", "tls_certificates"):
-        if getattr(entry, key) and entry.tls is not DestinationTls.VERIFY:
+        if getattr(entry, key) and entry.tls is not TlsMode.VERIFY:
             yield key, 'goes with tls = "verify" alone: write that, or leave this out'
     if entry.tls_names and entry.tls_certificates:
         whatever = "these certificates are accepted whatever their names are; remove tls_names"
@@ -430,24 +422,13 @@ def destination_problems(
         more = f"{entry.max_connections} is more than max_connections = {most}, the limit of the whole zone"
         yield "max_connections", more
     named = [zone.name for zone in own if entry.zone and zone.credentials]
-    if entry.tls in _WEAK and named:
+    if entry.tls in WEAK_TLS and named:
         yield "tls", f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS"
-    if entry.tls is DestinationTls.DANE and not trusts_dns:
+    if entry.tls is TlsMode.DANE and not trusts_dns:
         yield "tls", DANE_NEEDS_TRUST
 
 
 # [[destination]]: limits and TLS of a zone for some of its destinations.
-
-
-class DestinationTls(enum.StrEnum):
-    """The TLS mode of a destination: a `TlsMode`, or the mode of the zone."""
-
-    ZONE = "zone"
-    NONE = "none"
-    OPPORTUNISTIC = "opportunistic"
-    REQUIRED = "required"
-    VERIFY = "verify"
-    DANE = "dane"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +445,7 @@ class DestinationSettings:
     """
     zone: tuple[str, ...] = declare.texts(())
     """Only mail of these zones. Empty: of all."""
-    tls: DestinationTls = declare.choice(DestinationTls.ZONE)
+    tls: TlsMode | None = declare.choice_or("zone", TlsMode)
     """zone: as in the zone; otherwise as tls of [[zone]]."""
     tls_names: tuple[str, ...] = declare.texts((), form=forms.domain)
     """Names to accept in the certificate with tls = verify, instead of the host's: "example.com",
@@ -482,18 +463,6 @@ class DestinationSettings:
     """Messages on one connection. 0: as in the zone."""
     max_rate: Rate | None = declare.rate()
     """Instead of max_rate_per_destination: "100/1m". Empty: as in the zone."""
-
-
-_WEAK = {DestinationTls.NONE, DestinationTls.OPPORTUNISTIC}
-
-
-def check_destination_zones(
-    destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings], report: Report
-) -> None:
-    """Report unknown zones in destination tables. Call this only if the names of all zones are valid."""
-    names = dict.fromkeys(zone.name for zone in zones)
-    for at, entry in enumerate(destinations):
-        check_references(entry.zone, names, "no zone is named", ("destination", at, "zone"), report)
 
 
 def destination_advice(

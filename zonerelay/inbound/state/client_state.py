@@ -24,7 +24,6 @@ from zonerelay.config.settings import (
     ListenerTls,
     UnsafeListener,
 )
-from zonerelay.config.user_limits import UserIdempotency
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
@@ -141,10 +140,9 @@ class ClientState:
         self._origin = None
         self.grants = self._weighed()
 
-    def go_by(self, wish: UserIdempotency) -> None:
+    def go_by(self, wish: Idempotency | None) -> None:
         """Use the idempotency setting of the user's limits, or the listener's if the user has none."""
-        own = wish is UserIdempotency.LISTENER
-        self.idempotency = self._settings.idempotency if own else Idempotency(wish.value)
+        self.idempotency = self._settings.idempotency if wish is None else wish
 
     def take_over(self, before: ClientState, xclient: XClient) -> None:
         """Set the attributes that XCLIENT names, and copy the others from `before`."""

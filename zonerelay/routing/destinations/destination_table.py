@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
@@ -50,7 +50,7 @@ class DestinationEntry:
     @property
     def has_tls(self) -> bool:
         """Whether the entry determines TLS. Then neither the zone nor the domain's policy matters."""
-        return self.settings.tls is not DestinationTls.ZONE
+        return self.settings.tls is not None
 
     @property
     def changes_nothing(self) -> bool:
@@ -59,7 +59,8 @@ class DestinationEntry:
 
     def tls(self, *, secure: bool) -> TlsDemand:
         """Return the TLS demand of the entry. `secure` means that DNSSEC validates the hosts' names."""
-        mode = TlsMode(self.settings.tls)
+        mode = self.settings.tls
+        assert mode is not None, "the entry has_tls"
         return TlsDemand(
             mode,
             dane=secure and mode is TlsMode.DANE,
