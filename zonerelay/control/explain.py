@@ -179,7 +179,7 @@ class ActiveSuspension(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explainer:
     """Explains the route of mail for an address. `hostname` is the relay's own host name. The functions
-    return what is in force now.
+    return what applies now.
 
     `suspended` returns the scheduler's suspension of a destination, `credential` describes the login of a
     zone for a sender, `rails` returns the limits of a user, or `None` if they cannot be read, and `learned`
