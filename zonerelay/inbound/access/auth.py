@@ -10,6 +10,20 @@
 - BROKEN: the file cannot be used, too many checks are waiting, or an unexpected error occurred. This is never
   the client's fault, so the reply is temporary, and no failure is counted.
 
+The correct passwords of the last ten minutes are remembered, so that an application that logs in for every
+message does not wait for a hash each time: argon2 is slow by design, and never runs on the event loop. The
+memory holds a keyed hash of user, password and stored hash: it reveals nothing without the secret of the
+process, and a changed password has another key.
+
+Hashes are computed in threads (`PasswordChecks`), those of regular users on all cores. Regular users are
+those who have logged in recently from their current network. The hashes of other clients are computed on one
+core less, so that guessing does not slow regular users down and leaves the event loop a core if there are
+several. Among the other clients, those with the fewest failures in their network come first, so that many
+guessing addresses do not lock out an address without failures. Too many waiting checks raise
+`ChecksBusyError`; the limit for one client is lower than the limit for all. When the queue of other clients
+is full, the check with the most failures gets it. Equal checks at the same time (as when a connection pool
+opens) are combined.
+
 Failures are counted for the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account,
 whether or not the account exists. The same name with the same password counts once. The workers of a relay
 share their failures. None of these counters applies to regular users, so that guesses by other clients lock
@@ -42,26 +56,10 @@ from zonerelay.inbound.limits.connections import Key, client_and_network
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import Tasks
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.telemetry.events.events import Events
 
-# Checks passwords against hashes in threads, with a queue for regular users, a queue for other clients, and
-# a cache of correct passwords.
-#
-# argon2 is slow by design. Therefore it never runs on the event loop, and an application that logs in for
-# every message must not wait for it each time. The cache holds a keyed hash of user, password and stored
-# hash: it reveals nothing without the secret of the process, and a changed password has another key. Only
-# correct passwords are cached.
-#
-# Regular users are those who have logged in recently from their current network (`Authenticator` knows
-# them). Their hashes are computed on all cores, in dedicated threads. The hashes of other clients are
-# computed on one core less, so that guessing does not slow regular users down and leaves the event loop a
-# core if there are several. Among the other clients, those with the fewest failures in their network come
-# first, so that many guessing addresses do not lock out an address without failures. Too many waiting
-# checks raise `ChecksBusyError`; the limit for one client is lower than the limit for all. When the queue
-# of other clients is full, the check with the most failures gets it. Equal checks at the same time (as when
-# a connection pool opens) are combined. A check whose clients have all disconnected is not computed, unless
-# its computation has started.
 MAX_WAITING = 64
 """The number of checks that may wait in each queue, for each check that can be computed at the same time."""
 MAX_WAITING_PER_CLIENT = 32
@@ -109,13 +107,7 @@ class RememberedPasswords:
         return hashed.digest()
 
     def holds(self, key: bytes, now: float) -> bool:
-        until = self._until.get(key)
-        if until is None:
-            return False
-        if until > now:
-            return True
-        del self._until[key]
-        return False
+        return self._until.get(key, now) > now
 
     def add(self, key: bytes, now: float) -> None:
         self._until.pop(key, None)
@@ -130,10 +122,6 @@ class RememberedPasswords:
         return len(self._until)
 
 
-def _future() -> asyncio.Future[bool]:
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class PasswordCheck:
     """A pending password check. `waiting` is the number of logins that wait for it."""
@@ -146,7 +134,7 @@ class PasswordCheck:
     regular: bool
     begun: bool = False
     waiting: int = 0
-    done: asyncio.Future[bool] = field(default_factory=_future)
+    done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class PasswordChecks:
@@ -363,7 +351,7 @@ class Authenticator:
         # The last login.
         self._regulars: BoundedDict[tuple[str, Key], float] = BoundedDict(MAX_REGULARS)
         self._file = self._watch(settings.credentials)
-        self._tasks: set[asyncio.Task[tuple[LoginResult, float]]] = set()
+        self._tasks = Tasks()
 
     def configure(self, settings: AuthSettings) -> None:
         """Apply other settings from now on. Earlier failures still count."""
@@ -393,15 +381,14 @@ class Authenticator:
         """
         keys = client_and_network(client_address)
         attempt = _LoginAttempt(credentials, client_address, *keys, _account(credentials.user), ask)
-        attempt.regular = self._is_regular(attempt)
+        seen = self._regulars.get((credentials.user, attempt.network))
+        attempt.regular = seen is not None and self.clock.monotonic() < seen + REGULAR_FOR
         known = self._at_once(attempt)
         if known is not None:
             known = await self._guarded(attempt, known)
             self._report(attempt, known)
             return known
-        task = asyncio.create_task(self._examine(attempt))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks.start(self._examine(attempt))
         try:
             # Shielded: a check that has started is counted and reported even if the client disconnects.
             login, delay = await asyncio.shield(task)
@@ -416,14 +403,12 @@ class Authenticator:
     async def named(self, name: str) -> LoginResult:
         """Return the user with this name, for a client that was authenticated by a token."""
         await self._file.refresh()
-        if self._file.users is None:
+        users = self._file.users
+        if users is None:
             return LoginResult(LoginKind.BROKEN, detail=self._file.problem)
-        user = self._file.users.get(name)
-        return (
-            LoginResult(LoginKind.WRONG, detail="no such user")
-            if user is None
-            else LoginResult(LoginKind.OK, user)
-        )
+        if name not in users:
+            return LoginResult(LoginKind.WRONG, detail="no such user")
+        return LoginResult(LoginKind.OK, users[name])
 
     def _watch(self, path: Path) -> CredentialsWatch:
         return CredentialsWatch(path, events=self.events)
@@ -543,10 +528,6 @@ class Authenticator:
             table.succeeded(key)
         self._regulars[user.name, attempt.network] = self.clock.monotonic()
         return LoginResult(LoginKind.OK, user)
-
-    def _is_regular(self, attempt: _LoginAttempt) -> bool:
-        seen = self._regulars.get((attempt.credentials.user, attempt.network))
-        return seen is not None and self.clock.monotonic() < seen + REGULAR_FOR
 
     def _counters(self, attempt: _LoginAttempt) -> tuple[tuple[FailedAttempts, Hashable, str], ...]:
         """Return the counters to which a failure is added, each with its name."""

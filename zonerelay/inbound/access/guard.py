@@ -68,19 +68,17 @@ class FileWatch(ABC):
             return
         async with self._reading:
             look = file_state(self.path)
-            if look != self._seen:
-                await self._read(look)
-
-    async def _read(self, look: FileState) -> None:
-        try:
-            await self._take_up()
-        except CredentialsError as error:
-            # A system error (such as too many open files) may disappear without a change of the file.
-            transient = isinstance(error.__cause__, OSError) and len(look) > 1
-            self._seen = None if transient else look
-            self._broken(str(error), again=not transient)
-        else:
-            self._seen = look
+            if look == self._seen:
+                return
+            try:
+                await self._take_up()
+            except CredentialsError as error:
+                # A system error (such as too many open files) may disappear without a change of the file.
+                transient = isinstance(error.__cause__, OSError) and len(look) > 1
+                self._seen = None if transient else look
+                self._broken(str(error), again=not transient)
+            else:
+                self._seen = look
 
     @abstractmethod
     async def _take_up(self) -> None:

@@ -57,7 +57,6 @@ from zonerelay.inbound.limits.connections import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.policy.api import Changes, WholeMessage
-from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, LookupResult
@@ -364,7 +363,8 @@ class Intake:
                     elif self.complete:
                         return await self._commit(writer)
                     else:
-                        await self._wait()
+                        self._waiter = asyncio.get_running_loop().create_future()
+                        await self._waiter
         except contract.StoredBeforeError as error:
             self._context.events.repeated(error.message_id, self.envelope)
             self.first_answer = error.answer
@@ -383,7 +383,7 @@ class Intake:
         if self._size > self._settings.max_message_size:
             self.refuse(replies.too_big(self._settings.max_message_size))
         elif allowance is not None and (refusal := allowance.size_refusal(self._size)) is not None:
-            self.refuse(replies.guarded(refusal))
+            self.refuse(self._context.guarded(refusal))
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self.refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
@@ -424,7 +424,7 @@ class Intake:
         elif self.refusal is not None:
             return
         elif self.transaction.over_quota is not None and not self._key:
-            self.refuse(self._guarded(self.transaction.over_quota))
+            self.refuse(context.guarded(self.transaction.over_quota))
         elif header.received > self._settings.max_received:
             self.refuse(replies.MAIL_LOOP)
         elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
@@ -467,17 +467,12 @@ class Intake:
             named = self.transaction.zone_named or zone_header.zone_in(header.fields)
             self.transaction.zone_named = named
         if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
-            self._take_key(header)
+            if (key := key_in(header.fields)) is None:
+                self.refuse(replies.BAD_KEY)
+            self._key = self._key or key or ""
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(HeaderEdits(remove=tuple(gone)))
         return header.without(gone)
-
-    def _take_key(self, header: Header) -> None:
-        key = key_in(header.fields)
-        if key is None:
-            self.refuse(replies.BAD_KEY)
-        else:
-            self._key = self._key or key
 
     def _once(self) -> IdempotencyKey:
         assert self._digest is not None
@@ -587,8 +582,11 @@ class Intake:
         if self.transaction.unless_repeated is not None:
             await self._ask(writer, self.transaction.unless_repeated)
             return None
-        if EndOfData in self._context.consultants.asked and await self._refused_at_the_end():
-            return None
+        if EndOfData in self._context.consultants.asked:
+            verdict = await self._context.consultants.ask(EndOfData(**self._event(), size=self._size))
+            if self._refused_by(verdict):
+                return None
+            self.transaction.decide(verdict.decision)
         if self.transaction.allowance is not None and self._context.guard is not None:
             return await self._count(writer, self._context.guard, self.transaction.allowance)
         return await self._take_turn(writer)
@@ -598,7 +596,7 @@ class Intake:
         sent = len(self.transaction.named), self._size
         refusal = await guard.take(allowance, *sent)
         if refusal is not None:
-            await self._ask(writer, self._guarded(refusal))
+            await self._ask(writer, self._context.guarded(refusal))
         accepted: MessageId | None = None
         try:
             if self.refusal is None:
@@ -607,12 +605,6 @@ class Intake:
             if accepted is None and refusal is None:
                 await guard.give_back(allowance, *sent)
         return accepted
-
-    def _guarded(self, refusal: Refusal) -> ServerReply:
-        """Return the reply to what the user's limits do not allow, and count it."""
-        if refusal.quota:
-            self._context.events.metrics.quota_refused.add((refusal.quota,))
-        return replies.guarded(refusal)
 
     async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:
         """Refuse the message. Raise StoredBeforeError if it was submitted before."""
@@ -636,7 +628,7 @@ class Intake:
         )
         allowance = self.transaction.allowance
         if allowance is not None and (barred := allowance.zone_refusal(deliveries)):
-            self.refuse(replies.guarded(barred))
+            self.refuse(self._context.guarded(barred))
             return None
         sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
@@ -676,14 +668,6 @@ class Intake:
         value = next(added, f"<{self.envelope.id}@{self._context.hostname}>")
         return (*fields, ("Message-ID", value))
 
-    async def _refused_at_the_end(self) -> bool:
-        event = EndOfData(**self._event(), size=self._size)
-        verdict = await self._context.consultants.ask(event)
-        if self._refused_by(verdict):
-            return True
-        self.transaction.decide(verdict.decision)
-        return False
-
     def _announce(self, message: Message) -> None:
         """Log the acceptance. The message is durable, so the client gets 250 even if this fails."""
         context = self._context
@@ -706,10 +690,6 @@ class Intake:
 
     def _line_ends(self) -> str:
         return f"bare_lf={self._body.bare_lf} bare_cr={self._body.bare_cr}"
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

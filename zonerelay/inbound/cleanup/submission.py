@@ -147,9 +147,7 @@ class SubmittingClient:
         self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
     ) -> ServerReply:
         """Reject what the user's limits do not allow, and return the rejection."""
-        if refusal.quota:
-            self.context.events.metrics.quota_refused.add((refusal.quota,))
-        return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)
+        return self.refuse(self.context.guarded(refusal), command, mailbox=mailbox)
 
     def refuse_content(self, intake: Intake, answer: ServerReply, command: str) -> None:
         """Log the refusal of a message whose envelope was accepted, and count it."""
@@ -354,7 +352,11 @@ class SubmittingClient:
         """Check and add a recipient. `given` is the address in RCPT, which is used by access rules and the
         policy.
         """
-        refusal = self._rcpt_refusal(transaction, key, given) if may_relay else self._denied()
+        if may_relay:
+            refusal = self._rcpt_refusal(transaction, key, given)
+        else:
+            may_log_in = self.context.settings.auth is not ListenerAuth.OFF
+            refusal = replies.relaying_denied(self.client_state.client.address, may_log_in=may_log_in)
         if refusal is not None:
             return self.refuse(refusal, "RCPT", mailbox=given)
         orders = self.context.orders
@@ -372,11 +374,6 @@ class SubmittingClient:
             return self._ask_about(transaction, key, recipient, given)
         self._add(transaction, key, recipient, given)
         return replies.RECIPIENT_OK
-
-    def _denied(self) -> ServerReply:
-        state = self.client_state
-        may_log_in = self.context.settings.auth is not ListenerAuth.OFF
-        return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
 
     def _suspended(
         self, orders: SuspensionCheck, sender: Mailbox, recipient: Mailbox | None

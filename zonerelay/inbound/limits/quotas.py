@@ -120,14 +120,12 @@ class Usage:
     def add(self, sent: Sent) -> None:
         for window, (length, slots) in LENGTHS.items():
             current, there = int(self.now // (length / slots)), self._windows[window]
-            for at, (slot, *counts) in enumerate(there):
-                if slot == current:
-                    messages, recipients, octets = counts
-                    new = messages + sent[0], recipients + sent[1], octets + sent[2]
-                    there[at] = (slot, max(new[0], 0), max(new[1], 0), max(new[2], 0))
-                    break
-            else:
-                there.append((current, max(sent[0], 0), max(sent[1], 0), max(sent[2], 0)))
+            at = next((at for at, each in enumerate(there) if each[0] == current), len(there))
+            _, *before = there[at] if at < len(there) else (current, 0, 0, 0)
+            messages, recipients, octets = (
+                max(count + more, 0) for count, more in zip(before, sent, strict=True)
+            )
+            there[at : at + 1] = [(current, messages, recipients, octets)]
 
     def levels(self, rails: UserLimits) -> Iterator[QuotaLevel]:
         for (what, window), most in rails.quotas.items():
@@ -221,7 +219,7 @@ class Quotas:
             if self._records is None:
                 self._records = self._open_records()
             if not self._open:
-                await self._asked(self._records.open(_hear_nothing))
+                await self._asked(self._records.open(lambda _word: None))
                 self._open = True
             return self._records
 
@@ -252,10 +250,6 @@ def _name(user: str) -> str:
     no space.
     """
     return f"user {user}"
-
-
-def _hear_nothing(_word: str) -> None:
-    return
 
 
 def _in_words(seconds: float) -> str:

@@ -53,6 +53,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.reply import Reply
 from zonerelay.process.sockets import NOTHING, InheritedSockets
+from zonerelay.process.tasks import Tasks
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
@@ -138,7 +139,7 @@ class Listeners:
         self._kept: list[_ActiveListener] = []
         self._socket: SubmitSocket | None = None
         """The socket on which another process submits mail, by the rules of the first listener."""
-        self._farewells: set[asyncio.Future[None]] = set()
+        self._farewells = Tasks()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
         events.metrics.read_number("zonerelay_inbound_memory_bytes", lambda: self._shared.memory.total)
@@ -255,7 +256,8 @@ class Listeners:
 
     async def drain(self, timeout: float) -> None:
         """Close all listeners (see `Listener.drain`), and return when no session is left."""
-        await asyncio.gather(*(each.listener.drain(timeout) for each in self._kept), *self._farewells)
+        await asyncio.gather(*(each.listener.drain(timeout) for each in self._kept))
+        await self._farewells.wait()
         if self._socket is not None:
             await self._socket.drain()
         retiring = dict(self._retiring)
@@ -388,9 +390,7 @@ class Listeners:
 
     def _let_go(self, kept: _ActiveListener, timeout: float) -> None:
         kept.listener.stop_accepting()
-        farewell = asyncio.ensure_future(self._drained(kept, timeout))
-        self._farewells.add(farewell)
-        farewell.add_done_callback(self._farewells.discard)
+        self._farewells.start(self._drained(kept, timeout))
 
     async def _drained(self, kept: _ActiveListener, timeout: float) -> None:
         await kept.listener.drain(timeout)

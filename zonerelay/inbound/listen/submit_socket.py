@@ -33,6 +33,7 @@ from zonerelay.inbound.cleanup.submit import (
 )
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.reply import Reply
+from zonerelay.process.tasks import Tasks
 
 PATIENCE = 600.0
 """Seconds to wait for an answer; RFC 5321 4.5.3.2.6 gives the same time for the end of data."""
@@ -88,12 +89,14 @@ class SubmitSocket:
         self._submit = submit
         self._server: asyncio.Server | None = None
         self._path = Path()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving = Tasks()
 
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound Unix socket."""
         self._path = Path(bound.getsockname())
-        self._server = await asyncio.start_unix_server(self._accept, sock=bound)
+        self._server = await asyncio.start_unix_server(
+            lambda reader, writer: self._serving.start(self._serve(reader, writer)), sock=bound
+        )
 
     def close(self) -> None:
         """Stop listening. Calls in progress continue."""
@@ -103,34 +106,26 @@ class SubmitSocket:
 
     async def drain(self) -> None:
         """Wait until the answers of completed calls have been sent."""
-        if self._serving:
-            _, late = await asyncio.wait(self._serving, timeout=FAREWELL)
-            for each in late:
-                each.cancel()
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        await self._serving.wait(FAREWELL)
+        await self._serving.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            writer.write(_framed(b""))
+            while piece := await _read(reader):
+                yield piece
+
         with contextlib.closing(writer), contextlib.suppress(EOFError, OSError, msgspec.MsgspecError):
-            await _serve(reader, writer, self._submit)
-
-
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, submit: Submit) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        writer.write(_framed(b""))
-        while piece := await _read(reader):
-            yield piece
-
-    writer.write(_framed(b""))
-    call = _decode_call(await _read(reader))
-    result = await submit(call.principal, call.envelope, pieces(), call.options)
-    answer = SubmitAnswer(accepted=result) if isinstance(result, Acceptance) else SubmitAnswer(refused=result)
-    await _send(writer, _encode(answer))
-    while await reader.read(65536):  # read the rest of a refused message, or the answer would be lost
-        pass
+            writer.write(_framed(b""))
+            call = _decode_call(await _read(reader))
+            result = await self._submit(call.principal, call.envelope, pieces(), call.options)
+            if isinstance(result, Acceptance):
+                answer = SubmitAnswer(accepted=result)
+            else:
+                answer = SubmitAnswer(refused=result)
+            await _send(writer, _encode(answer))
+            while await reader.read(65536):  # read the rest of a refused message, or the answer would be lost
+                pass
 
 
 class SubmitClient:

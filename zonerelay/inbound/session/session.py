@@ -149,7 +149,7 @@ class Session(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Send the pending replies: the client sends nothing more, but may still be listening."""
-        self._client_ended()
+        self.phase = max(self.phase, SessionPhase.ENDED)
         return self._owes_replies()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -259,7 +259,7 @@ class Session(asyncio.Protocol):
         if transport.secured is not secured:
             self._secured()
         if transport.ended and self.phase < SessionPhase.ENDED:
-            self._client_ended()
+            self.phase = SessionPhase.ENDED
             self.loop.call_soon(self._leave_if_done)
         return data
 
@@ -645,9 +645,6 @@ class Session(asyncio.Protocol):
             self.transport.write(answer.wire)
         self._close()
 
-    def _client_ended(self) -> None:
-        self.phase = max(self.phase, SessionPhase.ENDED)
-
     def _end(self) -> None:
         if self.phase < SessionPhase.LEFT:
             self.phase = SessionPhase.LEFT if self.phase is SessionPhase.ENDED else SessionPhase.CLOSED
@@ -682,7 +679,7 @@ class Session(asyncio.Protocol):
         ours = self.held_up
         if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())
-        elif self.deadlines.is_paused:
+        elif self.deadlines.paused_at is not None:
             self.deadlines.resumed(self.loop.time())
         transport = self.transport
         pause = ours or transport.is_blocked or self.lines.waiting > MAX_PIPELINED

@@ -45,8 +45,7 @@ class Deadlines:
         self._timed: object | None = None  # the transaction that is timed
         self._body: float | None = None
         self._handshake: float | None = None
-        self._paused: float | None = None
-        self.is_paused = False
+        self.paused_at: float | None = None
 
     def began_handshake(self, now: float) -> None:
         """Start the clock of a PROXY header or TLS handshake."""
@@ -93,36 +92,32 @@ class Deadlines:
 
     def paused(self, now: float) -> None:
         """Stop the clocks while the relay itself causes the delay."""
-        if self._paused is None:
-            self._paused = now
-            self.is_paused = True
+        if self.paused_at is None:
+            self.paused_at = now
 
     def resumed(self, now: float) -> None:
         """Start the clocks again. Clocks that ran are set back by the pause; clocks that began during it
         begin now.
         """
-        if self._paused is None:
+        if self.paused_at is None:
             return
-        stalled = now - self._paused
-        self._paused = None
-        self.is_paused = False
+        stalled = now - self.paused_at
+        self.paused_at = None
         self.heard = now
-        if self._handshake is not None:
-            self._handshake = min(self._handshake + stalled, now)
-        if self._began is not None:
-            self._began = min(self._began + stalled, now)
-        if self._body is not None:
-            self._body = min(self._body + stalled, now)
+        self._handshake, self._began, self._body = (
+            None if since is None else min(since + stalled, now)
+            for since in (self._handshake, self._began, self._body)
+        )
 
     def late(self, now: float) -> ServerReply | None:
-        if self._paused is not None:
-            now = self._paused
+        if self.paused_at is not None:
+            now = self.paused_at
         late = (reply for since, limit, reply in self._clocks() if since is not None and now >= since + limit)
         return next(late, None)
 
     def next_look(self, now: float) -> float:
         """Return the time of the next call of `late`, early enough for every clock."""
-        theirs = now if self._paused is None else self._paused
+        theirs = now if self.paused_at is None else self.paused_at
         # Clocks that begin later, or began during the pause, start at this time at the earliest.
         dues = [
             (theirs if since is None or since > theirs else since) + limit
@@ -202,9 +197,18 @@ class Transport:
         """
         if self._proxy is not None:
             return self._receive_proxy(self._proxy, data)
-        if self._tls is not None:
-            return self._receive_tls(self._tls, data)
-        return data
+        channel = self._tls
+        if channel is None:
+            return data
+        try:
+            plain = channel.receive(data)
+        except TlsFault as fault:
+            raise TransportFault(str(fault), tls=True) from fault
+        finally:
+            self._write_raw(channel.take_output())  # after a failure, the alert for the client
+        self.secured = channel.info
+        self.ended = channel.closed
+        return plain
 
     def _receive_proxy(self, reader: ProxyReader, data: bytes) -> bytes:
         try:
@@ -217,17 +221,6 @@ class Transport:
         self._proxy = None
         self.is_wrapped = False
         return reader.rest
-
-    def _receive_tls(self, channel: Channel, data: bytes) -> bytes:
-        try:
-            plain = channel.receive(data)
-        except TlsFault as fault:
-            self._write_raw(channel.take_output())  # the alert for the client
-            raise TransportFault(str(fault), tls=True) from fault
-        self._write_raw(channel.take_output())
-        self.secured = channel.info
-        self.ended = channel.closed
-        return plain
 
     # Output, and closing.
 

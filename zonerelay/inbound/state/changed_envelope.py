@@ -78,7 +78,7 @@ def apply(
         addresses.append(given.address)
     refusal = _refusal(sender, addresses, changes, client_state, context)
     if refusal is None and transaction.allowance is not None:
-        refusal = _guarded(transaction.allowance, addresses)
+        refusal = _guarded(transaction.allowance, addresses, context)
     if refusal is not None:
         return refusal
     transaction.mail = mail if sender == mail.sender else structs.replace(mail, sender=sender)
@@ -119,11 +119,13 @@ def _refusal(
     return None
 
 
-def _guarded(allowance: Allowance, addresses: Sequence[Mailbox]) -> tuple[ServerReply, str] | None:
+def _guarded(
+    allowance: Allowance, addresses: Sequence[Mailbox], context: ListenerContext
+) -> tuple[ServerReply, str] | None:
     for number, address in enumerate(addresses):
         refusal = allowance.rcpt_refusal(address, number)
         if refusal is not None:
-            return replies.guarded(refusal), f"{address} after the handler's changes"
+            return context.guarded(refusal), f"{address} after the handler's changes"
     return None
 
 

@@ -165,8 +165,22 @@ class ClientState:
 
     @property
     def origin(self) -> Origin:
-        if self._origin is None:
-            self._origin = self._came_from()
+        if self._origin is not None:
+            return self._origin
+        protocol = self.protocol or "SMTP"
+        if self._extended and not self.protocol:
+            protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
+        self._origin = Origin(
+            client_address=self.client.address,
+            client_port=self.client.port,
+            helo=self.helo,
+            protocol=protocol,
+            listener=self._settings.address,
+            user=self.user.name if self.user is not None else "",
+            tls=self.tls.version if self.tls is not None else "",
+            certificate=self.tls.certificate if self.tls is not None else "",
+            stranger=not self.grants.may_relay,
+        )
         return self._origin
 
     @property
@@ -225,22 +239,6 @@ class ClientState:
             if not found.clear:
                 addresses += _ANY_ADDRESS.findall(author)
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
-
-    def _came_from(self) -> Origin:
-        protocol = self.protocol or "SMTP"
-        if self._extended and not self.protocol:
-            protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
-        return Origin(
-            client_address=self.client.address,
-            client_port=self.client.port,
-            helo=self.helo,
-            protocol=protocol,
-            listener=self._settings.address,
-            user=self.user.name if self.user is not None else "",
-            tls=self.tls.version if self.tls is not None else "",
-            certificate=self.tls.certificate if self.tls is not None else "",
-            stranger=not self.grants.may_relay,
-        )
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Set
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Connect, Decision
 from zonerelay.inbound.policy.api import PresentedLogin
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state.client_state import GrantTable, grant_table
-from zonerelay.inbound.state.replies import Greeting
+from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
 from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -268,6 +268,12 @@ class ListenerContext(SharedContext):
         for name, value in derived.items():
             # This is how a frozen dataclass sets derived fields.
             object.__setattr__(self, name, value)
+
+    def guarded(self, refusal: Refusal) -> ServerReply:
+        """Return the reply to mail that the limits of the user refuse, and count it if a quota is used up."""
+        if refusal.quota:
+            self.events.metrics.quota_refused.add((refusal.quota,))
+        return replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
 
 
 def dropped_headers(settings: ListenerSettings) -> frozenset[str]:

@@ -107,11 +107,6 @@ def decided(reply: Reply, reason: Reason) -> ServerReply:
     return refused(reply, reason, NextAction.CLOSE if reply.code == _LAST_WORD else NextAction.GO_ON)
 
 
-def guarded(refusal: Refusal) -> ServerReply:
-    """Return the reply to mail that the limits of the user refuse."""
-    return replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
-
-
 def barred(refusal: Refusal) -> ServerReply:
     """Return the same refusal for a login, with the reply codes of AUTH (RFC 4954 6)."""
     reply = refusal.reply
