@@ -24,7 +24,7 @@ from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.queue.operator import journal as journal_module
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Bin, Journal, JournalEntry
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.operations import Operations, RerouteError
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import MessageNotFoundError, StoreError
@@ -365,7 +365,7 @@ async def test_reroute_does_not_weaken_tls_nor_guess(desk: Desk) -> None:
         ({}, "no target selected"),
         ({"to_zone": "other", "ask_again": True}, "no target selected"),
     ):
-        with pytest.raises(ControlError, match=words):
+        with pytest.raises(RerouteError, match=words):
             await desk.change("reroute", **wrong)
 
 

@@ -63,6 +63,7 @@ from zonerelay.operations.requests import (
     QueueTrace,
     Release,
     Request,
+    Reroute,
     Resolve,
     Retry,
     Status,
@@ -254,6 +255,12 @@ async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of
         with pytest.raises(ControlError, match="cannot be changed: `zonerelay undo` restores it"):
             await desk.ask(request)
     assert (await desk.change(Drop(filter=in_bin, purge=True))).changed == 2
+
+
+async def test_a_reroute_to_no_zone_is_refused_in_words(desk: Desk) -> None:
+    desk.relay.accept("a@example.com")
+    with pytest.raises(ControlError, match="zone nowhere is not configured"):
+        await desk.change(Reroute(filter=Filter(zone="default"), to_zone="nowhere"))
 
 
 async def test_a_count_brings_a_sample(desk: Desk) -> None:

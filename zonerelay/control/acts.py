@@ -24,7 +24,6 @@ from zonerelay.queue.operator.operations import (
     ChangeCounts,
     ChangeRun,
     Operations,
-    RerouteError,
     RerouteRun,
     VerbProgress,
     described,
@@ -50,10 +49,16 @@ class OperatorActs:
     async def change(
         self, request: requests.QueueChange, call: OperationCall, progress: VerbProgress
     ) -> ChangeResult:
-        """Run a change. Raise ControlError if it is not possible or ends half-way."""
+        """Run a change. Raise ControlError, JournalError or RerouteError if it is not possible or ends
+        half-way.
+        """
         if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("the time of the retry must be within the next year", pointer="/at")
-        rerouting = self._rerouting(request)
+        rerouting = None
+        if isinstance(request, requests.Reroute):
+            rerouting = RerouteRun(
+                self._zones, to_zone=request.to_zone, next_hop=request.next_hop, ask_again=request.ask_again
+            )
         wanted = queue_filter(request.filter, request.message_ids)
         what = f"{described(wanted) or 'everything'}{_aim(request, rerouting)}"
         is_purge = isinstance(request, requests.Drop) and request.purge
@@ -152,29 +157,13 @@ class OperatorActs:
             who=call.caller,
             reason=request.reason,
         )
-        try:
-            await self._journal.begin(act)
-        except JournalError as error:
-            raise ControlError(str(error)) from error
+        await self._journal.begin(act)
         return act
 
     async def _finish(self, act: Act, result: ChangeCounts) -> Act:
         return await self._journal.finish(
             msgspec.structs.replace(act, matched=result.matched, changed=result.changed, busy=result.busy)
         )
-
-    def _rerouting(self, request: requests.QueueChange) -> RerouteRun | None:
-        if not isinstance(request, requests.Reroute):
-            return None
-        try:
-            return RerouteRun(
-                self._zones,
-                to_zone=request.to_zone,
-                next_hop=request.next_hop,
-                ask_again=request.ask_again,
-            )
-        except RerouteError as error:
-            raise ControlError(str(error)) from error
 
 
 def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> QueueFilter:

@@ -139,19 +139,17 @@ def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]
 
 
 class SilentReports:
-    """Implements `source_ways.Reports` without logging, for use outside a relay."""
+    """An observer of sources that ignores all notifications, for use outside a relay."""
 
-    def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
-        pass
+    def source_refused(
+        self, zone: str, source: str, destination: str, reply: Reply, until: float
+    ) -> None: ...
 
-    def source_refused_again(self, source: str) -> None:
-        pass
+    def source_refused_again(self, source: str) -> None: ...
 
-    def source_absent(self, source: str, address: str, problem: str) -> None:
-        pass
+    def source_absent(self, source: str, address: str, problem: str) -> None: ...
 
-    def source_back(self, source: str, address: str) -> None:
-        pass
+    def source_back(self, source: str, address: str) -> None: ...
 
 
 def penalties_of(selection: SourceSelection) -> tuple[answers.SourcePenalty, ...]:

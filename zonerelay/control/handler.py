@@ -35,7 +35,9 @@ from zonerelay.operations.errors import ControlError, NotFoundError, Unavailable
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.operations import BOUNDS, Operations
+from zonerelay.queue.operator.journal import JournalError
+from zonerelay.queue.operator.operations import BOUNDS, Operations, RerouteError
+from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
@@ -180,6 +182,8 @@ class ControlHandler:
             raise NotFoundError(str(error)) from error
         except StoreError as error:
             raise UnavailableError(f"the spool: {error}") from error
+        except (OrdersError, JournalError, RerouteError) as error:
+            raise ControlError(str(error)) from error
 
     async def _history_written(self) -> None:
         """Wait until the history includes the mail that has left the queue, because the client looks there

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass
 
 import msgspec
@@ -19,12 +19,12 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.operations import answers
 from zonerelay.operations.catalogue import OperationCall
-from zonerelay.operations.errors import ControlError, InvalidError
+from zonerelay.operations.errors import InvalidError
 from zonerelay.operations.requests import Resume, Selectors, Suspend
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
-from zonerelay.queue.orders.orders import Orders, OrdersError
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.store.contract import Store
 
@@ -49,16 +49,15 @@ class OrderAnswers:
     clock: Clock
 
     async def in_force(self) -> tuple[answers.OrderRow, ...]:
-        """Return the active ones. Raise ControlError if their file cannot be read, and StoreError if the
-        store fails.
+        """Return the active ones. Raise OrdersError if their file cannot be read, and StoreError if the store
+        fails.
         """
-        with _in_words():
-            await self.orders.look()
-            return self.rows()
+        await self.orders.look()
+        return self.rows()
 
     async def suspend(self, request: Suspend, call: OperationCall) -> answers.OrderResult:
-        """Suspend or hold mail. Raise ControlError if that is not possible, and StoreError if the store
-        fails.
+        """Suspend or hold mail. Raise InvalidError, OrdersError if the file cannot be changed, and StoreError
+        if the store fails.
         """
         self._check(request)
         now = call.at or self.clock.now()
@@ -74,14 +73,12 @@ class OrderAnswers:
             hosts=self._hosts(request.about),
             **msgspec.structs.asdict(request.about),
         )
-        with _in_words():
-            order, new = await self.orders.give(order)
-            return answers.OrderResult(
-                order=self._row(order), new=new, first_expiry=await self._expiry(request.about)
-            )
+        order, new = await self.orders.give(order)
+        expiry = await self._expiry(request.about)
+        return answers.OrderResult(order=self._row(order), new=new, first_expiry=expiry)
 
     async def resume(self, request: Resume, who: str) -> answers.OrdersResult:
-        """End suspensions. Raise ControlError if that is not possible, and StoreError if the store fails."""
+        """End suspensions. Raise the errors of `suspend`."""
         about = request.about
         selectors = tuple(getattr(about, name) for name in SELECTORS)
         if not request.id and about == Selectors():
@@ -93,13 +90,12 @@ class OrderAnswers:
                 return order.id == request.id
             return (order.selectors, order.everything) == (selectors, about.everything)
 
-        with _in_words():
-            ended, released = await self.orders.end(is_meant, who, " ".join(request.reason.split()))
+        ended, released = await self.orders.end(is_meant, who, " ".join(request.reason.split()))
         return answers.OrdersResult(orders=tuple(map(self._row, ended)), released=released)
 
     async def undo(self, order_id: str, reason: str, who: str) -> answers.ChangeResult | None:
-        """End the suspension or hold rule with this id, or return `None` if there is none. Raise ControlError
-        if that is not possible, and StoreError if the store fails.
+        """End the suspension or hold rule with this id, or return `None` if there is none. Raise the
+        errors of `suspend`.
         """
         if all(order.id != order_id for order in self.orders.table.orders):
             return None
@@ -218,12 +214,3 @@ class OrderAnswers:
             and (created := await self.store.oldest(queue, now=now)) is not None
         ]
         return min(oldest, default=None)
-
-
-@contextlib.contextmanager
-def _in_words() -> Iterator[None]:
-    """Convert OrdersError to ControlError."""
-    try:
-        yield
-    except OrdersError as error:
-        raise ControlError(str(error)) from error

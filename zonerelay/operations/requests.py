@@ -392,9 +392,7 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
     about: Annotated[
         str | None, option("Address, @DOMAIN, Message-ID, id, pseudonym or user", "ADDRESS|MESSAGE-ID|ID")
     ] = None
-    sender: Annotated[str | None, option("Envelope sender; <> for the null sender", "--sender ADDRESS")] = (
-        None
-    )
+    sender: Sender = None
     recipient: Annotated[str | None, option("Recipient address", "--recipient ADDRESS")] = None
     client: Annotated[str | None, option("IP address of the client", "--client IP")] = None
     user: Annotated[str | None, option("Authenticated user who submitted the mail", "--user NAME")] = None

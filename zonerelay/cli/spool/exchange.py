@@ -153,7 +153,11 @@ def import_from(arguments: Namespace) -> int:
         _translated("everything done so far is kept; run the command again to continue"),
     ):
         done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
-    return _report(arguments, done)
+    words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} imported."
+    if done.already:
+        words += f"\n{text.deliveries(done.already)} imported before, or in the spool already: left alone."
+    output.print_answer(done, words, as_json=arguments.json)
+    return FAILED if done.unusable else OK
 
 
 async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> ImportResult:
@@ -199,16 +203,6 @@ def loading(
             reach(seen, max(seen, messages))
 
         yield Loader(store, register, Zones(settings.zone, settings.route), now=now, saw=saw)
-
-
-def _report(arguments: Namespace, done: ImportResult) -> int:
-    if arguments.json:
-        output.print_line(done)
-    else:
-        print(f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} imported.")
-        if done.already:
-            print(f"{text.deliveries(done.already)} imported before, or in the spool already: left alone.")
-    return FAILED if done.unusable else OK
 
 
 def _tell(skipped: UnusableMessage) -> None:

@@ -111,13 +111,12 @@ def restore(settings: Settings, source: Path) -> CopiedFiles:
     return carried
 
 
-def bring_along(source: Settings, target: Settings, *, records: bool) -> CopiedFiles:
+def bring_along(source: Settings, target: Settings, carried: CopiedFiles, *, records: bool) -> None:
     """Copy the files that the directory of another spool does not have yet. The first call copies what must
     be active before mail arrives there; a second one (`records`) copies the databases, which relays of the
     source may write until the end. Repeating it completes an interrupted run. Raise OSError or OrdersError if
     it fails.
     """
-    carried = CopiedFiles()
     theirs = dict(files_of(target))
     for name, path in files_of(source):
         if (name in _DATABASES) is not records:
@@ -128,7 +127,6 @@ def bring_along(source: Settings, target: Settings, *, records: bool) -> CopiedF
             _merge(name, path, theirs[name], carried)
         else:
             _union(name, path, theirs[name], carried)
-    return carried
 
 
 def check(settings: Settings, findings: Findings) -> None:

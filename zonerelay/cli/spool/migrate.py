@@ -269,10 +269,7 @@ class _MigrationRun:
             for worker in spools(self._source.spool):
                 async with opened(self._source, worker) as store:
                     left += await self._empty(store, worker)
-        records = home_files.bring_along(self._source, self._target, records=True)
-        carried.copied += records.copied
-        carried.kept += records.kept
-        carried.lost += records.lost
+        home_files.bring_along(self._source, self._target, carried, records=True)
         return left, carried
 
     async def _check_room(self) -> None:
@@ -301,7 +298,8 @@ class _MigrationRun:
         if wanted and _may_run(target):
             own = max(1, len(client_of(target).ask(Status(), RelayStatus).workers)) if runs else 0
             await self._refuse_company(own, wanted)
-        carried = home_files.bring_along(source, target, records=False)
+        carried = home_files.CopiedFiles()
+        home_files.bring_along(source, target, carried, records=False)
         if runs:
             _confirm_orders(target, wanted)
         return carried
