@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.certificates import make
 from zonerelay.admin import http_server as http_module
-from zonerelay.admin import tls
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.http_server import is_our_name
 from zonerelay.config.settings import AdminSettings
+from zonerelay.inbound.tls import certificates
 
 
 class Page:
@@ -225,7 +225,7 @@ async def test_an_address_in_use_is_named(site: Site) -> None:
 async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_would_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(certificates, "LOOK_EVERY", 0.0)
     first, second = make("relay.example", serial=1), make("relay.example", serial=2)
     certificate, key = first.write(tmp_path, "admin")
     site = Site(certificate=certificate, key=key)

@@ -60,7 +60,7 @@ def test_replies_count_for_the_receiver_whose_host_gave_them(metrics: Metrics) -
         ("localhost", 0, "other", "none"),
     ):
         before = value(metrics, "zonerelay_replies_total", **{"site": site, "class": kind})
-        metrics.replies.received(host, code)
+        metrics.replied(host, code)
         assert value(metrics, "zonerelay_replies_total", **{"site": site, "class": kind}) == before + 1
     everything = [key for key in samples(metrics) if key[0] == "zonerelay_replies_total"]
     assert len(everything) == 32  # whatever hosts there are

@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -129,12 +130,7 @@ class AdminServer(_LazyServer):
     async def start(self) -> None:
         """Bind the address. Raise AdminError on failure; then it may be called again."""
         if self._settings.certificate is not None:
-            from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
-
-            try:
-                self._tls = server_context(self._settings.certificate, self._settings.key, self._on_error)
-            except TlsError as error:
-                raise AdminError(f"admin HTTP: {error}") from error
+            self._tls = _tls(self._settings.certificate, self._settings.key, self._on_error)
         if self._handed is None and self._address.is_unix:
             raise AdminError(f"the HTTP server requires an address and a port, not {self._address}")
         try:
@@ -154,6 +150,40 @@ class AdminServer(_LazyServer):
             proxies=Networks(self._settings.proxy_networks),
             tls=self._tls,
         )
+
+
+def _tls(certificate: Path, key: Path | None, on_error: OnError) -> ssl.SSLContext:
+    """Return a context that uses the current certificate. Its files are checked when a client connects. If a
+    changed pair is unusable, `on_error` is called, and the old pair stays in use. Raise AdminError if the
+    first one is not usable.
+    """
+    # OpenSSL
+    from zonerelay.inbound.tls import certificates  # noqa: PLC0415
+    from zonerelay.inbound.tls.certificate_files import CertificateError  # noqa: PLC0415
+
+    entry = certificates.CertificateEntry(certificate, key or certificate)
+    try:
+        current = first = certificates.server_context(entry.read(time.monotonic()))
+    except (CertificateError, OSError) as error:
+        raise AdminError(f"admin HTTP: {error}") from error
+    next_look = 0.0
+
+    def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, of: ssl.SSLContext) -> None:
+        nonlocal current, next_look
+        if (now := time.monotonic()) >= next_look:
+            next_look = now + certificates.LOOK_EVERY
+            try:
+                if entry.is_due(now):
+                    current = certificates.server_context(entry.read(now))
+                    entry.problem = ""
+            except (CertificateError, OSError) as error:
+                if str(error) != entry.problem:
+                    on_error("admin-tls", error)
+                entry.problem = str(error)
+        connection.context = current
+
+    first.sni_callback = choose  # called whether or not the client names a server
+    return first
 
 
 class ControlSocket(_LazyServer):

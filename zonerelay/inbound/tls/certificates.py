@@ -64,7 +64,7 @@ def build_context(pairs: Sequence[CertificatePair], *, ask_certificate: bool) ->
         asking = [AskingContext(pair, CIPHERS) for pair in pairs]
         asking[0].choose_by(partial(choose, _by_name(pairs, asking)))
         return asking[0]
-    contexts = [_context(pair) for pair in pairs]
+    contexts = [server_context(pair) for pair in pairs]
     if len(contexts) > 1:
         contexts[0].sni_callback = _chooser(_by_name(pairs, contexts))
     return contexts[0]
@@ -101,7 +101,8 @@ def choose(by_name: Mapping[str, Context], server_name: str) -> Context | None:
     return found
 
 
-def _context(pair: CertificatePair) -> ssl.SSLContext:
+def server_context(pair: CertificatePair) -> ssl.SSLContext:
+    """Return the context of one certificate. Raise CertificateError if OpenSSL refuses it, or OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -137,7 +138,7 @@ DAILY = 86400.0
 """Seconds between warnings of expiry, and the lifetime of the keys that encrypt session tickets."""
 
 
-class _CertificateEntry:
+class CertificateEntry:
     """A pair of certificate files: the last usable certificate, and the current problem with the files."""
 
     __slots__ = ("_digest", "_result", "_seen", "_try_again", "certificate", "key", "pair", "problem")
@@ -199,7 +200,7 @@ class Certificates:
         self._events = events
         self._exposed_reported: set[Path] = set()
         keys = settings.key or settings.certificate
-        self._entries = [_CertificateEntry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
+        self._entries = [CertificateEntry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
         self._read_first()
         self._context = self._build()
         self._is_outdated = False
@@ -273,7 +274,7 @@ class Certificates:
                 self._context = self._build()
                 self._is_outdated = False
 
-    def _read_again(self, entry: _CertificateEntry, now: float) -> bool:
+    def _read_again(self, entry: CertificateEntry, now: float) -> bool:
         """Read one pair of files again, and return whether its certificate has changed."""
         try:
             pair = entry.read(now)
@@ -293,7 +294,7 @@ class Certificates:
     def _build(self) -> TlsContext:
         return build_context(self._pairs(), ask_certificate=self._ask_certificate)
 
-    def _tell(self, entry: _CertificateEntry) -> None:
+    def _tell(self, entry: CertificateEntry) -> None:
         pair = entry.pair
         assert pair is not None
         self._events.certificate_loaded(
@@ -310,7 +311,7 @@ class Certificates:
             note = f"{entry.key}: the private key is readable by all users of this machine; run chmod o-r"
             self._events.lifecycle("advice", note=note)
 
-    def _tell_expiring(self, entries: list[_CertificateEntry]) -> None:
+    def _tell_expiring(self, entries: list[CertificateEntry]) -> None:
         soon = self._clock.now() + EXPIRES_SOON
         for entry in entries:
             pair = entry.pair

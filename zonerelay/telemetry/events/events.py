@@ -37,9 +37,7 @@ from zonerelay.telemetry.metrics.metrics import (
     RESULTS,
     LimitMetrics,
     Metrics,
-    NameServerMetrics,
     SmarthostMetrics,
-    StsCounters,
     WebhookMetrics,
 )
 
@@ -92,17 +90,17 @@ class StsEvents:
     """Logs and counts MTA-STS events. Never raises."""
 
     _out: LogSink
-    _counters: StsCounters
+    _metrics: Metrics
     _redact: Redactor
 
     def looked_up(self, result: str) -> None:
         """Count a lookup: `enforce`, `testing` or `none` by the mode of the active policy; `absent` or
         `failed`.
         """
-        self._counters.look_ups.add((result,))
+        self._metrics.sts_look_ups.add((result,))
 
     def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
-        self._counters.fetches.add(("fetched",))
+        self._metrics.sts_fetches.add(("fetched",))
         fields: dict[str, Field] = {
             "domain": domain,
             "mode": mode,
@@ -113,7 +111,7 @@ class StsEvents:
 
     def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
         """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
-        self._counters.fetches.add(("failed",))
+        self._metrics.sts_fetches.add(("failed",))
         fields: dict[str, Field] = {"domain": domain, "problem": self._redact.text(problem)}
         if kept_until is not None:
             fields["kept_until"] = round(kept_until)
@@ -121,7 +119,7 @@ class StsEvents:
 
     def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
         """Report MX hosts that the policy does not name; they are not used in mode enforce."""
-        self._counters.mismatches.add((mode,))
+        self._metrics.sts_mismatches.add((mode,))
         fields: dict[str, Field] = {"domain": domain, "mode": mode, "hosts": " ".join(hosts[:MAX_HOSTS])}
         self._out.emit("warning", "mta-sts-mismatch", fields)
 
@@ -135,20 +133,20 @@ class NameServerEvents:
     """Logs and counts events of name servers. Never raises."""
 
     _out: LogSink
-    _metrics: NameServerMetrics
+    _metrics: Metrics
 
     def asked(self, result: str) -> None:
         """Count a DNS query; `result` is one of `DNS_RESULTS`."""
-        self._metrics.look_ups.add((result,))
+        self._metrics.dns_look_ups.add((result,))
 
     def lost(self, servers: str, reason: str) -> None:
         """Report that mail is waiting for DNS lookups."""
-        self._metrics.lost.value += 1
-        self._metrics.reachable.value = 0
+        self._metrics.name_servers_lost.value += 1
+        self._metrics.name_servers_reachable.value = 0
         self._out.emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
 
     def restored(self, servers: str, seconds: float) -> None:
-        self._metrics.reachable.value = 1
+        self._metrics.name_servers_reachable.value = 1
         self._out.emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
 
 
@@ -252,9 +250,9 @@ class Events:
         self._clock = clock
         self._history = history
         self._refusals = RefusalLog(self._refused_more)
-        self.sts = StsEvents(self, metrics.sts, redactor)
+        self.sts = StsEvents(self, metrics, redactor)
         self.limits = LimitEvents(self, metrics.limits)
-        self.name_servers = NameServerEvents(self, metrics.name_servers)
+        self.name_servers = NameServerEvents(self, metrics)
         self.smarthosts = SmarthostEvents(self, metrics.smarthosts, redactor)
         self.webhooks = WebhookEvents(self, metrics.webhooks)
         self.tell_webhooks: Callable[[str, dict[str, Field]], None] = lambda event, fields: None
@@ -434,7 +432,7 @@ class Events:
                 self.metrics.last_delivered.value = int(now)
             if outcome.host:
                 code = 0 if outcome.local else outcome.reply.code
-                self.metrics.replies.received(outcome.host, code, count)
+                self.metrics.replied(outcome.host, code, count)
             fields = attempt_fields(*alike[0], destination, age, seconds)
             recipients = [delivery.recipient for delivery, _, _ in alike]
             shown = _shown(outcome, recipients, self._redact)

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -453,32 +453,21 @@ def gauge_of(
     *labels: str,
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
 ) -> Metric:
+    """Return the family. Samples beyond `MAX_LABEL_VALUES` are left out."""
     family = kind(name, help_text, labels=labels)
-    for values, number in readings:
+    for values, number in islice(readings, MAX_LABEL_VALUES):
         family.add_metric(values, number)
     return family
 
 
-class ReadGauge(Collector):
-    """A gauge whose value is read at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
+class ReadMetrics(Collector):
+    """Metrics that are made at each scrape."""
 
-    _kind: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
+    def __init__(self, make: Callable[[], Iterable[Metric]]) -> None:
+        self._make = make
 
-    def __init__(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
-        self._name = name
-        self._help = help_text
-        self._read = read
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        readings = islice(self._read(), MAX_LABEL_VALUES)
-        yield gauge_of(self._name, self._help, readings, *self._labels, kind=self._kind)
-
-
-class ReadCounter(ReadGauge):
-    """A counter whose value is read at each scrape."""
-
-    _kind = CounterMetricFamily
+    def collect(self) -> Iterable[Metric]:
+        return self._make()
 
 
 class ReloadCollector(Collector):
@@ -517,32 +506,28 @@ class ZoneQueue(NamedTuple):
     """Seconds for which the deferred delivery that is due first has been due."""
 
 
-class QueueCollector(Collector):
-    """Collects the queue gauges. Before the queue is counted there are no samples, because a number that is
-    too low looks like a queue that has emptied.
+def queue_metrics(
+    read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]
+) -> Iterator[Metric]:
+    """Yield the queue gauges. Before the queue is counted there are no samples, because a number that is too
+    low looks like a queue that has emptied.
     """
-
-    def __init__(self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]) -> None:
-        self._read = read
-        self._is_counted = is_counted
-
-    def collect(self) -> Iterator[Metric]:
-        is_counted, queues = self._is_counted(), tuple(self._read())
-        counted = queues if is_counted else ()
-        states = ("ready", "active", "deferred", "held")
-        numbers = [((each.zone, state), getattr(each, state)) for each in counted for state in states]
-        oldest = [((each.zone,), each.oldest) for each in counted]
-        overdue = [((each.zone,), each.overdue) for each in counted]
-        outbound = [((each.zone,), each.connections) for each in queues]
-        counting = "Workers that are still counting the deliveries in the queue."
-        late = "Seconds that have passed since the earliest deferred delivery became due."
-        yield gauge_of(SHARED_QUEUE, "Deliveries in the queue.", numbers, "zone", "state")
-        yield gauge_of(
-            "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", oldest, "zone"
-        )
-        yield gauge_of("zonerelay_queue_overdue_seconds", late, overdue, "zone")
-        yield GaugeMetricFamily("zonerelay_queue_counting", counting, int(not is_counted))
-        yield gauge_of("zonerelay_outbound_connections", "Open connections to peers.", outbound, "zone")
+    counted_now, queues = is_counted(), tuple(read())
+    counted = queues if counted_now else ()
+    states = ("ready", "active", "deferred", "held")
+    numbers = [((each.zone, state), getattr(each, state)) for each in counted for state in states]
+    oldest = [((each.zone,), each.oldest) for each in counted]
+    overdue = [((each.zone,), each.overdue) for each in counted]
+    outbound = [((each.zone,), each.connections) for each in queues]
+    counting = "Workers that are still counting the deliveries in the queue."
+    late = "Seconds that have passed since the earliest deferred delivery became due."
+    yield gauge_of(SHARED_QUEUE, "Deliveries in the queue.", numbers, "zone", "state")
+    yield gauge_of(
+        "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", oldest, "zone"
+    )
+    yield gauge_of("zonerelay_queue_overdue_seconds", late, overdue, "zone")
+    yield GaugeMetricFamily("zonerelay_queue_counting", counting, int(not counted_now))
+    yield gauge_of("zonerelay_outbound_connections", "Open connections to peers.", outbound, "zone")
 
 
 class Subsystem(Instruments, Generic[F]):

@@ -35,14 +35,13 @@ from zonerelay.telemetry.metrics.instruments import (
     Instruments,
     LoopLag,
     PerMinute,
-    QueueCollector,
-    ReadCounter,
-    ReadGauge,
     Readings,
+    ReadMetrics,
     Subsystem,
     ZoneQueue,
     collect,
     gauge_of,
+    queue_metrics,
 )
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
@@ -75,59 +74,7 @@ class LimitMetrics(Subsystem[Mapping[str, tuple[int, int, int]]]):
         yield gauge_of("zonerelay_limits_places", text, numbers.items(), "zone", "state")
 
 
-LOOK_UPS = ("enforce", "testing", "none", "absent", "failed")
-
-
-FETCHES = ("fetched", "failed")
-
-
-MISMATCHES = ("enforce", "testing")
-
-
-class StsCounters(Instruments):
-    """The counters of MTA-STS."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.look_ups = self.labelled(
-            "zonerelay_mta_sts_lookups_total",
-            "Lookups of MTA-STS policies for a route, by result.",
-            "result",
-            declared=LOOK_UPS,
-        )
-        self.fetches = self.labelled(
-            "zonerelay_mta_sts_fetches_total",
-            "Fetches of MTA-STS policies over HTTPS, by result.",
-            "result",
-            declared=FETCHES,
-        )
-        self.mismatches = self.labelled(
-            "zonerelay_mta_sts_mismatches_total",
-            "Routes with MX hosts that are not in the domain's MTA-STS policy.",
-            "mode",
-            declared=MISMATCHES,
-        )
-
-
 DNS_RESULTS = ("ok", "nxdomain", "nodata", "servfail", "timeout", "no_tcp", "bad")
-
-
-class NameServerMetrics(Instruments):
-    def __init__(self) -> None:
-        super().__init__()
-        self.look_ups = self.labelled(
-            "zonerelay_dns_lookups_total",
-            "Queries to name servers, by result.",
-            "result",
-            declared=DNS_RESULTS,
-        )
-        self.lost = self.counter(
-            "zonerelay_name_servers_lost_total", "Number of times that no name server responded."
-        )
-        self.reachable = self.gauge(
-            "zonerelay_name_servers_reachable", "1 if name servers respond, otherwise 0."
-        )
-        self.reachable.value = 1
 
 
 STATUSES = ("queued", "processing", "failed")
@@ -237,28 +184,6 @@ SITES = {
 }
 """The large receivers by the last two labels of their MX hosts' names; every other host is `other`."""
 REPLY_CLASSES = ("2xx", "4xx", "5xx", "none")
-
-
-class ReplyMetrics(Instruments):
-    """The metrics of replies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._replies = self.labelled(
-            "zonerelay_replies_total",
-            "Final replies to recipients, by receiver and first digit.",
-            "site",
-            "class",
-        )
-        self._replies.declare(
-            (site, kind) for site in (*dict.fromkeys(SITES.values()), OTHER) for kind in REPLY_CLASSES
-        )
-
-    def received(self, host: str, code: int, count: int = 1) -> None:
-        """Count the last reply to the attempts for `count` recipients; a code of 0 means that the host gave
-        none.
-        """
-        self._replies.add(_labels_of(host, code), count)
 
 
 @lru_cache(maxsize=1024)
@@ -409,21 +334,57 @@ class Metrics:
             "level",
             "result",
         )
+        self.sts_look_ups = made.labelled(
+            "zonerelay_mta_sts_lookups_total",
+            "Lookups of MTA-STS policies for a route, by result.",
+            "result",
+            declared=("enforce", "testing", "none", "absent", "failed"),
+        )
+        self.sts_fetches = made.labelled(
+            "zonerelay_mta_sts_fetches_total",
+            "Fetches of MTA-STS policies over HTTPS, by result.",
+            "result",
+            declared=("fetched", "failed"),
+        )
+        self.sts_mismatches = made.labelled(
+            "zonerelay_mta_sts_mismatches_total",
+            "Routes with MX hosts that are not in the domain's MTA-STS policy.",
+            "mode",
+            declared=("enforce", "testing"),
+        )
+        self.dns_look_ups = made.labelled(
+            "zonerelay_dns_lookups_total",
+            "Queries to name servers, by result.",
+            "result",
+            declared=DNS_RESULTS,
+        )
+        self.name_servers_lost = made.counter(
+            "zonerelay_name_servers_lost_total", "Number of times that no name server responded."
+        )
+        self.name_servers_reachable = made.gauge(
+            "zonerelay_name_servers_reachable", "1 if name servers respond, otherwise 0."
+        )
+        self.name_servers_reachable.value = 1
+        self._replies = made.labelled(
+            "zonerelay_replies_total",
+            "Final replies to recipients, by receiver and first digit.",
+            "site",
+            "class",
+        )
+        self._replies.declare(
+            (site, kind) for site in (*dict.fromkeys(SITES.values()), OTHER) for kind in REPLY_CLASSES
+        )
         self.per_minute = PerMinute(lambda: self._accepted.value, self._seconds.count)
         """Messages accepted, and deliveries."""
         self.loop_lag = LoopLag(lag.observe, self.per_minute.mark)
-        self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
         self.limits = LimitMetrics()
-        self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
         self.webhooks = WebhookMetrics()
-        self.replies = ReplyMetrics()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "The version of this relay.", registry=registry).info({"version": __version__})
-        parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
-        for each in (*parts, self.webhooks):
+        for each in (self.smarthosts, self.limits, self.outbox, self.webhooks):
             registry.register(each)
         self.read_number("zonerelay_loop_lag_longest_seconds", lambda: self.loop_lag.longest)
         registry.register(made)
@@ -449,6 +410,12 @@ class Metrics:
         self._deliveries.add((zone, verdict), count)
         if verdict == "delivered":
             self._seconds.observe(age if age > 0.0 else 0.0, count)
+
+    def replied(self, host: str, code: int, count: int = 1) -> None:
+        """Count the last reply to the attempts for `count` recipients; a code of 0 means that the host gave
+        none.
+        """
+        self._replies.add(_labels_of(host, code), count)
 
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
         """Count a TLS session. `level` is the requirement in the end; `result` is ok, failed, or fallback to
@@ -476,7 +443,8 @@ class Metrics:
 
     def read(self, name: str, read: Callable[[], Readings]) -> None:
         """Attach the function that reads a metric of `READ` at each scrape, with the values of its labels."""
-        self.attach(READ[name](read))
+        make = READ[name]
+        self.attach(ReadMetrics(lambda: [make(read())]))
 
     def read_number(self, name: str, read: Callable[[], float | None]) -> None:
         """Attach the function that reads a metric without labels, or `None` if there is no number."""
@@ -502,7 +470,7 @@ class Metrics:
     def attach_queue(
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
-        self.attach(QueueCollector(read, is_counted))
+        self.attach(ReadMetrics(lambda: queue_metrics(read, is_counted)))
 
     def families(self) -> tuple[Family, ...]:
         """Return the metrics as plain values, for a supervisor that sums them."""
@@ -513,16 +481,12 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-Attach = Callable[[Callable[[], Readings]], Collector]
-"""Makes the collector of a metric from the function that reads it."""
+def _gauge(name: str, help_text: str, *labels: str) -> tuple[str, Callable[[Readings], Metric]]:
+    return name, lambda readings: gauge_of(name, help_text, readings, *labels)
 
 
-def _gauge(name: str, help_text: str, *labels: str) -> tuple[str, Attach]:
-    return name, lambda read: ReadGauge(name, help_text, read, *labels)
-
-
-def _counter(name: str, help_text: str, *labels: str) -> tuple[str, Attach]:
-    return name, lambda read: ReadCounter(name, help_text, read, *labels)
+def _counter(name: str, help_text: str, *labels: str) -> tuple[str, Callable[[Readings], Metric]]:
+    return name, lambda readings: gauge_of(name, help_text, readings, *labels, kind=CounterMetricFamily)
 
 
 READ = dict(
