@@ -32,10 +32,10 @@ class Outbox:
         """Prepare the outbox for worker `index`. Raises StoreOpenError if a secret cannot be read."""
         load_driver()
         outbox = around.settings
-        self._name = _LockedName(spool.path.parent / NAME_FILE.format(index))
+        name = _locked_name(spool.path.parent / NAME_FILE.format(index))
         self._is_first = index == 0
         self.mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
-        self._keeper = OutboxKeeper(access_of(outbox, environment), self._name.text, around)
+        self._keeper = OutboxKeeper(access_of(outbox, environment), name, around)
         self.store = OutboxStore(self._keeper, self.mailboxes)
         around.events.metrics.outbox.attach(self._figures)
 
@@ -57,29 +57,26 @@ class Outbox:
         return OutboxFigures(reader.rows, reader.lag, self.store.claims.claimed, keeper.reaped, keeper.usable)
 
 
-class _LockedName:
-    """A name of this relay that survives restarts and is unique among running relays.
+def _locked_name(path: Path) -> str:
+    """Return a name of this relay that survives restarts and is unique among running relays.
 
-    The name is in a file next to the spool, which is locked. A relay that finds it locked uses a name for
-    this run only.
+    The name is in a file next to the spool, which stays open and locked until the process ends. A relay that
+    finds it locked uses a name for this run only.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.text = secrets.token_hex(16)
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return  # then the claims of an earlier run are taken over when its lease has ended
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            return
-        known = os.read(self._file, 64).decode("ascii", "replace").strip()
-        if known:
-            self.text = known
-        else:
-            os.write(self._file, f"{self.text}\n".encode())
+    name = secrets.token_hex(16)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return name  # then the claims of an earlier run are taken over when its lease has ended
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return name
+    if known := os.read(file, 64).decode("ascii", "replace").strip():
+        return known
+    os.write(file, f"{name}\n".encode())
+    return name
 
 
 def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> DatabaseAccess:

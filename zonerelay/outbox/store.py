@@ -25,9 +25,9 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.composer import ComposedMessage, Composer, read
 from zonerelay.outbox.rows.mailboxes import Mailboxes
-from zonerelay.outbox.rows.reader import OutboxReader
 from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
-from zonerelay.outbox.rows.writer import OutboxWriter
+from zonerelay.outbox.rows.table import OutboxReader, OutboxWriter
+from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     ClaimFilter,
@@ -50,18 +50,12 @@ class OutboxStore:
         self._around = keeper.around
         self.reader = OutboxReader(keeper)
         self._writer = OutboxWriter(keeper, self._stored)
-        claims = self.claims = OutboxClaims(
-            keeper,
-            mailboxes,
-            put=self._writer.put,
-            superseded=self._lose,
-            in_hand=self._has_in_hand,
-        )
+        claims = self.claims = OutboxClaims(keeper, mailboxes, self._writer, self._lose)
+        self._tasks = Tasks()
         self._composer = Composer(keeper.around.settings.max_message_size)
         self._lost: set[DeliveryKey] = set()
         self._handed: set[DeliveryKey] = set()
         self._stalled: set[MessageId] = set()
-        self._changing: set[int] = set()
         self._waiters: dict[tuple[int, str], asyncio.Future[None]] = {}
         keeper.paused = self._paused
         keeper.resumed = self._resumed
@@ -71,13 +65,12 @@ class OutboxStore:
     async def start(self) -> None:
         """Connect and start to claim rows. Raises StoreOpenError if the tables cannot be used."""
         await self.keeper.start()
-        self.claims.start()
-        self.reader.start()
+        self._tasks.start(self.claims.run())
+        self._tasks.start(self.reader.run())
 
     async def close(self) -> None:
         """Write the known outcomes, and release the other rows."""
-        await self.claims.close()
-        await self.reader.close()
+        await self._tasks.cancel()
         await self._writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
         await self.keeper.close()
         self._composer.clear()
@@ -104,9 +97,6 @@ class OutboxStore:
             else:
                 self.claims.give_back(key)
 
-    def _has_in_hand(self, row: int, token: str) -> bool:
-        return row in self._changing or self._writer.has(row, token)
-
     def _forget_lost(self, key: DeliveryKey) -> None:
         self._lost.discard(key)
         if key.message_id in self.claims.rows:
@@ -126,7 +116,9 @@ class OutboxStore:
                 self._forget_lost(key)
             elif row is not None and key.recipient in row.out:
                 if isinstance(change, Postpone) and self._was_stalled(row, change.delivery):
-                    self._resume(key)
+                    self.claims.give_back(key)
+                    if self.keeper.may_begin:
+                        self._around.on_news(key.queue)
                     continue
                 if isinstance(change, Finish):
                     row.finish(change.delivery, change.failure, now, self._around.redact)
@@ -144,11 +136,6 @@ class OutboxStore:
         """
         attempts = row.state(delivery.recipient).attempts
         return row.message_id in self._stalled and delivery.attempts == attempts and not delivery.held
-
-    def _resume(self, key: DeliveryKey) -> None:
-        self.claims.give_back(key)
-        if self.keeper.may_begin:
-            self._around.on_news(key.queue)
 
     def _store(self, row: Row, now: float) -> RowWrite:
         write = row.write(now, self._around.redact)
@@ -287,7 +274,7 @@ class OutboxStore:
         by_message = attrgetter("message_id")
         for message_id, some in groupby(sorted(keys, key=by_message), key=by_message):
             number = row_of(message_id)
-            self._changing.add(number)
+            self.claims.changing.add(number)
             try:
                 row = self.claims.rows.get(message_id) or await self.reader.lock(number, self.keeper.session)
                 if row is not None:
@@ -297,7 +284,7 @@ class OutboxStore:
                 # The next claim writes the error into the row.
                 self.claims.doubt()
             finally:
-                self._changing.discard(number)
+                self.claims.changing.discard(number)
         # A row that is due again is back in the table.
         self.claims.look()
         return existed

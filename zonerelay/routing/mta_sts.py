@@ -393,7 +393,9 @@ class StsPolicies:
         announced = record_id(answer.records)
         held = self.held(domain)
         if announced and (held is None or held.id != announced):
-            await self._fetch_soon(zone, domain, announced)
+            fetching = self._start_fetch(zone, domain, announced)
+            if fetching is not None:
+                await asyncio.wait((fetching,), timeout=FIRST_WAIT)
             held = self.held(domain)
         elif held is not None and held.refresh_from <= self.clock.now():
             self._start_fetch(zone, domain, announced or held.id)
@@ -433,11 +435,6 @@ class StsPolicies:
         return PolicyLookup(None, min(expires, now + PENDING_LIFE), "its policy is still being fetched")
 
     # ---- fetching --------------------------------------------------------------------------------
-
-    async def _fetch_soon(self, zone: ZoneSettings, domain: str, announced: str) -> None:
-        task = self._start_fetch(zone, domain, announced)
-        if task is not None:
-            await asyncio.wait((task,), timeout=FIRST_WAIT)
 
     def _start_fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> asyncio.Task[None] | None:
         """Return the fetch in progress, or a new one, or None shortly after a failure."""

@@ -11,7 +11,7 @@ from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import TEXT, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.batch.extensions import REMEMBER_FOR
+from zonerelay.delivery.connection.session_limits import REMEMBER_FOR
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.model.outcome import Outcome, Verdict

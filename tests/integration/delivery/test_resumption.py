@@ -13,7 +13,7 @@ from tests.support.mail import ZONE, Names, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.tls import resumption
+from zonerelay.delivery.tls import plan
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Verdict
 
@@ -43,7 +43,7 @@ async def test_later_connections_resume_until_the_certificate_must_be_shown_agai
     courier = start_courier(names=NAMES, clock=clock)
     await deliver(courier, sink.port, mode, 4)
     assert (sink.connections, context.session_stats()["hits"]) == (4, 3)
-    clock.advance(resumption.LIFETIME + 1)
+    clock.advance(plan.LIFETIME + 1)
     await deliver(courier, sink.port, mode, 2)
     assert context.session_stats()["hits"] == 4
 

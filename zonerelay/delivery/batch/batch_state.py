@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
-from zonerelay.delivery.batch.extensions import chunked
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import OutgoingSession
 from zonerelay.delivery.connection.session_limits import Suspect
@@ -41,10 +40,13 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
+from zonerelay.smtp.client.stuffing import as_chunk
 from zonerelay.smtp.client.transaction import (
+    ChunkedTransaction,
     ClientTransaction,
     Peer,
     TransactionPhase,
+    can_be_chunked,
     needs_smtputf8,
     too_large,
 )
@@ -301,11 +303,11 @@ class BatchState:
         deliveries: Sequence[Delivery] = self.batch.deliveries
         if len(asking) < len(deliveries):
             deliveries = [deliveries[index] for index in asking]
-        if session.chunking:
-            transaction = chunked(session, self.message, deliveries, self.body)
-            if transaction is not None:
-                return transaction
-        return ClientTransaction(self.message, deliveries, session.capabilities, session.peer)
+        common, body = (self.message, deliveries, session.capabilities, session.peer), self.body
+        if session.chunking and body.whole and can_be_chunked(body.head):
+            content = as_chunk(body.head, plain=body.plain_lines)
+            return ChunkedTransaction(*common, content=content, probe=not session.bdat_taken)
+        return ClientTransaction(*common)
 
     async def reopen_body(self) -> None:
         """Read the body again from its beginning. Raise StoreError."""

@@ -24,7 +24,7 @@ Policies:
   credentials the batch has one credential and uses connections that were logged in with it; while the login
   fails the batch waits (`auth/logins.py`). If no credential is configured and the next hop requires a login,
   no mail bounces (`batch_state.py`).
-- A host that refuses BDAT or parameters that it offers gets mail without them for a day (`extensions.py`).
+- A host that refuses BDAT or parameters that it offers gets mail without them for a day (`UsedExtensions`).
 - A message that demands TLS and a verified certificate (`require_tls`) has separate connections if other mail
   demands less. A host that does not meet the demand defers only this message (4.7.30).
 - If a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
@@ -51,7 +51,6 @@ from zonerelay.config.settings import DeliverySettings
 from zonerelay.config.units import exact_span
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
-from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
 from zonerelay.delivery.connection.session import (
@@ -61,7 +60,12 @@ from zonerelay.delivery.connection.session import (
     TlsFailure,
     TlsObserver,
 )
-from zonerelay.delivery.connection.session_limits import HostOrder, SessionLimits
+from zonerelay.delivery.connection.session_limits import (
+    REMEMBER_FOR,
+    HostOrder,
+    SessionLimits,
+    UsedExtensions,
+)
 from zonerelay.delivery.peer import (
     ANY_CONNECTION,
     ConnectionKey,
@@ -310,7 +314,8 @@ class SmtpCourier:
             except HostFailure as failure:
                 # The host may accept fewer connections than we allow, so its idle ones are closed for this
                 # one.
-                if not (_is_not_now(failure) and await self.pool.clear(terms.route)):
+                is_not_now = failure.said is not None and failure.said.is_transient
+                if not (is_not_now and await self.pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
         except HostFailure as failure:
@@ -521,11 +526,6 @@ class SmtpCourier:
         for reply in replies:
             if self.sources.heard(state.terms, reply, session.peer.address):
                 state.address_blamed = True
-
-
-def _is_not_now(failure: HostFailure) -> bool:
-    """Return whether the host itself has temporarily refused the connection."""
-    return failure.said is not None and failure.said.is_transient
 
 
 def _beginning_with(address: str, ips: Sequence[str], host: MxHost) -> list[str]:

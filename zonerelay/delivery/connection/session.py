@@ -24,6 +24,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Protocol, cast
 
 import aiosmtplib
@@ -40,8 +41,7 @@ from zonerelay.delivery.peer import (
     display_address,
     open_socket,
 )
-from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements
-from zonerelay.delivery.tls.resumption import ResumingContext
+from zonerelay.delivery.tls.plan import ResumingContext, TlsPolicy, TlsRequirements
 from zonerelay.delivery.tls.verify import ENCRYPTED, PeerVerification, handshake_words, prove
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationKey, MxHost, SiteKey
@@ -143,6 +143,10 @@ class OutgoingSession:
         return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
 
 
+_OpenAttempt = Callable[[TlsRequirements], Awaitable[OutgoingSession]]
+"""Opens a connection to one address under these requirements. Raises HostFailure."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOpener:
     """Opens sessions. HostFailure is raised on failure. After any exception no socket stays open."""
@@ -160,62 +164,56 @@ class SessionOpener:
         """Return a session, which owns the slot and releases it with its socket. After an exception the
         caller owns it.
         """
+
+        def open_with(login: Login | None) -> Awaitable[OutgoingSession]:
+            return self._open_as_planned(
+                terms, host, plan, partial(self._open, terms, host, ip, slot, login=login)
+            )
+
         if terms.key.credential is None:
-            return await self._open_as_planned(terms, host, ip, slot, plan)
-
-        def open_with(login: Login) -> Awaitable[OutgoingSession]:
-            return self._open_as_planned(terms, host, ip, slot, plan, login=login)
-
+            return await open_with(None)
         return await self.logins.opening(terms, open_with)
 
     async def _open_as_planned(
-        self,
-        terms: Terms,
-        host: MxHost,
-        ip: str,
-        slot: Slot,
-        plan: TlsRequirements,
-        *,
-        login: Login | None = None,
+        self, terms: Terms, host: MxHost, plan: TlsRequirements, attempt: _OpenAttempt
     ) -> OutgoingSession:
         key = f"{host.name}:{host.port}"
         zone, why = terms.zone.name, ""
         if plan.may_fall_back and key in self.tls.broken:
-            session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
+            session = await attempt(plan.in_clear())
         else:
             try:
-                session = await self._open_asking_twice(terms, host, ip, plan, slot, login=login)
+                session = await self._open_asking_twice(key, plan, attempt)
             except TlsFailure as failure:
                 if not plan.may_fall_back:
                     self.observe_tls(zone, plan.level, "failed")
                     raise
                 why = failure.reply.text
                 self.tls.broken.add(key)
-                session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
+                session = await attempt(plan.in_clear())
         if plan.encrypts:
             result = "ok" if session.security != IN_CLEAR.security else "fallback"
             self.observe_tls(zone, plan.level, result, host=host.name, why=why)
         return session
 
     async def _open_asking_twice(
-        self, terms: Terms, host: MxHost, ip: str, plan: TlsRequirements, slot: Slot, *, login: Login | None
+        self, key: str, plan: TlsRequirements, attempt: _OpenAttempt
     ) -> OutgoingSession:
         """Open a session. A host that does not answer the handshake is tried once more with a smaller one."""
-        key = f"{host.name}:{host.port}"
         try:
-            return await self._open(terms, host, ip, plan, slot, login=login)
+            return await attempt(plan)
         except TlsFailure as failure:
             if not failure.unanswered or key in self.tls.small:
                 raise
             self.tls.small.add(key)
             try:
-                return await self._open(terms, host, ip, plan, slot, login=login)
+                return await attempt(plan)
             except HostFailure:
                 self.tls.small.discard(key)
                 raise failure from None
 
     async def _open(
-        self, terms: Terms, host: MxHost, ip: str, plan: TlsRequirements, slot: Slot, *, login: Login | None
+        self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsRequirements, *, login: Login | None
     ) -> OutgoingSession:
         zone, record = terms.zone, slot.record
         timeout = self.settings.connect_timeout

@@ -1,5 +1,5 @@
-"""Learns limits that a host does not announce (messages per session, concurrent sessions), and orders hosts
-by success. No I/O.
+"""Learns limits that a host does not announce (messages per session, concurrent sessions) and which of its
+extensions work, and orders hosts by success. No I/O.
 
 Some hosts refuse MAIL, RCPT or DATA when a connection has carried enough messages (Stalwart: 452 4.4.5 at
 DATA), and MAIL when the client has too many connections (432 4.3.2). The reply looks like a refusal of the
@@ -20,6 +20,11 @@ reply there shows the cause:
 A random refusal must not lower the number for a day. So once a connection has carried the number of messages,
 two earlier refusals are needed to lower it.
 
+`UsedExtensions` decides which of a host's extensions are used: BDAT instead of DATA (RFC 3030), and the
+optional parameters of a message (SIZE, BODY for a body of 7 bits, RET, ENVID, NOTIFY, ORCPT, an unnecessary
+SMTPUTF8). Some hosts offer an extension and then refuse it. For `REMEMBER_FOR` seconds such a host gets mail
+without it. The decision is made once for each connection, so that mail to other hosts has no cost.
+
 `HostOrder` orders the hosts of a route by preference, with dead hosts last. Equal hosts are shuffled (RFC
 5321 5.1). In a zone that shares its mail between next hops, each batch begins with one of the equal hosts and
 uses only idle connections to that host (`ConnectionKey.host`).
@@ -37,21 +42,27 @@ are forgotten.
 
 from __future__ import annotations
 
+import functools
 import random as random_module
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from zonerelay.delivery.connection.session import OutgoingSession
-from zonerelay.delivery.peer import HostFailure, Terms, display_address
+from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms, display_address
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import MxHost, Route
-from zonerelay.smtp.client.transaction import ClientTransaction, TransactionPhase
+from zonerelay.smtp.client.transaction import (
+    BdatFailure,
+    ChunkedTransaction,
+    ClientTransaction,
+    TransactionPhase,
+)
 
 FIRST_PAUSE = 30.0
 LONGEST_PAUSE = 600.0
@@ -342,3 +353,50 @@ class SessionLimits:
 def comparable(reply: Reply) -> str:
     """Return a reply without the parts that differ between two recipients or two messages."""
     return f"{reply.code} {reply.detail} {_VARIABLE.sub('*', reply.text[:MAX_TEXT])}"
+
+
+class UsedExtensions:
+    """Remembers which extensions of a host work."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._without_bdat = {failure: ExpiringSet(clock, REMEMBER_FOR) for failure in BdatFailure}
+        self._few_parameters = ExpiringSet(clock, REMEMBER_FOR)
+        self._took_mail = ExpiringSet(clock, REMEMBER_FOR)
+
+    def failure(self, address: str) -> str:
+        """Return the reason why a host (`ip:port`) is sent DATA instead of BDAT, or `""`."""
+        return next((failure for failure, hosts in self._without_bdat.items() if address in hosts), "")
+
+    def few_parameters(self, address: str) -> bool:
+        """Return true if a host has refused parameters that it offers, and accepted mail without them."""
+        return address in self._few_parameters
+
+    def allow(self, session: OutgoingSession) -> None:
+        """Remove extensions that the host does not support correctly from a new session."""
+        address = session.peer.address
+        session.has_taken_mail = address in self._took_mail
+        if self.few_parameters(address):
+            session.capabilities = replace(session.capabilities, few_parameters=True)
+        session.chunking = (
+            session.terms.zone.chunking and session.capabilities.chunking and not self.failure(address)
+        )
+        if session.chunking:
+            surplus = self._without_bdat[BdatFailure.SURPLUS]
+            session.protocol.on_surplus = functools.partial(surplus.add, address)
+
+    def learn(self, session: OutgoingSession, transaction: ClientTransaction) -> None:
+        """Learn from a finished transaction."""
+        if transaction.parameters_refused:
+            session.capabilities = replace(session.capabilities, few_parameters=True)
+        elif session.capabilities.few_parameters and transaction.delivered:
+            self._few_parameters.add(session.peer.address)
+        if transaction.delivered and not session.has_taken_mail:
+            session.has_taken_mail = True
+            self._took_mail.add(session.peer.address)
+        if not session.chunking:
+            return
+        if transaction.bdat_failure is not None:
+            session.chunking = False
+            self._without_bdat[transaction.bdat_failure].add(session.peer.address)
+        elif isinstance(transaction, ChunkedTransaction) and transaction.bdat_taken:
+            session.bdat_taken = True

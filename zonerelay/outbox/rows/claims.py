@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import KW_ONLY, dataclass
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
@@ -24,8 +23,8 @@ from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.row import Row, RowWrite, keys_of, put_off, read_row, refused
-from zonerelay.process.tasks import cancel_all
+from zonerelay.outbox.rows.row import Row, keys_of, put_off, read_row, refused
+from zonerelay.outbox.rows.table import OutboxWriter
 from zonerelay.store.common.ready import ReadyMail
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
@@ -112,42 +111,36 @@ class ClaimWindow:
         self._total = 0
 
 
-@dataclass(eq=False, repr=False)
 class OutboxClaims:
-    """Claims rows and holds the claims. `put(write)` stores the final state of a row. `superseded` is called
-    with a row that was queued again while this relay had it; `in_hand` returns whether a claim outside `rows`
-    belongs to this relay.
+    """Claims rows and holds the claims. The writer stores the state of rows that are not admitted.
+    `superseded` is called with a row that was queued again while this relay had it.
     """
 
-    keeper: OutboxKeeper
-    mailboxes: Mailboxes
-    _: KW_ONLY
-    put: Callable[[RowWrite], None]
-    superseded: Callable[[Row], None]
-    in_hand: Callable[[int, str], bool]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        keeper: OutboxKeeper,
+        mailboxes: Mailboxes,
+        writer: OutboxWriter,
+        superseded: Callable[[Row], None],
+    ) -> None:
         self.rows: dict[MessageId, Row] = {}
+        self.changing: set[int] = set()
+        """Rows that an operator's request changes now, claimed or not."""
         self.claimed = 0
-        self._statements = self.keeper.statements
-        self._around = self.keeper.around
+        self._keeper = keeper
+        self._mailboxes = mailboxes
+        self._writer = writer
+        self._superseded = superseded
+        self._statements = keeper.statements
+        self._around = keeper.around
         self._ready: defaultdict[QueueName, ReadyMail] = defaultdict(ReadyMail)
         self._window = ClaimWindow()
         self._turn_of_due = False
         self._in_doubt = False
         self._wanted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     # --- the claimer
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        await cancel_all(self._task)
 
     def look(self) -> None:
         """Schedule a search for rows to claim."""
@@ -165,13 +158,14 @@ class OutboxClaims:
         ):
             self._look_in(seconds)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Claim rows until this is cancelled."""
         looked = self._around.clock.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), self._around.settings.poll_interval)
             self._wanted.clear()
-            if not self.keeper.usable:
+            if not self._keeper.usable:
                 continue
             try:
                 is_time = self._around.clock.monotonic() - looked >= self._around.settings.poll_interval
@@ -180,28 +174,29 @@ class OutboxClaims:
                 await self._claim_all()
                 if is_time:
                     looked = self._around.clock.monotonic()
-                    await self._look_at_mailboxes()
+                    if ids := self._mailboxes.ids:
+                        await self._read_mailboxes(ids)
+                        self._mailboxes.forget_idle({queue.zone for queue in self._window.queues})
             except StoreError as error:
-                self.keeper.failed(error)
+                self._keeper.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the claims
                 self._around.events.error("outbox.claim", error)
                 await asyncio.sleep(FAILURE_PAUSE)
 
     async def _give_back_strays(self) -> None:
         # Nothing is claimed during this query. A row that is released during it gets another token, or none.
-        found = await self.keeper.fetch(self._statements.mine, self.keeper.session)
+        found = await self._keeper.fetch(self._statements.mine, self._keeper.session)
         strays = [(row, token) for row, token in found if not self._is_known(row, token)]
         if strays:
-            await self.keeper.fetch(
+            await self._keeper.fetch(
                 self._statements.give_back, [row for row, _ in strays], [token for _, token in strays]
             )
         self._in_doubt = False
 
     def _is_known(self, row: int, token: str) -> bool:
-        if not 0 <= row <= MAX_ROW:
-            return self.in_hand(row, token)
-        known = self.rows.get(row_id(row))
-        return (known is not None and known.token == token) or self.in_hand(row, token)
+        known = self.rows.get(row_id(row)) if 0 <= row <= MAX_ROW else None
+        is_claimed = known is not None and known.token == token
+        return is_claimed or row in self.changing or self._writer.has(row, token)
 
     async def _claim_all(self) -> None:
         while limit := self._window.room():
@@ -212,7 +207,7 @@ class OutboxClaims:
                 break
         else:
             return
-        ahead = await self.keeper.fetch(self._statements.next_due)
+        ahead = await self._keeper.fetch(self._statements.next_due)
         if ahead:
             self._look_in(max(ahead[0][0], 0.0))
 
@@ -230,10 +225,10 @@ class OutboxClaims:
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
         full = list(map(str, self._window.full()))
-        values = (limit, self.keeper.session, full, self._around.settings.zone, due_only)
-        rows = await self.keeper.fetch(self._statements.claim, *values)
+        values = (limit, self._keeper.session, full, self._around.settings.zone, due_only)
+        rows = await self._keeper.fetch(self._statements.claim, *values)
         self.claimed += len(rows)
-        unknown = {row[3] for row in rows if row[3] is not None} - set(self.mailboxes.ids)
+        unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
         if unknown:
             await self._read_mailboxes(list(unknown))
         queues = {queue for row in rows if (queue := self._admitted(row))}
@@ -242,14 +237,9 @@ class OutboxClaims:
         return rows
 
     async def _read_mailboxes(self, ids: Sequence[int]) -> None:
-        found = await self.keeper.fetch(self._statements.mailboxes, ids)
-        self.mailboxes.found(Mailbox.read(row) for row in found)
-        self.mailboxes.gone(set(ids) - {row[0] for row in found})
-
-    async def _look_at_mailboxes(self) -> None:
-        if ids := self.mailboxes.ids:
-            await self._read_mailboxes(ids)
-            self.mailboxes.forget_idle({queue.zone for queue in self._window.queues})
+        found = await self._keeper.fetch(self._statements.mailboxes, ids)
+        self._mailboxes.found(Mailbox.read(row) for row in found)
+        self._mailboxes.gone(set(ids) - {row[0] for row in found})
 
     # --- rows added and removed
 
@@ -258,7 +248,7 @@ class OutboxClaims:
             return self._admit(columns)
         except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
             self._around.events.error("outbox.claim", error)
-            self.put(put_off(columns, "waits: temporary trouble in this relay"))
+            self._writer.put(put_off(columns, "waits: temporary trouble in this relay"))
             return None
 
     def _admit(self, columns: Columns) -> QueueName | None:
@@ -272,19 +262,19 @@ class OutboxClaims:
                 raise BadRowError("no zone with this name is configured")
         except BadRowError as error:
             self._around.events.row_refused(columns[0], str(error))
-            self.put(refused(columns[0], columns[1], columns[4], str(error)))
+            self._writer.put(refused(columns[0], columns[1], columns[4], str(error)))
             return None
         if mailbox is not None and (problem := mailbox.problem()):
-            self.put(put_off(columns, f"waits: {problem}"))
+            self._writer.put(put_off(columns, f"waits: {problem}"))
             return None
         if (before := self.rows.get(row.message_id)) is not None:
-            self.superseded(before)
+            self._superseded(before)
         self.rows[row.message_id] = row
         self._window.add(row.queue)
         deliveries = row.take_due(self._around.clock.now())
         if not deliveries:
             self.finished(row)
-            self.put(row.write(self._around.clock.now(), self._around.redact))
+            self._writer.put(row.write(self._around.clock.now(), self._around.redact))
             return None
         for delivery in deliveries:
             self._ready[row.queue].add(delivery.key, delivery)
@@ -293,7 +283,7 @@ class OutboxClaims:
     def _mailbox_of(self, columns: Columns) -> Mailbox | None:
         if columns[3] is None:
             return None
-        mailbox = self.mailboxes.use(mailbox_zone(columns[3]))
+        mailbox = self._mailboxes.use(mailbox_zone(columns[3]))
         if mailbox is None:
             raise BadRowError("no mailbox has this mailbox_id")
         return mailbox
@@ -333,7 +323,7 @@ class OutboxClaims:
     ) -> list[Delivery]:
         """Take deliveries as `QueueStore.claim` does. No row is new mail."""
         ready = self._ready.get(queue)
-        if ready is None or since is not None or not self.keeper.may_begin:
+        if ready is None or since is not None or not self._keeper.may_begin:
             return []
         found = ready.take(
             limit,
