@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
@@ -39,22 +40,18 @@ class DeniedError(Exception):
         self.code: DenialCode = code
 
 
+@dataclass(eq=False, repr=False)
 class Access:
     """Authenticates HTTP clients. `audit` logs the first failure of a client in each window, and the one that
     exceeds the limit.
     """
 
-    def __init__(
-        self,
-        identities: Identities,
-        clock: Clock,
-        audit: Callable[[Mapping[str, str]], None],
-        on_error: OnError,
-    ) -> None:
-        self._identities = identities
-        self._clock = clock
-        self._audit = audit
-        self._on_error = on_error
+    identities: Identities
+    clock: Clock
+    audit: Callable[[Mapping[str, str]], None]
+    on_error: OnError
+
+    def __post_init__(self) -> None:
         self._failures: dict[str, tuple[float, int]] = {}
 
     def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
@@ -64,23 +61,23 @@ class Access:
         try:
             token = self._identified(text, visit.client)
         except IdentitiesError as error:
-            self._on_error("identities", error)
+            self.on_error("identities", error)
             raise DeniedError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
         require(token, *scopes)
         visit.who = token.name
         return token
 
     def _identified(self, text: str, client: str) -> Token:
-        found = self._identities.identify(text)
+        found = self.identities.identify(text)
         if found is not None:
             return found
-        now, who = self._clock.monotonic(), _client(client)
+        now, who = self.clock.monotonic(), _client(client)
         began, count = self._failures.get(who, (now, 0))
         if now - began >= WINDOW:
             began, count = now, 0
         self._failures[who] = (began, count + 1)
         if count in (0, MAX_FAILURES):
-            self._audit({"client": client, "request": "refused: a token that is not valid"})
+            self.audit({"client": client, "request": "refused: a token that is not valid"})
         if count >= MAX_FAILURES:
             again = str(int(began + WINDOW - now) + 1)
             raise DeniedError(429, "too_many_failures", "too many invalid tokens", {"Retry-After": again})

@@ -17,6 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import msgspec
@@ -106,14 +107,10 @@ class Totals(msgspec.Struct, frozen=True):
     octets: int
 
 
-def capture_directory(settings: Settings) -> Path:
-    return settings.spool.path.parent / DIRECTORY
-
-
 def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
     """Return the store. The file is created or opened on first use."""
     return Capture(
-        capture_directory(settings) / FILE,
+        settings.spool.path.parent / DIRECTORY / FILE,
         keep=settings.capture.keep,
         max_size=settings.capture.max_size,
         guard=space_guard(settings.spool),
@@ -121,28 +118,31 @@ def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
     )
 
 
+@dataclass(eq=False, repr=False)
 class Capture:
     """Stores captured mail. `guard` is the free space in bytes below which no message is stored; 0 means no
     limit.
     """
 
-    def __init__(
-        self, file: Path, *, keep: float, max_size: int, guard: int, now: Callable[[], float]
-    ) -> None:
-        self._file = file
-        self._keep, self._max_size, self._guard = keep, max_size, guard
-        self._now = now
+    file: Path
+    _: KW_ONLY
+    keep: float
+    max_size: int
+    guard: int
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._database = SideDatabase(file, _open)
+        self._database = SideDatabase(self.file, _open)
 
     def add(self, message_id: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
         """Store the message. If one with this id exists, the recipients are added to it. Raise CaptureError
         if that fails.
         """
         size = len(octets)
-        if size + OVERHEAD > self._max_size:
+        if size + OVERHEAD > self.max_size:
             raise CaptureTooLargeError(
-                f"message of {size} bytes exceeds [capture] max_size ({self._max_size})"
+                f"message of {size} bytes exceeds [capture] max_size ({self.max_size})"
             )
         parts = take_apart(octets)
         with self._writing() as database:
@@ -165,7 +165,7 @@ class Capture:
         bcc = _unnamed(parts, recipients)
         words = " ".join([parts.words(), sender, *(address for _, address in bcc)]).lower()
         row = (
-            message_id, self._now(), sender, _encode(list(recipients)), size, 0,
+            message_id, self.now(), sender, _encode(list(recipients)), size, 0,
             parts.header("message-id").strip("<> "),
             *(_encode(parts.people(name)) for name in ("from", "to", "cc")),
             _encode(bcc), _encode(parts.people("reply-to")), parts.header("subject"),
@@ -176,7 +176,7 @@ class Capture:
 
     def _make_room(self, database: sqlite3.Connection, size: int) -> None:
         self._forget_old(database)
-        over = database.execute("SELECT octets FROM total").fetchone()[0] + size + OVERHEAD - self._max_size
+        over = database.execute("SELECT octets FROM total").fetchone()[0] + size + OVERHEAD - self.max_size
         rows = database.execute("SELECT number, size FROM mail ORDER BY number") if over > 0 else ()
         going = list[tuple[int]]()
         for number, octets in rows:
@@ -187,11 +187,11 @@ class Capture:
         database.executemany("DELETE FROM mail WHERE number = ?", going)
 
     def _forget_old(self, database: sqlite3.Connection) -> None:
-        database.execute("DELETE FROM mail WHERE at < ?", (self._now() - self._keep,))
+        database.execute("DELETE FROM mail WHERE at < ?", (self.now() - self.keep,))
 
     def expire(self) -> None:
         """Delete messages that are older than `keep`. Raise CaptureError if that fails."""
-        if self._file.exists():
+        if self.file.exists():
             with self._writing() as database:
                 self._forget_old(database)
 
@@ -204,7 +204,7 @@ class Capture:
         SearchError or CaptureError if that fails.
         """
         where, values = condition(query, tz)
-        where, values = f"{where} AND at >= ?", [*values, self._now() - self._keep]
+        where, values = f"{where} AND at >= ?", [*values, self.now() - self.keep]
         with self._reading() as database, _in_time(database):
             rows = database.execute(
                 f"SELECT {_SUMMARY} FROM mail WHERE {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
@@ -240,7 +240,7 @@ class Capture:
         where, values = condition(query, tz) if message_id == LATEST else ("id = ?", [message_id])
         which = f"AND {where} ORDER BY number DESC LIMIT 1"
         with self._writing() as database, _in_time(database):
-            values = [self._now() - self._keep, *values]
+            values = [self.now() - self.keep, *values]
             row = database.execute(
                 f"SELECT {_SUMMARY}, (SELECT octets FROM content WHERE number = mail.number) "  # noqa: S608
                 f"FROM mail WHERE at >= ? {which}",
@@ -301,10 +301,10 @@ class Capture:
     # --- the file ---------------------------------------------------------------------------------------
 
     def _check_space(self, size: int) -> None:
-        if not self._guard:
+        if not self.guard:
             return
-        found = os.statvfs(self._file.parent)
-        if found.f_bavail * found.f_frsize < self._guard + 2 * size:  # once in SQLite's log, once in the file
+        found = os.statvfs(self.file.parent)
+        if found.f_bavail * found.f_frsize < self.guard + 2 * size:  # once in SQLite's log, once in the file
             raise CaptureFullError("the disk of captured mail is nearly full ([capture] min_free_space)")
 
     @contextlib.contextmanager
@@ -327,10 +327,10 @@ class Capture:
             except sqlite3.Error as error:
                 full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
                 raise (CaptureFullError if full else CaptureError)(
-                    f"{self._file}: {in_words(error)}"
+                    f"{self.file}: {in_words(error)}"
                 ) from error
             except OSError as error:
-                raise CaptureError(f"{self._file}: {in_words(error)}") from error
+                raise CaptureError(f"{self.file}: {in_words(error)}") from error
 
 
 @contextlib.contextmanager

@@ -129,8 +129,8 @@ class PageRoutes:
             self._operators,
             renderer=await self._load(),
             session=session,
-            given=given,
-            is_open=self._sessions.is_open,
+            fields=given,
+            sessions=self._sessions,
         )
 
     # --- sessions ---------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ page.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.page.sessions import PageSession
+from zonerelay.admin.page.sessions import PageSession, Sessions
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.answers import EndFrame, Frame
 from zonerelay.operations.catalogue import OperationCall
@@ -47,30 +48,24 @@ class PageError(Exception):
         self.status, self.heading = status, heading
 
 
+@dataclass(eq=False, repr=False)
 class PageRequest:
-    """A request with its session. `given` are the fields of the form, or those of the URL."""
+    """A request with its session. `fields` are those of the form, or those of the URL."""
 
-    def __init__(
-        self,
-        request: web.Request,
-        operators: Operators,
-        *,
-        renderer: PageRenderer,
-        session: PageSession | None,
-        given: Mapping[str, str],
-        is_open: Callable[[PageSession], bool],
-    ) -> None:
-        self.request = request
-        self.operators = operators
-        self.session = session
-        self.now = operators.clock.now()
-        self._renderer = renderer
-        self._given = given
-        self._is_open = is_open
+    request: web.Request
+    operators: Operators
+    _: KW_ONLY
+    renderer: PageRenderer
+    session: PageSession | None
+    fields: Mapping[str, str]
+    sessions: Sessions
+
+    def __post_init__(self) -> None:
+        self.now = self.operators.clock.now()
 
     def given(self, name: str) -> str:
         """Return a field. Raise PageError if its value is too long or has control characters."""
-        value = self._given.get(name, "").strip()
+        value = self.fields.get(name, "").strip()
         if len(value) > MAX_VALUE:
             raise PageError(400, "Too long", f"{name} may have at most {MAX_VALUE} characters")
         if _CONTROL.search(value):
@@ -88,7 +83,7 @@ class PageRequest:
     @property
     def is_open(self) -> bool:
         """Whether the session has not ended since the request arrived."""
-        return self.session is not None and self._is_open(self.session)
+        return self.session is not None and self.sessions.is_open(self.session)
 
     def need(self, scope: Scope) -> None:
         """Raise PageError if the session does not have this scope."""
@@ -116,7 +111,7 @@ class PageRequest:
             "now": self.now,
             "captures": self.operators.captures,
         }
-        text = await OPERATORS.run(self._renderer.render, template, {**common, **values})
+        text = await OPERATORS.run(self.renderer.render, template, {**common, **values})
         body = text.encode("utf-8", "replace")
         return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=FIELDS)
 

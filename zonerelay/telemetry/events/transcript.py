@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Generic, TypeVar
 
@@ -107,39 +107,34 @@ class ProtocolLine:
     text: str
 
 
+@dataclass(eq=False, repr=False)
 class RunningTranscript:
-    """A running transcript of selected sessions."""
+    """A running transcript of selected sessions. `octets` and `sessions` may still be recorded."""
 
-    def __init__(
-        self,
-        stream: BoundedStream[ProtocolLine],
-        *,
-        networks: tuple[IPv4Network | IPv6Network, ...] = (),
-        domain: str = "",
-        message_id: str = "",
-        octets: int,
-        sessions: int,
-    ) -> None:
-        self.stream = stream
-        self.networks = networks
-        self.domain = domain.lower().rstrip(".")
-        self.message_id = message_id
-        self._octets = octets
-        self._sessions = sessions
+    stream: BoundedStream[ProtocolLine]
+    _: KW_ONLY
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    domain: str = ""
+    message_id: str = ""
+    octets: int
+    sessions: int
+
+    def __post_init__(self) -> None:
+        self.domain = self.domain.lower().rstrip(".")
 
     def begin(self) -> bool:
         """Count a matching session. Return False if it exceeds the limit."""
         if self.stream.why:
             return False
-        if not self._sessions:
+        if not self.sessions:
             self.stream.close("the requested number of sessions was reached")
             return False
-        self._sessions -= 1
+        self.sessions -= 1
         return True
 
     def put(self, line: ProtocolLine) -> None:
-        self._octets -= len(line.text) + 1
-        if self._octets < 0:
+        self.octets -= len(line.text) + 1
+        if self.octets < 0:
             self.stream.close("the requested number of bytes was reached")
         self.stream.put(line)
 
@@ -213,17 +208,17 @@ class Transcripts:
         return record
 
 
+@dataclass(eq=False, repr=False)
 class SessionRecorder:
     """Records the lines of one session. `commands` are those of the client, `replies` those of the server."""
 
-    def __init__(
-        self, session: int, side: str, peer: str, to: tuple[RunningTranscript, ...], clock: Clock
-    ) -> None:
-        self.peer = peer
-        self.to = to
-        self._session = session
-        self._side = side
-        self._clock = clock
+    session: int
+    side: str
+    peer: str
+    to: tuple[RunningTranscript, ...]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._rest = 0  # bytes of a chunk that are still to come
         self._body = 0  # bytes of a message, while it is sent
         self._data = False  # the last command was DATA
@@ -245,7 +240,7 @@ class SessionRecorder:
             said = _shown(re.sub(_LOGIN, b"(not shown)", line))
         else:
             said = f"({len(line)} bytes not shown)"
-        self._put("received" if self._side == "inbound" else "sent", said)
+        self._put("received" if self.side == "inbound" else "sent", said)
 
     def commands(self, octets: bytes) -> None:
         """Record the client's bytes: command lines with the bytes of chunks between them, or of a message."""
@@ -270,14 +265,14 @@ class SessionRecorder:
             self.note(f"the message as sent: {self._body} bytes, not shown")
             self._in_body, self._body = False, 0
         for line in (each.rstrip(b"\r") for each in whole.split(b"\n") if end):
-            if self._data and line.startswith(b"354") and self._side == "outbound":
+            if self._data and line.startswith(b"354") and self.side == "outbound":
                 self._in_body, self._data = True, False
             said = _shown(line)
-            if self._secret and self._side == "outbound":
+            if self._secret and self.side == "outbound":
                 said = f"{line[:3].decode('ascii', 'replace')} ({max(len(line) - 4, 0)} bytes not shown)"
             elif line.startswith(b"334"):
                 said = "334 (challenge not shown)"
-            self._put("sent" if self._side == "inbound" else "received", said)
+            self._put("sent" if self.side == "inbound" else "received", said)
 
     def joined(self, phase: str, in_body: bool) -> None:
         """Join a session that is under way. With `in_body`, the next bytes belong to a message."""
@@ -288,7 +283,7 @@ class SessionRecorder:
         self._put("note", printable(text))
 
     def _put(self, direction: str, text: str) -> None:
-        line = ProtocolLine(self._clock.now(), self._session, self._side, self.peer, direction, text)
+        line = ProtocolLine(self.clock.now(), self.session, self.side, self.peer, direction, text)
         for transcript in self.to:
             transcript.put(line)
 
