@@ -131,9 +131,7 @@ async def test_a_fingerprint_is_enough_whoever_signed_the_certificate(
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     own.load_cert_chain(certificate, key)
     provider.sink.manners = Manners(tls=own)
-    pinned = entry(
-        domain=("strict.example",), tls=TlsMode.VERIFY, tls_certificates=(made.fingerprint,)
-    )
+    pinned = entry(domain=("strict.example",), tls=TlsMode.VERIFY, tls_certificates=(made.fingerprint,))
     wrong = entry(domain=("plain.example",), tls=TlsMode.VERIFY, tls_certificates=("00" * 32,))
     async with provider.relay(pinned, wrong) as running:
         await running.send("app@example.org", ["ann@strict.example", "bob@plain.example"], MESSAGE)

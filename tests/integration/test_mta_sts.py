@@ -46,15 +46,13 @@ def policy(mx: str = MX, *, mode: str = "enforce", max_age: int = WEEK) -> Page:
     return Page(f"version: STSv1\nmode: {mode}\nmx: {mx}\nmax_age: {max_age}\n")
 
 
-def records(host: str = MX, *, sts: str = "1", domain: str = DOMAIN) -> dict[str, Records]:
-    found: dict[str, Records] = {
-        domain: {"MX": [f"10 {host}"]},
-        host: {"A": [LOOPBACK]},
-        f"mta-sts.{domain}": {"A": [LOOPBACK]},
+def records() -> dict[str, Records]:
+    return {
+        DOMAIN: {"MX": [f"10 {MX}"]},
+        MX: {"A": [LOOPBACK]},
+        f"mta-sts.{DOMAIN}": {"A": [LOOPBACK]},
+        f"_mta-sts.{DOMAIN}": {"TXT": ['"v=STSv1; id=1;"']},
     }
-    if sts:
-        found[f"_mta-sts.{domain}"] = {"TXT": [f'"v=STSv1; id={sts};"']}
-    return found
 
 
 class World:
@@ -100,10 +98,10 @@ class World:
         async with relay_with(chosen, policy_port=self.web.port) as running:
             yield running
 
-    def kept_since(self, age: float, *, max_age: int = WEEK) -> None:
+    def kept_since(self, age: float) -> None:
         """The relay has sent there before and holds a policy that is this old."""
         self.held.parent.mkdir(exist_ok=True)
-        fields = {"domain": DOMAIN, "id": "1", "mode": "enforce", "patterns": [MX], "max_age": max_age}
+        fields = {"domain": DOMAIN, "id": "1", "mode": "enforce", "patterns": [MX], "max_age": WEEK}
         self.held.write_text(json.dumps(fields | {"fetched": time.time() - age}))
 
 
@@ -115,8 +113,8 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield world
 
 
-async def delivered(running: Running, recipient: str = TO) -> Mapping[str, object]:
-    await running.send("app@example.org", [recipient], MESSAGE)
+async def delivered(running: Running) -> Mapping[str, object]:
+    await running.send("app@example.org", [TO], MESSAGE)
     return (await running.until_logged("delivered"))[-1]
 
 

@@ -125,13 +125,6 @@ class PostgresServer:
         self._process.wait()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
-    def halt(self) -> None:
-        """Every process of it stands still, connections stay open."""
-        self._signal_all(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self._signal_all(signal.SIGCONT)
-
     def shut_down(self) -> None:
         """In good order, but connections are cut."""
         assert self._process is not None
@@ -140,7 +133,6 @@ class PostgresServer:
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self.go_on()
             self._process.send_signal(signal.SIGQUIT)
             try:
                 self._process.wait(10)
@@ -221,11 +213,6 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
             )
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        for pid in [self._process.pid, *_children(self._process.pid)]:
-            _signal(pid, number)
 
     def __enter__(self) -> Self:
         return self

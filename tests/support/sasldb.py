@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.debian import Say, UnpackedPackage
+from tests.support.debian import UnpackedPackage
 
 PROGRAM = "usr/sbin/saslpasswd2"
 PLUGIN = "usr/lib/*/sasl2/libsasldb.so"
@@ -24,13 +24,12 @@ def write_users(
     realm: str,
     owner: str,
     mechanisms: str = "PLAIN LOGIN",
-    say: Say = lambda _: None,
 ) -> tuple[Path, Path]:
     """The folder with smtpd.conf (cyrus_sasl_config_path), and that of the plugin (for SASL_PATH).
 
     Raises DebianError when the package cannot be had.
     """
-    package = UnpackedPackage("sasl2-bin", also=["libsasl2-modules-db"], say=say)
+    package = UnpackedPackage("sasl2-bin", also=["libsasl2-modules-db"])
     package.ensure([PROGRAM, PLUGIN])
     folder = directory / "sasl"
     folder.mkdir()

@@ -18,6 +18,8 @@ from tests.support.nodes.network import MAIL_HOST
 PATIENCE = 2.0
 """Seconds that a client waits for an answer."""
 REFUSED_PAUSE = 0.1
+SESSIONS = 12
+SIZE = 4000
 LINE = b"It is not the strongest of the species that survives.\r\n"
 
 
@@ -40,25 +42,22 @@ class Injector:
         doors: Sequence[tuple[str, int]],
         *,
         rate: float,
-        sessions: int = 12,
         per_connection: int = 8,
-        size: int = 4000,
     ) -> None:
         self.domains = ["example.com"]
         self.acknowledged: dict[str, Answer] = {}
         self.refused: list[Answer] = []
         self.lost = 0
         self._doors = doors
-        self._pause = sessions / rate
-        self._sessions = sessions
+        self._pause = SESSIONS / rate
         self._per_connection = per_connection
-        self._body = LINE * (size // len(LINE)) + b".\r\n"
+        self._body = LINE * (SIZE // len(LINE)) + b".\r\n"
         self._numbers = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._session(place)) for place in range(self._sessions)]
+        self._tasks = [loop.create_task(self._session(place)) for place in range(SESSIONS)]
 
     async def stop(self) -> None:
         for task in self._tasks:
