@@ -126,7 +126,7 @@ def test_a_wildcard_stands_for_one_label(host: str, *, allowed: bool) -> None:
 def test_a_policy_is_refreshed_after_a_day_or_half_its_life(
     max_age: int, refresh: float, expires: float
 ) -> None:
-    held = CachedPolicy("example.com", "1", policy("a.example", max_age=max_age), fetched=1000.0)
+    held = CachedPolicy.of("example.com", "1", policy("a.example", max_age=max_age), fetched=1000.0)
     assert (held.refresh_from, held.expires) == (1000 + refresh, 1000 + expires)
 
 

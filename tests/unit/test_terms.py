@@ -45,7 +45,7 @@ def judged(
 ) -> Route | Unroutable:
     hosts = tuple(MxHost(host, 25, at) for at, host in enumerate(HOSTS))
     route = Route("default", "example.com", hosts, NOW + 300, secure=secure)
-    held = None if policy is None else CachedPolicy("example.com", "7", policy, NOW)
+    held = None if policy is None else CachedPolicy.of("example.com", "7", policy, NOW)
     policies = StsPolicies(None, mismatches or Mismatches(), CLOCK)  # type: ignore[arg-type]  # nothing is asked
     return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), policies)
 

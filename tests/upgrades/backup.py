@@ -92,7 +92,7 @@ def make(home: Path) -> Path:
     asyncio.run(engine.write(engine.spool(home)))
     (home / "redact.key").write_bytes(b"k" * 32)
     policy = StsPolicy(StsMode.ENFORCE, ("mx.example.com", "*.example.net"), 604800)
-    StsFiles(home / "mta-sts").save(CachedPolicy("example.com", "20260101", policy, mail.NOW))
+    StsFiles(home / "mta-sts").save(CachedPolicy.of("example.com", "20260101", policy, mail.NOW))
     register = ImportRegister(home)
     register.add([("a key", "recipient@example.net")])
     register.close()

@@ -533,8 +533,7 @@ def sts_plan(found: PolicyLookup | None) -> answers.StsPlan | None:
     held = found.held
     if held is None:
         return answers.StsPlan(problem=found.problem)
-    policy = held.policy
-    return answers.StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
+    return answers.StsPlan(mode=held.mode.value, policy=held.id, expires=held.expires, mx=held.patterns)
 
 
 def too_large_for(zone: ZoneSettings, size: int | None) -> str:

@@ -20,7 +20,7 @@ import asyncio
 import errno
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
@@ -143,6 +143,7 @@ class Terms:
         )
 
 
+@dataclass(eq=False, repr=False)
 class HostFailure(Exception):
     """The host cannot be used for this attempt. Another host may be usable.
 
@@ -151,23 +152,16 @@ class HostFailure(Exception):
     (`connection/session_limits.py`). `scope` is LOCAL if the failure says nothing about the host.
     """
 
-    def __init__(
-        self,
-        reply: Reply,
-        *,
-        address: str = "",
-        asked: bool = True,
-        said: Reply | None = None,
-        down: bool = False,
-        scope: Scope = Scope.HOST,
-    ) -> None:
-        super().__init__(str(reply))
-        self.reply = reply
-        self.address = address
-        self.asked = asked
-        self.said = said
-        self.down = down
-        self.scope = scope
+    reply: Reply
+    _: KW_ONLY
+    address: str = ""
+    asked: bool = True
+    said: Reply | None = None
+    down: bool = False
+    scope: Scope = Scope.HOST
+
+    def __str__(self) -> str:
+        return str(self.reply)
 
 
 class SourceFailure(HostFailure):

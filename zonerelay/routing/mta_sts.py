@@ -66,14 +66,13 @@ class StsMode(enum.StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class StsPolicy:
+class StsPolicy(msgspec.Struct, frozen=True):
     """An MTA-STS policy. `patterns` are in lower-case ASCII: `mx.example.com`, `*.example.com`
     (one label).
     """
 
     mode: StsMode
-    patterns: tuple[str, ...]
+    patterns: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PATTERNS)]
     max_age: int
 
     def allows(self, host: str) -> bool:
@@ -82,20 +81,22 @@ class StsPolicy:
         return host in self.patterns or (bool(first and parent) and f"*.{parent}" in self.patterns)
 
 
-@dataclass(frozen=True, slots=True)
-class CachedPolicy:
+class CachedPolicy(StsPolicy, frozen=True, kw_only=True):
     """The MTA-STS policy of a domain, and the Unix time at which it was fetched. `id` is that of the TXT
-    record at that time.
+    record at that time. A policy's file has these members as JSON.
     """
 
     domain: str
     id: str
-    policy: StsPolicy
     fetched: float
+
+    @classmethod
+    def of(cls, domain: str, id: str, policy: StsPolicy, fetched: float) -> CachedPolicy:
+        return cls(policy.mode, policy.patterns, policy.max_age, domain=domain, id=id, fetched=fetched)
 
     @property
     def expires(self) -> float:
-        return self.fetched + max(self.policy.max_age, MIN_LIFE)
+        return self.fetched + max(self.max_age, MIN_LIFE)
 
     @property
     def refresh_from(self) -> float:
@@ -193,17 +194,6 @@ _NO_POLICY = (OSError, ValueError, RecursionError)
 """The exceptions of reading a file with any content."""
 
 
-class _PolicyFile(msgspec.Struct):
-    """The content of a policy's file."""
-
-    domain: str
-    id: str
-    fetched: float
-    mode: StsMode
-    patterns: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PATTERNS)]
-    max_age: int
-
-
 def policy_directory(settings: Settings) -> Path:
     """Return the directory next to the spool, which all workers of a relay share. It is created with the
     first policy.
@@ -244,9 +234,7 @@ class StsFiles:
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)
-        policy = held.policy
-        file = _PolicyFile(held.domain, held.id, held.fetched, policy.mode, policy.patterns, policy.max_age)
-        durable.write(self._path(held.domain), msgspec.json.encode(file) + b"\n")
+        durable.write(self._path(held.domain), msgspec.json.encode(held) + b"\n")
 
     def remove(self, domain: str) -> None:
         self._unlink(self._path(domain))
@@ -275,12 +263,12 @@ def _read(path: Path, now: float) -> CachedPolicy:
         data = file.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
         raise ValueError("too large")
-    found = msgspec.json.decode(data, type=_PolicyFile)
+    found = msgspec.json.decode(data, type=CachedPolicy)
     if path.name != f"{ascii_domain(found.domain)}{_SUFFIX}":
         raise ValueError("not the policy of this domain")
-    policy = StsPolicy(found.mode, found.patterns, min(found.max_age, MAX_LIFE))
     # A clock that was ahead must not prolong a policy's life.
-    return CachedPolicy(found.domain, found.id, policy, min(found.fetched, now))
+    life, fetched = min(found.max_age, MAX_LIFE), min(found.fetched, now)
+    return msgspec.structs.replace(found, max_age=life, fetched=fetched)
 
 
 HTTPS_PORT = 443
@@ -413,7 +401,7 @@ class StsPolicies:
 
     def mismatch(self, held: CachedPolicy, hosts: Sequence[str]) -> None:
         """Report MX hosts of the domain that are not in its policy."""
-        self.observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
+        self.observer.mismatch(held.domain, hosts, mode=held.mode.value)
 
     async def close(self) -> None:
         await cancel_all(*self._fetching.values(), self._loading)
@@ -482,7 +470,7 @@ class StsPolicies:
             raise WebError(f"{host} returned status {response.status}")
         if response.content_type != "text/plain":
             raise WebError(f"{host} did not return text/plain")
-        return CachedPolicy(domain, policy_id, parse_policy(response.body), self.clock.now())
+        return CachedPolicy.of(domain, policy_id, parse_policy(response.body), self.clock.now())
 
     async def _addresses(self, zone: ZoneSettings, host: str) -> Sequence[str]:
         found = await self.names.addresses(host, ipv6=zone.ipv6)
@@ -505,9 +493,7 @@ class StsPolicies:
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
-        self.observer.fetched(
-            held.domain, mode=held.policy.mode.value, policy_id=held.id, expires=held.expires
-        )
+        self.observer.fetched(held.domain, mode=held.mode.value, policy_id=held.id, expires=held.expires)
         if self.files is None:
             return
         try:
@@ -538,5 +524,5 @@ class StsPolicies:
 
 def _result(found: PolicyLookup, answer: DnsAnswer[str]) -> str:
     if found.held is not None:
-        return found.held.policy.mode.value
+        return found.held.mode.value
     return "failed" if found.problem or not answer.status.is_definite else "absent"

@@ -1,4 +1,7 @@
-"""Decides whether a credential may be tried at a zone's smarthost now. No I/O; `now` is a parameter.
+"""Decides whether a credential may be tried at a zone's smarthost now, reads its secrets, and stores refresh
+tokens.
+
+`Account` does no I/O; `now` is a parameter.
 
     new ──accepted──▶ proven ──refused──▶ refused ──its pause is over──▶ one try ──accepted──▶ proven
                                             ▲  │                           │
@@ -9,6 +12,17 @@
 Servers lock accounts after repeated wrong passwords, so a refusal prevents all tries for a pause. Logins run
 one at a time, even after an accepted one, because the password may have changed on the server since. Logins
 that were waiting when one was refused are not made.
+
+`Secrets` checks a file each time its secret is needed, and reads it again if it has changed, so a new
+password needs no restart and no signal.
+
+A server that rotates refresh tokens may refuse the old one, so a lost token would cost the operator another
+login in a browser. `RefreshTokenFiles` stores a new token before the new access token is used: in the file
+that held the old one, atomically and readable only by its owner. If that file cannot be written (an
+environment variable, systemd's credentials, a read-only directory), the token is stored in a separate file.
+That file is used until the operator changes the original that it replaces.
+
+SecretError is raised with a message for the operator.
 """
 
 from __future__ import annotations
@@ -127,20 +141,6 @@ class Account:
 def digest(*secrets: str) -> str:
     """Return the `material` of secrets, which detects a change but reveals no secret."""
     return hashlib.sha256("\0".join(secrets).encode()).hexdigest()
-
-
-# Reads secrets, and stores refresh tokens that a token server has replaced.
-#
-# A file is checked each time its secret is needed and read again if it has changed, so a new password needs
-# no restart and no signal.
-#
-# A server that rotates refresh tokens may refuse the old one, so a lost token would cost the operator another
-# login in a browser. A new token is stored before the new access token is used: in the file that held the old
-# one, atomically and readable only by its owner. If that file cannot be written (an environment variable,
-# systemd's credentials, a read-only directory), the token is stored in a separate file in `directory`. That
-# file is used until the operator changes the original that it replaces.
-#
-# SecretError is raised with a message for the operator.
 
 
 class Secrets:

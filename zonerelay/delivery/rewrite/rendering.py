@@ -340,10 +340,18 @@ class _ZoneChanges:
     keys: SigningKeys | None
     srs: Srs | None
 
-    @property
-    def changes_header(self) -> bool:
-        signs = self.keys is not None or self.zone.dkim is DkimMode.REQUIRED
-        return signs or bool(self.add or self.replace or self.zone.header_remove)
+    changes_header: bool
+    changes_all: bool
+    """Whether every message is changed. Otherwise only those are that need a conversion."""
+
+    @classmethod
+    def of(cls, zone: ZoneSettings, keys: SigningKeys | None, srs: Srs | None) -> _ZoneChanges:
+        add, replace = _rules(zone.header_add), _rules(zone.header_replace)
+        keys = None if zone.dkim is DkimMode.OFF else keys
+        srs = srs if zone.srs else None
+        signs = keys is not None or zone.dkim is DkimMode.REQUIRED
+        changes_header = signs or bool(add or replace or zone.header_remove)
+        return cls(zone, add, replace, keys, srs, changes_header, changes_header or srs is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -396,20 +404,20 @@ class Renderer:
         self._keys = keys
         self._srs = srs
         self._max_header = max(max_header_size, MAX_HEADER) + OUR_FIELDS
-        self._plans: dict[str, tuple[ZoneSettings, _ZoneChanges | None]] = {}
+        self._plans: dict[str, _ZoneChanges] = {}
         self._complained: set[str] = set()
         self._kept.clear()
         self._kept_octets = 0
 
     def changes(self, zone: ZoneSettings, message: Message) -> bool:
         """Return false if the message is sent as it is stored."""
-        return self._changes_all(zone) or _needs_repair(zone, message)
+        return self._plan(zone).changes_all or _needs_repair(zone, message)
 
-    def _changes_all(self, zone: ZoneSettings) -> bool:
-        known = self._plans.get(zone.name)
-        if known is None or known[0] is not zone:
-            known = self._plans[zone.name] = (zone, self._plan(zone))
-        return known[1] is not None
+    def _plan(self, zone: ZoneSettings) -> _ZoneChanges:
+        plan = self._plans.get(zone.name)
+        if plan is None or plan.zone is not zone:
+            plan = self._plans[zone.name] = _ZoneChanges.of(zone, self._keys, self._srs)
+        return plan
 
     async def render(self, zone: ZoneSettings, message: Message) -> RenderedMessage:
         """Return the zone's rendition of the message. Raise StoreError and RenderError."""
@@ -423,7 +431,6 @@ class Renderer:
         """
         if zone.convert is BodyConversion.NEVER:
             return None
-        self._changes_all(zone)
         try:
             return await self._of_plan(zone, message, seven_bit=True)
         except NotConvertibleError as error:
@@ -431,7 +438,7 @@ class Renderer:
             return None
 
     async def _of_plan(self, zone: ZoneSettings, message: Message, *, seven_bit: bool) -> RenderedMessage:
-        plan = self._plans[zone.name][1] or _ZoneChanges(zone, (), (), None, None)
+        plan = self._plan(zone)
         key = (message.id, zone.name, seven_bit)
         while (rendition := self._known(key, plan)) is None:
             other = self._rendering.get(key)
@@ -439,20 +446,6 @@ class Renderer:
                 return await self._make(plan, message, key)
             await asyncio.wait([other])  # if the other task failed, this one tries
         return self._rendered(message, rendition)
-
-    def _plan(self, zone: ZoneSettings) -> _ZoneChanges | None:
-        plan = _ZoneChanges(
-            zone,
-            add=_rules(zone.header_add),
-            replace=_rules(zone.header_replace),
-            keys=None if zone.dkim is DkimMode.OFF else self._keys,
-            srs=self._srs if zone.srs else None,
-        )
-        return plan if plan.changes_header or plan.srs is not None else None
-
-    def _is_current(self, plan: _ZoneChanges) -> bool:
-        known = self._plans.get(plan.zone.name)
-        return known is not None and known[1] == plan
 
     # Cached renditions.
 
@@ -511,7 +504,7 @@ class Renderer:
         finally:
             del self._rendering[key]
             done.set_result(None)
-        if self._is_current(plan) and key not in self._kept:
+        if self._plans.get(plan.zone.name) == plan and key not in self._kept:
             self._keep(key, rendition)
         return self._rendered(message, rendition, pieces if pieces.intact else None)
 

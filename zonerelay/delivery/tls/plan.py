@@ -289,7 +289,9 @@ def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsRequiremen
 def _held_to(
     plan: TlsRequirements, terms: Terms, host: MxHost, base: str, usable: tuple[TlsaRecord, ...]
 ) -> TlsRequirements:
-    domain = terms.route.name if _is_plain_domain(terms.route.name) else ""
+    name = terms.route.name
+    is_plain_domain = "." in name and all(each.isalnum() or each in ".-_" for each in name)
+    domain = name if is_plain_domain else ""
     return replace(
         plan,
         level=TlsMode.DANE,
@@ -297,7 +299,7 @@ def _held_to(
         why=f"the TLSA records of {base} require a matching certificate",
         verify=plan.verify and terms.tls.because not in (MTA_STS, "message"),
         tlsa=usable,
-        tlsa_names=tuple(dict.fromkeys(name for name in (base, host.name, domain) if name)),
+        tlsa_names=tuple(dict.fromkeys(each for each in (base, host.name, domain) if each)),
         next_hop=domain if domain not in (base, host.name) else "",
     )
 
@@ -328,10 +330,6 @@ def _who(terms: Terms, demand: TlsDemand) -> str:
             return terms.route.terms or "a [[destination]]"
         case _:
             return f"zone {terms.zone.name}"
-
-
-def _is_plain_domain(name: str) -> bool:
-    return bool(name) and all(each.isalnum() or each in ".-_" for each in name) and "." in name
 
 
 def _unusable(host: MxHost, what: str) -> HostFailure:

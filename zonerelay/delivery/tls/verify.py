@@ -19,9 +19,16 @@ ENCRYPTED = "encrypted"
 """The security of a connection without a demand on the certificate."""
 
 _TOO_WEAK = {"DH_KEY_TOO_SMALL": "its Diffie-Hellman key", "EE_KEY_TOO_SMALL": "the key of its certificate"}
-_EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
-_SELF_SIGNED = 18
-_UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
+_UNKNOWN_ISSUER = (
+    "its certificate is not issued by an authority that this machine trusts, or an intermediate certificate "
+    "is missing"
+)
+_VERIFY_CODES = {
+    9: "its certificate is not valid yet",
+    10: "its certificate has expired",
+    18: "its certificate is self-signed, and this machine does not trust it",
+} | dict.fromkeys((2, 19, 20, 21), _UNKNOWN_ISSUER)
+"""OpenSSL's X509_V_ERR_ codes."""
 
 
 class PeerVerification(NamedTuple):
@@ -56,27 +63,13 @@ def handshake_words(error: BaseException) -> str:
     if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _verification_words(error)
+        unknown = f"its certificate is not valid: {error.verify_message}"
+        return _VERIFY_CODES.get(error.verify_code, unknown)
     if isinstance(error, ssl.SSLError) and (weak := _TOO_WEAK.get(error.reason)):
         return f'{weak} is too small; with tls = "opportunistic", a zone sends to this host in clear text'
     if isinstance(error, ssl.SSLError) and error.reason:
         return str(error.reason).lower().replace("_", " ")
     return printable(str(error)) or type(error).__name__
-
-
-def _verification_words(error: ssl.SSLCertVerificationError) -> str:
-    if error.verify_code == _EXPIRED:
-        return "its certificate has expired"
-    if error.verify_code == _NOT_YET:
-        return "its certificate is not valid yet"
-    if error.verify_code == _SELF_SIGNED:
-        return "its certificate is self-signed, and this machine does not trust it"
-    if error.verify_code in _UNKNOWN_ISSUER:
-        return (
-            "its certificate is not issued by an authority that this machine trusts, or an intermediate "
-            "certificate is missing"
-        )
-    return f"its certificate is not valid: {error.verify_message}"
 
 
 def _check_names(plan: TlsRequirements, tls: ssl.SSLObject) -> None:

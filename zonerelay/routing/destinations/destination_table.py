@@ -162,13 +162,13 @@ def by_policy(
     """Return the route with the TLS requirements of the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
-    if held is None or held.policy.mode is StsMode.NONE:
+    if held is None or held.mode is StsMode.NONE:
         return on_terms(zone, route, entry)
-    hosts = tuple(host for host in route.hosts if held.policy.allows(host.name))
+    hosts = tuple(host for host in route.hosts if held.allows(host.name))
     others = [host for host in route.hosts if host not in hosts]
     if others:
         policies.mismatch(held, [host.name for host in others])
-    if held.policy.mode is StsMode.TESTING:
+    if held.mode is StsMode.TESTING:
         return on_terms(zone, route, entry)
     if not hosts:
         return Unroutable(zone.name, route.name, _not_allowed(held, others), route.expires)

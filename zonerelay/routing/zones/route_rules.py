@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from zonerelay.config.settings import RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.envelope import Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns
@@ -39,6 +40,17 @@ class RoutedMail:
 
     def __post_init__(self) -> None:
         self._fields: dict[str, list[str]] | None = None
+
+    @classmethod
+    def of(cls, origin: Origin, sender: str) -> RoutedMail:
+        """Return what is known before the message is received."""
+        return cls(
+            sender=sender,
+            user=origin.user,
+            listener=origin.listener,
+            client=origin.client_address,
+            certificate=origin.certificate,
+        )
 
     def values(self, name: str) -> Sequence[str]:
         """Return the values of the fields with this name; both are in lower case."""

@@ -120,13 +120,7 @@ class Zones:
         """Return the zone of a recipient of mail that has not been received yet, or None if it depends on the
         message.
         """
-        mail = RoutedMail(
-            sender=sender,
-            user=origin.user,
-            listener=origin.listener,
-            client=origin.client_address,
-            certificate=origin.certificate,
-        )
+        mail = RoutedMail.of(origin, sender)
         for at in self._index.find(_asked(mail, recipient)):
             rule = self._rules[at]
             if rule.goes_to(recipient) and (rule.needs_message or rule.takes(mail)):
@@ -141,17 +135,8 @@ class Zones:
             return self._named(named, envelope, headers, size)
         if not self._rules:
             return _always(_NOTHING_TO_CHOOSE)
-        origin = envelope.origin
-        mail = RoutedMail(
-            sender=envelope.sender,
-            user=origin.user,
-            listener=origin.listener,
-            client=origin.client_address,
-            certificate=origin.certificate,
-            priority=envelope.priority,
-            headers=headers,
-            size=size,
-        )
+        mail = RoutedMail.of(envelope.origin, envelope.sender)
+        mail.priority, mail.headers, mail.size = envelope.priority, headers, size
         return _RouteEvaluation(self._rules, self._index, mail).choose
 
     def _named(self, name: str, envelope: Envelope, headers: Headers, size: int) -> ZoneOf:
