@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
@@ -90,33 +90,29 @@ class Monitoring:
         return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class HttpServer:
     """An HTTP server for operators, with limits on its connections. `is_loopback`: only this machine can
     reach the address. `operators` is None if only monitoring is served. `proxies` are the networks of trusted
     proxies.
     """
 
-    def __init__(
-        self,
-        *,
-        is_loopback: bool,
-        monitoring: Monitoring,
-        operators: Operators | None,
-        on_error: OnError,
-        hosts: Collection[str],
-        proxies: Networks,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        self._is_loopback = is_loopback
-        self._hosts = frozenset(hosts)
-        self._proxies = proxies
-        self._tls = tls
-        self._on_error = on_error
+    is_loopback: bool
+    monitoring: Monitoring
+    operators: Operators | None
+    on_error: OnError
+    hosts: Collection[str]
+    proxies: Networks
+    tls: ssl.SSLContext | None
+
+    def __post_init__(self) -> None:
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
+        application.router.add_routes(self.monitoring.routes())
+        if self.operators is not None:
+            application.router.add_routes(_routes(self.operators))
+        application.on_response_prepare.append(dress)
         self._runner = web.AppRunner(
-            self._application(monitoring, operators),
-            **OPTIONS,
-            keepalive_timeout=IDLE,
-            shutdown_timeout=SHUTDOWN_TIMEOUT,
+            application, **OPTIONS, keepalive_timeout=IDLE, shutdown_timeout=SHUTDOWN_TIMEOUT
         )
         self._server: asyncio.Server | None = None
         self._operators: dict[Connection, RequestIdentity] = {}
@@ -131,22 +127,14 @@ class HttpServer:
             self._connection,
             sock=listener,
             backlog=backlog,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE,
+            ssl=self.tls,
+            ssl_handshake_timeout=None if self.tls is None else HANDSHAKE,
         )
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()
-
-    def _application(self, monitoring: Monitoring, operators: Operators | None) -> web.Application:
-        application = web.Application(middlewares=[self._middleware()], client_max_size=MAX_BODY)
-        application.router.add_routes(monitoring.routes())
-        if operators is not None:
-            application.router.add_routes(_routes(operators))
-        application.on_response_prepare.append(dress)
-        return application
 
     # --- connections --------------------------------------------------------------------------------
 
@@ -209,29 +197,26 @@ class HttpServer:
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def _middleware(self) -> Middleware:
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            visit = visit_of(request, self._proxies, secure=self._tls is not None)
-            VISIT.set(visit)
-            is_monitoring = request.path in PATHS
-            host, *others = request.headers.getall("Host", [""])
-            if others:
-                response: web.StreamResponse = plain(400, "there is more than one Host field")
-            elif not (is_our_name(host, self._hosts) or (is_monitoring and not self._is_loopback)):
-                response = plain(421, "the host name in the request is not one of this relay's names")
-            elif not is_monitoring and not self._becomes_operators(request.protocol, visit):
-                response = plain(503, "the limit on operators' connections is reached", {"Retry-After": "5"})
-            elif request.method not in _SAFE and self._is_foreign(request, host):
-                response = plain(403, "the request was sent by a page of another origin")
-            else:
-                response = await answered(request, handler, self._on_error)
-            visit.answered = True
-            if is_monitoring or not visit.who or not request.content.at_eof():
-                response.force_close()  # the rest of a body is not read to keep a connection open
-            return response
-
-        return guard
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        visit = visit_of(request, self.proxies, secure=self.tls is not None)
+        VISIT.set(visit)
+        is_monitoring = request.path in PATHS
+        host, *others = request.headers.getall("Host", [""])
+        if others:
+            response: web.StreamResponse = plain(400, "there is more than one Host field")
+        elif not (is_our_name(host, self.hosts) or (is_monitoring and not self.is_loopback)):
+            response = plain(421, "the host name in the request is not one of this relay's names")
+        elif not is_monitoring and not self._becomes_operators(request.protocol, visit):
+            response = plain(503, "the limit on operators' connections is reached", {"Retry-After": "5"})
+        elif request.method not in _SAFE and self._is_foreign(request, host):
+            response = plain(403, "the request was sent by a page of another origin")
+        else:
+            response = await answered(request, handler, self.on_error)
+        visit.answered = True
+        if is_monitoring or not visit.who or not request.content.at_eof():
+            response.force_close()  # the rest of a body is not read to keep a connection open
+        return response
 
     def _is_foreign(self, request: web.Request, host: str) -> bool:
         """Return whether a browser sent this from another origin. Other clients send neither field."""
@@ -242,15 +227,13 @@ class HttpServer:
             return False
         scheme, _, name = origin.partition("://")
         port = {"http": ":80", "https": ":443"}.get(scheme, "")
-        return name.removesuffix(port) != host.removesuffix(port) and name not in self._hosts
+        return name.removesuffix(port) != host.removesuffix(port) and name not in self.hosts
 
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Return the routes of the API, of captured mail, and of the page if it is enabled."""
-    api, mailpit = (
-        _LazyComponent(lambda: _api(operators)).serve,
-        _LazyComponent(lambda: _mailpit(operators)).serve,
-    )
+    api = _LazyComponent(lambda: _api(operators)).serve
+    mailpit = _LazyComponent(lambda: _mailpit(operators)).serve
     some = [
         *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
         web.route("*", "/api/v1/{path:.*}", mailpit),
@@ -300,13 +283,9 @@ def is_our_name(host: str, hosts: Collection[str]) -> bool:
     name = name.lower().rstrip(".")
     if host[0] != "[" and not set(name) & set(".:"):
         return True
-    if any(name == each or _is_below(name, each) for each in hosts):
+    if any(name == each or (each.startswith("*.") and name.endswith(each[1:])) for each in hosts):
         return True
     return is_address(name)
-
-
-def _is_below(name: str, pattern: str) -> bool:
-    return pattern.startswith("*.") and name.endswith(pattern[1:])
 
 
 class _TlsHandshake(asyncio.Protocol):

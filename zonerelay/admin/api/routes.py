@@ -32,6 +32,7 @@ BODY_TIMEOUT = 30.0
 DESCRIPTION = "/v1/openapi.json"
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_ZERO = re.compile(r"q\s*=\s*0(\.0*)?")
 _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
@@ -149,13 +150,9 @@ def _accepts_lines(request: web.Request, verb: Verb) -> bool:
         media, *parameters = (part.strip().lower() for part in each.split(";"))
         if media == LINES and verb.operation is not None and verb.operation.reply is not None:
             return True
-        if media in ("", "*/*", f"{kind}/*", verb.media) and not _is_zero(parameters):
+        if media in ("", "*/*", f"{kind}/*", verb.media) and not any(map(_ZERO.fullmatch, parameters)):
             return False
     raise ApiError(406, "not_acceptable", f"the response is available only as {verb.media}")
-
-
-def _is_zero(parameters: Sequence[str]) -> bool:
-    return any(re.fullmatch(r"q\s*=\s*0(\.0*)?", each) for each in parameters)
 
 
 def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:

@@ -16,9 +16,8 @@ from aiohttp import web
 
 from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse
-from zonerelay.admin.page.text import when
 from zonerelay.admin.page.views import VERBS
-from zonerelay.admin.page.visitor import PageError, PageRequest
+from zonerelay.admin.page.visitor import PageError, PageRequest, when
 from zonerelay.config.units import parse_duration
 from zonerelay.operations import answers, requests
 
@@ -105,7 +104,7 @@ async def _carry_out(
             )
         lines += [text for text in (changed.note, changed.no_undo) if text]
     act = "" if changed is None or changed.no_undo else changed.act
-    return await visitor.page("done.html", lines=lines, missing=missing, act=act, back=back, command=same)
+    return await visitor.done(*lines, back=back, command=same, act=act, missing=missing)
 
 
 def _asked(visitor: PageRequest) -> tuple[requests.ChangeVerb, str, requests.Filter]:
@@ -156,7 +155,7 @@ async def suspend(visitor: PageRequest) -> web.StreamResponse:
     lines = [f"Suspension {given.order.id} is active; it applies to queued and to new mail."]
     if given.first_expiry is not None:
         lines.append(f"No mail that it is about expires before {when(given.first_expiry)}.")
-    return await visitor.page("done.html", lines=lines, missing=(), act="", back="/suspensions", command=same)
+    return await visitor.done(*lines, back="/suspensions", command=same)
 
 
 async def resume(visitor: PageRequest) -> web.StreamResponse:
@@ -165,9 +164,7 @@ async def resume(visitor: PageRequest) -> web.StreamResponse:
     lines = ["The suspension has ended." if ended.orders else "The suspension had already ended."]
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")
-    return await visitor.page(
-        "done.html", lines=lines, missing=(), act="", back="/suspensions", command=command_of(request)
-    )
+    return await visitor.done(*lines, back="/suspensions", command=command_of(request))
 
 
 def _deliveries(count: int) -> str:

@@ -124,8 +124,7 @@ class CapturedPages:
             f"Released for {count} {'recipient' if count == 1 else 'recipients'}. The message remains in "
             "the capture store."
         )
-        back, same = f"/captured/{message_id}", ""
-        return await visitor.page("done.html", lines=[line], missing=(), act="", back=back, command=same)
+        return await visitor.done(line, back=f"/captured/{message_id}")
 
     async def _read(
         self, visitor: PageRequest, *, is_noted: bool = False

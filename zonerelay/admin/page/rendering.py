@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from zonerelay.admin.page import filter_text
-from zonerelay.admin.page.text import when
+from zonerelay.admin.page.visitor import when
 from zonerelay.config.units import exact_span, rough_size, span
 from zonerelay.telemetry.logs.redact import printable
 

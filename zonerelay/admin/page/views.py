@@ -14,8 +14,7 @@ from aiohttp import web
 from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse, term
 from zonerelay.admin.page.flow import flow_of, plot_of
-from zonerelay.admin.page.text import when
-from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
+from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, when
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
@@ -114,6 +115,18 @@ class PageRequest:
         text = await OPERATORS.run(self.renderer.render, template, {**common, **values})
         body = text.encode("utf-8", "replace")
         return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=FIELDS)
+
+    async def done(
+        self, *lines: str, back: str, command: str = "", act: str = "", **more: object
+    ) -> web.Response:
+        """Render what was done. `act` can be undone."""
+        values = {"missing": (), "lines": lines, "back": back, "command": command, "act": act}
+        return await self.page("done.html", **{**values, **more})
+
+
+def when(then: float) -> str:
+    """Return a time for people."""
+    return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 _OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")

@@ -15,7 +15,7 @@ from zonerelay.admin.api.problems import wrong
 from zonerelay.admin.api.verbs import ApiCall
 from zonerelay.control.history import ask, entries, sent
 from zonerelay.history.reader import HistoryEntry, Query, SentMessage
-from zonerelay.operations.answers import MessageDetail
+from zonerelay.operations.answers import DeliveryRow, MessageDetail
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import QueueShow
 from zonerelay.telemetry.logs.redact import UnsearchableError
@@ -111,7 +111,7 @@ def _summary(found: SentMessage) -> MessageSummary:
         sender=text("sender"),
         tags=tuple(text("tags").split()),
         metadata=json.loads(text("metadata") or "{}"),
-        recipients=tuple(_of_entry(each, at) for at, each in enumerate(found.entries)),
+        recipients=tuple(_of_entry(each, at, each.outcome) for at, each in enumerate(found.entries)),
     )
 
 
@@ -136,30 +136,21 @@ async def state_of(call: ApiCall, message_id: str) -> MessageState:
     known = await ask(entries, settings, message_id, user, now)
     if detail is None and not known:
         raise NotFoundError(f"message {message_id} does not exist")
-    states = {index: _of_entry(entry, index) for index, entry in enumerate(known)}
+    states = {index: _of_entry(entry, index, entry.outcome) for index, entry in enumerate(known)}
     if detail is not None:
         places = {each: index for index, each in enumerate(detail.recipients)}
         for address, index in places.items():
             states.setdefault(index, RecipientState(address=address, index=index, state="gone"))
         for row in detail.deliveries:
             index = places.get(row.recipient, len(places))
-            states[index] = RecipientState(
-                address=row.recipient,
-                index=index,
-                state=row.state,
-                reply=row.reply,
-                attempts=row.attempts,
-                next_attempt=row.next_attempt,
+            states[index] = msgspec.structs.replace(
+                _of_entry(row, index, row.state), next_attempt=row.next_attempt
             )
     created = known[0].accepted or known[0].at if detail is None else detail.created
     return MessageState(id=message_id, created=created, recipients=tuple(states[at] for at in sorted(states)))
 
 
-def _of_entry(entry: HistoryEntry, index: int) -> RecipientState:
+def _of_entry(entry: HistoryEntry | DeliveryRow, index: int, state: str) -> RecipientState:
     return RecipientState(
-        address=entry.recipient,
-        index=index,
-        state=entry.outcome,
-        reply=entry.reply,
-        attempts=entry.attempts,
+        address=entry.recipient, index=index, state=state, reply=entry.reply, attempts=entry.attempts
     )

@@ -636,16 +636,12 @@ async def _withdraw(call: ApiCall) -> Answer:
     return Cancellation(withdrawn=changed.changed, in_flight=changed.busy)
 
 
-def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
-    """Return the submission for ZoneMTA's fields. Raise Problem if it is invalid."""
-    return _converted(zonemta.submission_of(document, body))
-
-
 async def _zonemta_send(call: ApiCall) -> Answer:
     origin = _origin(call)
     with _counted(call, origin), _body_of(call, origin) as body:
         data = await _json(call, origin, body)
-        message = await _run(len(data), _of_zonemta, await _decoded(data, dict[str, Any]), body)
+        document = await _decoded(data, dict[str, Any])
+        message = await _run(len(data), lambda: _converted(zonemta.submission_of(document, body)))
         return zonemta.answer_of(await _take(call, origin, message, body, size=len(data)), message)
 
 
