@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dkim import NOW, entry, keys_of, records
+from tests.support.dkim import NOW, entry, keys_of, records, sign
 from tests.support.opendkim import OpenDkim
-from zonerelay.message.dkim.signature import ED25519, RSA, RelaxedBody, sign
+from zonerelay.message.dkim.signature import ED25519, RSA, RelaxedBody
 
 ENTRIES = (entry("example.com", "rsa"), entry("example.com", "ed", "ed.pem"))
 KEYS = keys_of(*ENTRIES).for_author("example.com", NOW)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import uvloop
 
-from tests.support.dkim import NOW, entry, keys_of
+from tests.support.dkim import NOW, entry, keys_of, sign
 from zonerelay.delivery.rewrite.rendering import DkimSigner
-from zonerelay.message.dkim.signature import DkimKey, RelaxedBody, author_domain, sign
+from zonerelay.message.dkim.signature import DkimKey, RelaxedBody, author_domain
 
 ROUNDS = 7
 PIECE = 4096

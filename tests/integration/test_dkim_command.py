@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dkim import NOW, ed25519_pem, record, rsa_pem, verified
+from tests.support.dkim import NOW, ed25519_pem, record, rsa_pem, sign, verified
 from tests.support.dns import FakeDns, Zones
 from zonerelay.cli.main import main
 from zonerelay.config.load import load_text
 from zonerelay.message.dkim.keys import DkimKeys
-from zonerelay.message.dkim.signature import RelaxedBody, sign
+from zonerelay.message.dkim.signature import RelaxedBody
 from zonerelay.routing.idna import ascii_domain
 
 HEADER = b"From: ann@example.com\r\nSubject: x\r\n"

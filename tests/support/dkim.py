@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from zonerelay.config.settings import DkimSettings
 from zonerelay.message.dkim.keys import DkimKeys, load_private_key, new_private_key
-from zonerelay.message.dkim.signature import ED25519, RSA
+from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey, unsigned_fields
 from zonerelay.routing.idna import ascii_domain
 
 NOW = 1_780_000_000.0
@@ -101,3 +101,9 @@ def verified(message: bytes, published: dict[str, str]) -> list[bool]:
 
     count = message.partition(b"\r\n\r\n")[0].lower().count(b"dkim-signature:")
     return [verify(at) for at in range(count)]
+
+
+def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
+    """The fields in front of `header`, signed at once."""
+    drafts = unsigned_fields(header, body_hash, keys, now=now)
+    return b"".join(each.signed(each.key.sign(each.digest)) for each in drafts)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.dkim import NOW, entry, keys_of, records, verified
-from zonerelay.message.dkim.signature import MAX_SAME_FIELDS, DkimKey, RelaxedBody, sign
+from tests.support.dkim import NOW, entry, keys_of, records, sign, verified
+from zonerelay.message.dkim.signature import MAX_SAME_FIELDS, DkimKey, RelaxedBody
 
 ENTRIES = (entry("example.com", "ed", "ed.pem"), entry("example.com", "rsa"))
 PUBLISHED = records(ENTRIES)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.dkim import NOW, entry, keys_of
+from tests.support.dkim import NOW, entry, keys_of, sign
 from zonerelay.delivery.rewrite.rendering import DkimSigner
-from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey, sign
+from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey
 
 HEADER = b"From: ann@example.com\r\n"
 

@@ -148,9 +148,9 @@ def test_names_are_found_in_any_case_and_received_fields_counted() -> None:
         [b"RECEIVED: a\r\nreceived: b\r\nReceived-SPF: c\r\nDATE: d\r\nmessage-ID: e\r\n\r\nDate: body\r\n"]
     )
     assert header.received == 2
-    assert header.has("date")
-    assert header.has("message-id")
-    assert not header.has("from")
+    assert "date" in header.names
+    assert "message-id" in header.names
+    assert "from" not in header.names
 
 
 def test_header_beyond_the_limit_is_refused() -> None:
@@ -180,7 +180,7 @@ def test_metadata_is_capped_but_all_fields_count() -> None:
     header = scan([b"Received: " + b"x" * 1000 + b"\r\n"] * 60 + [b"Date: now\r\n\r\n"], max_size=100_000)
     assert sum(len(name) + len(value) for name, value in header.fields) <= MAX_METADATA
     assert header.received == 60
-    assert header.has("date")
+    assert "date" in header.names
 
 
 @settings(max_examples=100, deadline=None)

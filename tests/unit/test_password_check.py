@@ -154,7 +154,7 @@ async def test_one_client_cannot_fill_the_queue(gate: Gate) -> None:
     tasks += await started(checks, range(100, 101), client="modest")
     gate.open.set()
     assert all(await asyncio.gather(*tasks))
-    assert checks._of_client == {}
+    assert checks._checks == {}
     checks.close()
 
 
@@ -185,7 +185,7 @@ async def test_an_error_of_the_hash_is_everybodys_and_leaves_no_trace(gate: Gate
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, MemoryError)
     assert checks._checks == {}
-    assert checks._of_client == {}
+    assert checks._checks == {}
     checks.close()
 
 
@@ -260,7 +260,7 @@ async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(gate: 
     assert [number for number, answer in enumerate(answers) if isinstance(answer, ChecksBusyError)] == [
         MAX_WAITING
     ]
-    assert checks._of_client == {}
+    assert checks._checks == {}
     checks.close()
 
 
@@ -276,7 +276,7 @@ async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(gat
     for answer in await asyncio.gather(*locked, return_exceptions=True):
         assert isinstance(answer, GoneError)
     assert gate.calls == 1
-    assert (checks._checks, checks._of_client) == ({}, {})
+    assert checks._checks == {}
     checks.close()
 
 

@@ -30,6 +30,7 @@ import email
 import re
 import urllib.parse
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zonerelay.message.compose.mime import base64_lines, encoded
@@ -69,7 +70,7 @@ def ascii_fields(block: bytes) -> bytes:
     position = 0
     while position < len(block):
         match = _FIELD.match(block, position)
-        end = match.end() if match is not None else _line_end(block, position)
+        end = match.end() if match is not None else block.find(b"\r\n", position) + 2 or len(block)
         octets = block[position:end]
         if octets.isascii():
             written.append(octets)
@@ -104,23 +105,17 @@ def folded(block: bytes) -> bytes:
     return b"\r\n".join(written)
 
 
-def _line_end(block: bytes, position: int) -> int:
-    return block.find(b"\r\n", position) + 2 or len(block)
-
-
 def _ascii_field(name: bytes, value: bytes) -> bytes:
     kind = name.lower()
-    write = (
-        _addresses
-        if kind in _ADDRESSES
-        else _parameters
-        if kind in _PARAMETERS
-        else _text
-        if _TEXTS.fullmatch(kind)
-        else None
-    )
     label = name.decode("ascii")
-    if write is None:
+    write: Callable[[str, str], str]
+    if kind in _ADDRESSES:
+        write = _addresses
+    elif kind in _PARAMETERS:
+        write = _parameters
+    elif _TEXTS.fullmatch(kind):
+        write = _text
+    else:
         raise NotConvertibleError(f"the field {label} is not ASCII")
     text = _FOLD.sub(b"", value).strip().decode("utf-8", "surrogateescape")
     return ("\r\n ".join(wrap(f"{label}: {write(label, text)}", MAX_WIDTH)) + "\r\n").encode("ascii")
@@ -188,17 +183,9 @@ def _parameters(_label: str, text: str) -> str:
             continue
         plain = _QUOTED_PAIR.sub(r"\1", value[1:-1]) if value.startswith('"') else value
         octets = plain.encode("utf-8", "surrogateescape")
-        charset = "utf-8" if _is_utf8(octets) else "unknown-8bit"
+        charset = "utf-8" if octets.decode("utf-8", "replace").encode() == octets else "unknown-8bit"
         written.append(f"{name}*={charset}''{urllib.parse.quote(octets, safe='')}")
     return "; ".join(written)
-
-
-def _is_utf8(octets: bytes) -> bool:
-    try:
-        octets.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 CRLF = b"\r\n"
@@ -492,8 +479,8 @@ class Encoder(_PartWalker):
             written, self._held = self._held[:whole], self._held[whole:]
             return base64_lines(written)
         has_end = line.endswith(CRLF)
-        text = _quoted_printable(line[:-2] if has_end else line)
-        return text + (CRLF if has_end else b"=\r\n")
+        text = binascii.b2a_qp(line[:-2] if has_end else line, istext=True)
+        return text.replace(b"=\n", b"=\r\n") + (CRLF if has_end else b"=\r\n")
 
     def _shorter(self, line: bytes) -> bytes:
         """Return the encoded line, or a part of it, as lines of `_ENCODED_LINE` characters at most."""
@@ -523,10 +510,6 @@ def _with_encoding(block: bytes, encoding: bytes, *, only_present: bool = False)
     new = b"Content-Transfer-Encoding: " + encoding + CRLF
     changed, count = _ENCODING.subn(b"", block)
     return changed + new if count or not only_present else block
-
-
-def _quoted_printable(text: bytes) -> bytes:
-    return binascii.b2a_qp(text, istext=True).replace(b"=\n", b"=\r\n")
 
 
 def _soft_lines(text: bytes) -> bytes:

@@ -274,8 +274,10 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
     # Our own words are no SMTP reply: the text for people has them.
     if said.host:
         host = one_line(said.host, limit=255, ascii_only=True)
+        if ":" in host or host.replace(".", "").isdigit():
+            host = f"[{host}]"
         text = one_line(str(said.reply), limit=MAX_REPLY, ascii_only=not notice.is_international)
-        fields += [field("Remote-MTA", f"dns; {_bracketed(host)}"), field("Diagnostic-Code", f"smtp; {text}")]
+        fields += [field("Remote-MTA", f"dns; {host}"), field("Diagnostic-Code", f"smtp; {text}")]
     if said.at is not None:
         fields.append(field("Last-Attempt-Date", rfc5322_date(said.at)))
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
@@ -319,7 +321,3 @@ def _decoded(xtext: str) -> str:
     """Decode `+XX` to one byte (RFC 3461 4). The result stays printable ASCII, because it is shown."""
     text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
     return one_line(text, limit=_MAX_XTEXT, ascii_only=True)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host or host.replace(".", "").isdigit() else host

@@ -174,8 +174,11 @@ class Srs:
         if len(given) < OLD_HASH_LENGTH or not given.isascii():
             raise SrsError(SrsFault.WRONG_HASH)
         given = given.lower()
+        # ASCII letters in lower case, as libsrs2 hashes them, whatever the characters around them.
+        hashed = "".join(parts).encode().lower()
         for key in self._keys:
-            if hmac.compare_digest(given, _old_hash(key, parts)[: len(given)].lower()):
+            right = base64.b64encode(hmac.digest(key, hashed, "sha1")).decode().rstrip("=")
+            if hmac.compare_digest(given, right[: len(given)].lower()):
                 return
         raise SrsError(SrsFault.WRONG_HASH)
 
@@ -196,14 +199,6 @@ def _hash(key: bytes, *parts: str | int) -> str:
     octets = [str(part).encode().lower() for part in parts]
     mac = hmac.digest(key, b"".join(b"%d:%b" % (len(part), part) for part in octets), "sha256")
     return base64.b32encode(mac)[:HASH_LENGTH].decode()
-
-
-def _old_hash(key: bytes, parts: Sequence[str]) -> str:
-    """Hash the parts with ASCII letters in lower case, as libsrs2 does, whatever the characters around
-    them.
-    """
-    mac = hmac.digest(key, "".join(parts).encode().lower(), "sha1")
-    return base64.b64encode(mac).decode().rstrip("=")
 
 
 def _stamp(day: int) -> str:

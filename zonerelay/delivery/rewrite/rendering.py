@@ -147,7 +147,7 @@ class DkimSigner:
         self._is_busy = False  # the thread signs, or begins in the next loop iteration
 
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
-        """Return the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
+        """Return the DKIM-Signature fields, each with its CRLF."""
         fields = []
         for each in unsigned_fields(header, body_hash, keys, now=now):
             if self._threaded and each.key.slow:

@@ -107,7 +107,10 @@ class RememberedPasswords:
         return hashed.digest()
 
     def holds(self, key: bytes, now: float) -> bool:
-        return self._until.get(key, now) > now
+        if self._until.get(key, now) > now:
+            return True
+        self._until.pop(key, None)
+        return False
 
     def add(self, key: bytes, now: float) -> None:
         self._until.pop(key, None)
@@ -146,7 +149,6 @@ class PasswordChecks:
         # The pool starts no thread before the first check.
         self._pool = ThreadPoolExecutor(sum(self._at_once.values()), "password")
         self._checks: dict[bytes, PasswordCheck] = {}  # in order of arrival
-        self._of_client: dict[Key, int] = {}
         self._computing = {True: 0, False: 0}
         self._closed = False
 
@@ -169,12 +171,11 @@ class PasswordChecks:
             raise ClosedError
         check = self._checks.get(key)
         if check is None:
-            if self._of_client.get(client, 0) >= MAX_WAITING_PER_CLIENT:
+            if sum(each.client == client for each in self._checks.values()) >= MAX_WAITING_PER_CLIENT:
                 raise ChecksBusyError
             check = PasswordCheck(key, stored_hash, password, client, rank, regular)
             self._make_room(check)
             self._checks[key] = check
-            self._of_client[client] = self._of_client.get(client, 0) + 1
         elif regular and not check.begun:
             check.regular = True
         check.waiting += 1
@@ -235,11 +236,6 @@ class PasswordChecks:
 
     def _end(self, check: PasswordCheck, result: bool | BaseException) -> None:
         del self._checks[check.key]
-        left = self._of_client[check.client] - 1
-        if left:
-            self._of_client[check.client] = left
-        else:
-            del self._of_client[check.client]
         if isinstance(result, BaseException):
             check.done.set_exception(result)
             check.done.exception()  # retrieved, so that asyncio does not log an error if all clients left

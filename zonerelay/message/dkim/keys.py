@@ -254,16 +254,13 @@ def _ending(entries: Sequence[DkimEntry], now: float) -> Iterator[str]:
     """Yield keys that end soon without a successor of their kind."""
     for entry in entries:
         if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
-            kin = [other for other in entries if _are_kin(entry, other)]
+            kind = entry.key.algorithm, entry.signing_domain
+            kin = (other for other in entries if (other.key.algorithm, other.signing_domain) == kind)
             if not any(other.fits(entry.not_after) for other in kin):
                 yield (
                     f"{entry.option}.not_after: this key ends on {_date(entry.not_after)}, and no other "
                     f"{entry.key.algorithm} key for {entry.domain} takes its place: add one"
                 )
-
-
-def _are_kin(one: DkimEntry, other: DkimEntry) -> bool:
-    return one.key.algorithm == other.key.algorithm and one.signing_domain == other.signing_domain
 
 
 def _why(entries: Sequence[DkimEntry], now: float) -> str:

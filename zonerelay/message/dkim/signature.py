@@ -96,7 +96,6 @@ class RelaxedBody:
         self._blank_lines = 0
 
 
-_LINE_END = b"\r\n"
 _EMPTY_LINE = b"\r\n\r\n"
 
 
@@ -109,7 +108,7 @@ class BodyHash:
 
     def __init__(self) -> None:
         self._body = RelaxedBody()
-        self._tail: bytes | None = _LINE_END  # the end of our last field; None once the body has begun
+        self._tail: bytes | None = _CRLF  # the end of our last field; None once the body has begun
 
     def feed(self, piece: bytes) -> None:
         if self._tail is None:
@@ -178,25 +177,20 @@ class UnsignedField:
         return self.unsigned + b"\r\n ".join(lines) + b"\r\n"
 
 
-def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
-    """Return the fields to put in front of `header`, each with its CRLF.
+def unsigned_fields(
+    header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
+) -> list[UnsignedField]:
+    """Return the fields to put in front of `header`, each with its CRLF, without their signatures.
 
     `header` is the header as it will be sent, without the empty line at its end; `body_hash` comes from
     `RelaxedBody`.
     """
-    drafts = unsigned_fields(header, body_hash, keys, now=now)
-    return b"".join(each.signed(each.key.sign(each.digest)) for each in drafts)
-
-
-def unsigned_fields(
-    header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
-) -> list[UnsignedField]:
-    """Return the fields that `sign` would sign, without their signatures."""
     names, canonical = _signed_fields(header)
     middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
     hashed = hashlib.sha256(canonical)
     drafts = []
-    for key in sorted(keys, key=_rsa_first):
+    # RSA first, because some verifiers evaluate only the first signature and do not support Ed25519.
+    for key in sorted(keys, key=lambda key: key.algorithm != RSA):
         unsigned = _first_tags(key.algorithm, key.domain, key.selector) + middle
         whole = hashed.copy()
         whole.update(b"dkim-signature:" + _relaxed(unsigned).partition(b":")[2].strip(b" "))
@@ -232,11 +226,6 @@ def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
         if name in _ALWAYS or (values and name in _WHEN_PRESENT):
             names.append(name)
     return tuple(names), b"".join(lines)
-
-
-def _rsa_first(key: DkimKey) -> bool:
-    """Put RSA first, because some verifiers evaluate only the first signature and do not support Ed25519."""
-    return key.algorithm != RSA
 
 
 @lru_cache(maxsize=256)

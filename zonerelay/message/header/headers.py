@@ -148,10 +148,6 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     lead: bytes = b""
     controls: bool = False
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a field of this name, given in lower case."""
-        return name in self.names
-
     def without(self, dropped: Set[str]) -> Header:
         """Return the header without the fields named in `dropped`, in lower case."""
         fields = tuple(field for field in self.fields if field[0].lower() not in dropped)
@@ -240,7 +236,8 @@ class HeaderScanner:
         if self._begins_well:
             end = held.find(_END, 0, self._max_size)
             end = end if end >= 0 else min(len(held), self._max_size)
-            head = _CLOUDED_NAME.sub(_without_controls, held[:end].replace(b"\0", b""))
+            head = held[:end].replace(b"\0", b"")
+            head = _CLOUDED_NAME.sub(lambda name: name[0].translate(None, _CONTROL_OCTETS), head)
         else:
             end = held.find(b":") + 1
             head = held[:end].translate(None, _CONTROL_OCTETS)
@@ -263,10 +260,6 @@ class HeaderScanner:
         if stray is None:
             raise HeaderTooLargeError
         return stray.start() + 2
-
-
-def _without_controls(name: re.Match[bytes]) -> bytes:
-    return name[0].translate(None, _CONTROL_OCTETS)
 
 
 def parse_header(block: bytes) -> Header:

@@ -26,16 +26,9 @@ from dataclasses import dataclass, field
 
 # SASLprep (RFC 4013): user names and passwords in the form that SCRAM sends. ASCII stays unchanged.
 
-_FORBIDDEN: tuple[Callable[[str], bool], ...] = (
-    stringprep.in_table_c12,
-    stringprep.in_table_c21_c22,
-    stringprep.in_table_c3,
-    stringprep.in_table_c4,
-    stringprep.in_table_c5,
-    stringprep.in_table_c6,
-    stringprep.in_table_c7,
-    stringprep.in_table_c8,
-    stringprep.in_table_c9,
+_FORBIDDEN: tuple[Callable[[str], bool], ...] = tuple(
+    getattr(stringprep, f"in_table_{table}")
+    for table in ["c12", "c21_c22", "c3", "c4", "c5", "c6", "c7", "c8", "c9"]
 )
 
 
@@ -335,19 +328,19 @@ def is_slow(mechanism: SaslMechanism) -> bool:
 
 def without_secrets(text: str, identity: SaslIdentity) -> str:
     """Remove secrets from a server's text, in case it repeats them."""
-    spellings = _spellings(identity)
+    user, password = identity.user.encode(), identity.secret.encode()
+    whole = (
+        password,
+        b"\0%s\0%s" % (user, password),
+        b"user=%s\x01auth=Bearer %s\x01\x01" % (user, password),
+    )
+    # The longest comes first, because a shorter one may be a part of it.
+    spellings = sorted((_encoded(each).decode() for each in whole), key=len, reverse=True)
     for secret in (*spellings, identity.secret):
         if len(secret) >= _LEAST_SECRET:
             text = text.replace(secret, _REMOVED)
-    whole = " ".join((*spellings, identity.secret))
-    return _LONG_WORD.sub(lambda word: _REMOVED if word[0] in whole else word[0], text)
-
-
-def _spellings(identity: SaslIdentity) -> list[str]:
-    user, secret = identity.user.encode(), identity.secret.encode()
-    whole = (secret, b"\0%s\0%s" % (user, secret), b"user=%s\x01auth=Bearer %s\x01\x01" % (user, secret))
-    # The longest comes first, because a shorter one may be a part of it.
-    return sorted((_encoded(each).decode() for each in whole), key=len, reverse=True)
+    secrets = " ".join((*spellings, identity.secret))
+    return _LONG_WORD.sub(lambda word: _REMOVED if word[0] in secrets else word[0], text)
 
 
 def _error_in(challenge: bytes) -> str:

@@ -140,7 +140,8 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
             parameters += mail_parameters(envelope)
         for each in deliveries:
             if each.notify or each.orcpt:
-                rcpts = _with_wishes(deliveries, smtputf8=smtputf8)
+                wishes = [f"{it.recipient}>{rcpt_parameters(it, smtputf8=smtputf8)}" for it in deliveries]
+                rcpts = "\r\nRCPT TO:<".join(wishes)
                 break
     commands = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{rcpts}\r\nDATA\r\n".encode()
     lines = len(deliveries) + 2
@@ -170,12 +171,6 @@ def needs_smtputf8(message: Message) -> bool:
     if not envelope.sender.isascii():
         return True
     return envelope.smtputf8 and not all(name.isascii() and text.isascii() for name, text in message.headers)
-
-
-def _with_wishes(deliveries: Sequence[Delivery], *, smtputf8: bool) -> str:
-    """Return every recipient with its DSN parameters, where there are any."""
-    rcpts = [f"{each.recipient}>{rcpt_parameters(each, smtputf8=smtputf8)}" for each in deliveries]
-    return "\r\nRCPT TO:<".join(rcpts)
 
 
 TOO_MANY_RECIPIENTS = "5.3"
@@ -403,9 +398,6 @@ class ClientTransaction:
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish()
 
-    def _on_lone_dot(self, reply: Reply) -> bytes:
-        return self._finish()
-
     def _on_reset(self, reply: Reply) -> bytes:
         self.closing = not reply.is_positive
         return self._finish()
@@ -506,7 +498,7 @@ class ClientTransaction:
         TransactionPhase.DATA: _on_data,
         TransactionPhase.BODY: _on_early_reply,
         TransactionPhase.FINAL_DOT: _on_final_dot,
-        TransactionPhase.LONE_DOT: _on_lone_dot,
+        TransactionPhase.LONE_DOT: lambda self, _: self._finish(),
         TransactionPhase.RSET: _on_reset,
     }
 

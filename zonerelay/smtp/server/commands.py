@@ -10,7 +10,7 @@ import enum
 
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MAX_ENVID, MAX_ORCPT
-from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.paths import CommandError, command_error
 from zonerelay.smtp.server.sasl import MAX_AUTH_LINE
 
 # Splits a byte stream into command lines. No I/O.
@@ -147,13 +147,9 @@ def parse_command(line: bytes) -> tuple[str, str]:
         text = text.replace("\ufffd", "?")
         argument = argument.replace("\ufffd", "?")
     if not text.isprintable() or "\ufffd" in text:
-        raise CommandError(_unprintable(line, verb))
+        if verb in ("MAIL", "RCPT") and not line.isascii():
+            raise command_error(553, "6.7", "Address is not valid UTF-8")
+        raise command_error(500, "5.2", "Control characters are not allowed in commands")
     if len(line) > COMMAND_LINE - 2 and len(line) > LIMITS.get(verb, COMMAND_LINE) - 2:
         raise CommandError(TOO_LONG)
     return verb, argument.strip(" ")
-
-
-def _unprintable(line: bytes, verb: str) -> Reply:
-    if verb in ("MAIL", "RCPT") and not line.isascii():
-        return Reply(553, "6.7", "Address is not valid UTF-8")
-    return Reply(500, "5.2", "Control characters are not allowed in commands")

@@ -171,8 +171,10 @@ def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> 
         raise _bad_value("SMTPUTF8")
     if not smtputf8:
         require_ascii(sender)
-    if "AUTH" in given:
-        _check_auth(given["AUTH"])
+    if "AUTH" in given:  # RFC 4954 8 wants a mailbox in xtext, but the value is dropped
+        value = given["AUTH"]
+        if value is None or len(value) > MAX_AUTH - len("AUTH=") or not _AUTH.fullmatch(value):
+            raise _bad_value("AUTH")
     if "HOLDFOR" in given and "HOLDUNTIL" in given:
         raise CommandError(Reply(501, "5.4", "HOLDFOR and HOLDUNTIL cannot be combined"))  # RFC 4865 4.2, 9)
     return MailCommand(
@@ -224,18 +226,14 @@ def _parameters(rest: str, offered: Collection[str]) -> Parameters:
         keyword, equals, value = word.partition("=")
         keyword = keyword.upper()
         if keyword not in offered:
-            raise _unknown(keyword)
+            if not _KEYWORD.fullmatch(keyword):
+                raise command_error(501, "5.4", "Bad parameter syntax")
+            raise command_error(555, "5.4", "Parameter not recognized or not implemented")
         # RFC 5321 4.1.2 esmtp-value: no "=" and, without SMTPUTF8 in it, no empty value.
         if keyword in given or (equals and not value) or "=" in value:
             raise _bad_value(keyword)
         given[keyword] = value if equals else None
     return given
-
-
-def _unknown(keyword: str) -> CommandError:
-    if not _KEYWORD.fullmatch(keyword):
-        return CommandError(Reply(501, "5.4", "Bad parameter syntax"))
-    return CommandError(Reply(555, "5.4", "Parameter not recognized or not implemented"))
 
 
 def _bad_value(keyword: str) -> CommandError:
@@ -258,9 +256,3 @@ def _body(given: Parameters) -> BodyType:
         return BodyType((given["BODY"] or "").upper())
     except ValueError:
         raise _bad_value("BODY") from None
-
-
-def _check_auth(value: str | None) -> None:
-    """Raise if AUTH= has no xtext; RFC 4954 8 wants a mailbox, but the value is dropped."""
-    if value is None or len(value) > MAX_AUTH - len("AUTH=") or not _AUTH.fullmatch(value):
-        raise _bad_value("AUTH")

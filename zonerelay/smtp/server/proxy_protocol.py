@@ -204,11 +204,8 @@ def _parse_binary(header: bytes) -> ProxyHeader:
         raise ProxyFault(f"PROXY header: {len(header)} bytes are too few for its addresses")
     if transport != _STREAM or family in (_UNSPEC, _UNIX):
         return _NOBODY
-    return _parse_addresses(header, 4 if family == _INET else 16)
-
-
-def _parse_addresses(header: bytes, width: int) -> ProxyHeader:
-    """Return source and destination address, source and destination port, in network byte order."""
+    # In network byte order: source and destination address, source and destination port.
+    width = 4 if family == _INET else 16
     packed = header[_FIXED : _FIXED + width]
     source = ipaddress.IPv4Address(packed) if width == 4 else ipaddress.IPv6Address(packed)
     (port,) = struct.unpack_from("!H", header, _FIXED + 2 * width)
@@ -298,10 +295,6 @@ def _address(text: str) -> str:
     return ipv4(text)
 
 
-def _port(text: str) -> str:
-    return str(port(text))
-
-
 def _protocol(text: str) -> str:
     protocol = text.upper()
     if protocol not in ("SMTP", "ESMTP"):
@@ -309,17 +302,13 @@ def _protocol(text: str) -> str:
     return protocol
 
 
-def _as_it_is(text: str) -> str:
-    return text
-
-
 _CHECKS: dict[str, Callable[[str], str]] = {
     "NAME": _host,
     "ADDR": _address,
-    "PORT": _port,
+    "PORT": lambda text: str(port(text)),
     "PROTO": _protocol,
-    "HELO": _as_it_is,
-    "LOGIN": _as_it_is,
+    "HELO": str,
+    "LOGIN": str,
     "DESTADDR": _address,
-    "DESTPORT": _port,
+    "DESTPORT": lambda text: str(port(text)),
 }
