@@ -84,7 +84,7 @@ class OutboxKeeper:
     """
 
     def __init__(self, access: DatabaseAccess, name: str, around: OutboxContext) -> None:
-        self._links = DatabasePool(access)
+        self._links = DatabasePool(lambda: DatabaseConnection.open(access))
         self._access = access
         self._lease = access.lease
         self._control: DatabaseConnection | None = None

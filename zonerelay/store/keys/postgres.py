@@ -21,17 +21,16 @@ ends later than LONGEST_LEASE from now was written before that clock was set bac
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
+from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys import port
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
-    ConnectionLostError,
     DatabaseAccess,
     DatabaseConnection,
+    DatabasePool,
     Fetch,
 )
 
@@ -184,7 +183,7 @@ class PostgresEngine:
     def __init__(self, access: DatabaseAccess) -> None:
         self.access = access
         self.lease = access.lease
-        self._control = _PartitionConnection(access)
+        self._control = _connection(access)
         self._sql = statements(access)
 
     def keeper(self, node: int) -> PostgresKeys:
@@ -219,50 +218,20 @@ class PostgresEngine:
         await self._control.close()
 
 
-class _PartitionConnection:
-    """A connection that is opened on first use and replaced after it was lost. It has one caller at a
-    time.
+def _connection(access: DatabaseAccess) -> DatabasePool:
+    """Return a connection that is opened and checked on first use, and replaced after it was lost. It has one
+    caller at a time.
     """
 
-    def __init__(self, access: DatabaseAccess) -> None:
-        self._access = access
-        self._link: DatabaseConnection | None = None
-        self._is_closed = False
-        self._opening = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def use(self) -> AsyncIterator[DatabaseConnection]:
-        """Yield the connection. Raises StoreError."""
-        async with self._opening:
-            link = self._link
-            if link is None or link.is_closed:
-                link = self._link = await self._open()
-        try:
-            yield link
-        except ConnectionLostError:
-            link.cut()
-            raise
-
-    async def _open(self) -> DatabaseConnection:
-        if self._is_closed:
-            raise StoreError(Unhealthy.CLOSED)
-        patience = min(COMMAND_TIMEOUT, max(1.0, self._access.lease / 2))
-        link = await DatabaseConnection.plain(self._access, timeout=patience)
+    async def opened() -> DatabaseConnection:
+        link = await DatabaseConnection.plain(
+            access, timeout=min(COMMAND_TIMEOUT, max(1.0, access.lease / 2))
+        )
         with link.cut_on_error():
-            await _check_server(link, self._access)
+            await _check_server(link, access)
         return link
 
-    def give_up(self) -> None:
-        """Close the connection, so that the next caller gets a new one, which is checked. Active calls
-        fail.
-        """
-        if self._link is not None:
-            self._link.cut()
-
-    async def close(self) -> None:
-        self._is_closed = True
-        if self._link is not None and not self._link.is_closed:
-            await self._link.close()
+    return DatabasePool(opened, 1)
 
 
 _SERVER = """
@@ -295,9 +264,9 @@ class PostgresKeys:
     def __init__(self, access: DatabaseAccess, node: int) -> None:
         self._access = access
         self._node = node
-        self._writer = _PartitionConnection(access)
-        self._reader = _PartitionConnection(access)
-        self._checked: dict[_PartitionConnection, DatabaseConnection] = {}
+        self._writer = _connection(access)
+        self._reader = _connection(access)
+        self._checked: dict[DatabasePool, DatabaseConnection] = {}
         self._epoch = 0
         self._last = port.NOTHING
         self._sql = statements(access)
@@ -380,7 +349,7 @@ class PostgresKeys:
             async with self._reader.use() as link:
                 await _check_server(link, self._access)
         except StoreOpenError:
-            self._writer.give_up()  # nothing is written until a new connection is known to be safe
+            self._writer.cut()  # nothing is written until a new connection is known to be safe
             raise
         await self._set_lease("renew", self._access.lease)
 
@@ -404,7 +373,7 @@ class PostgresKeys:
         return None
 
     @contextlib.asynccontextmanager
-    async def _use(self, connection: _PartitionConnection) -> AsyncIterator[DatabaseConnection]:
+    async def _use(self, connection: DatabasePool) -> AsyncIterator[DatabaseConnection]:
         """Yield a connection that is known not to have an older state."""
         async with connection.use() as link:
             if self._epoch and self._checked.get(connection) is not link:

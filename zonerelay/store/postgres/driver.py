@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -33,6 +33,7 @@ from zonerelay.store.contract import (
     StoreError,
     StoreFullError,
     StoreLostError,
+    Unhealthy,
 )
 
 if TYPE_CHECKING:
@@ -289,18 +290,23 @@ class DatabaseConnection:
 
 
 class DatabasePool:
-    """A small connection pool for reads and claims. A broken one is replaced at its next use."""
+    """A small connection pool, or a single connection. A broken one is replaced at its next use. `opened`
+    opens a connection.
+    """
 
-    def __init__(self, access: DatabaseAccess) -> None:
-        self._access = access
+    def __init__(self, opened: Callable[[], Awaitable[DatabaseConnection]], links: int = MAX_LINKS) -> None:
+        self._opened = opened
         self._idle: list[DatabaseConnection] = []
         self._busy: set[DatabaseConnection] = set()
-        self._places = asyncio.Semaphore(MAX_LINKS)
+        self._places = asyncio.Semaphore(links)
+        self._is_closed = False
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[DatabaseConnection]:
         """Yield a connection for the block. Raises ConnectionLostError if the database is unreachable."""
         async with self._places:
+            if self._is_closed:
+                raise StoreError(Unhealthy.CLOSED)
             link = await self._take()
             self._busy.add(link)
             try:
@@ -318,15 +324,18 @@ class DatabasePool:
             link = self._idle.pop()
             if not link.is_closed:
                 return link
-        return await DatabaseConnection.open(self._access)
+        return await self._opened()
 
     def cut(self) -> None:
-        """Close all connections immediately. Active statements fail."""
+        """Close all connections immediately, so that the next callers get new ones. Active statements
+        fail.
+        """
         for link in (*self._idle, *self._busy):
             link.cut()
         self._idle.clear()
 
     async def close(self) -> None:
+        self._is_closed = True
         while self._idle:
             await self._idle.pop().close()
         for link in self._busy:
