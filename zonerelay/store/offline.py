@@ -48,7 +48,6 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.engines import seen_directory, shared_engine
 from zonerelay.store.keys.check import RecordRepair, compare, mend
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import Engine, KeyReader, NodeTakenError
@@ -61,6 +60,7 @@ from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb_offline import READ_BUFFER, check_leveldb, repair_leveldb
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of
+from zonerelay.store.open import seen_directory, shared_engine
 from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
 from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
 

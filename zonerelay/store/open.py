@@ -1,5 +1,5 @@
-"""Opens the store that the settings name, and the limits that relays share in it. No engine imports this
-module.
+"""Opens the store that the settings name, and the limits that relays share in it, and creates the engine of a
+queue that several nodes share, for a relay and for operators' commands. No engine imports this module.
 
 An engine is imported when the settings name it. Importing the others would cost memory and time at every
 start, and three drivers are optional dependencies that may be missing.
@@ -9,31 +9,28 @@ start, and three drivers are optional dependencies that may be missing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from zonerelay.config.settings import Backend, Settings
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
+from zonerelay.model.clock import Clock
 from zonerelay.process.threads import STORE
-from zonerelay.store.context import StoreContext
+from zonerelay.store.context import StoreContext, driver, secret_of
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
-from zonerelay.store.engines import (
-    place_of_queue,
-    postgres_access,
-    redis_server,
-    s3_engine,
-    seen_directory,
-    shared_engine,
-)
 from zonerelay.store.spool_paths import spool_of
 
 if TYPE_CHECKING:
     from zonerelay.store.keys.partition import Hooks, Partition
-    from zonerelay.store.keys.port import Engine
+    from zonerelay.store.keys.port import Engine, SharedEngine
+    from zonerelay.store.objects.s3 import S3Engine
+    from zonerelay.store.postgres.driver import DatabaseAccess
+    from zonerelay.store.redis.connection import RedisEndpoint
 
 LOOK_EVERY = 2.0
 """Seconds between two checks of the other nodes and their requests. A quarter of the lease is used if it is
@@ -163,3 +160,73 @@ def open_record_store(settings: Settings, environment: Mapping[str, str]) -> sha
 
         return PostgresRecordStore(postgres_access(settings.postgres, environment))
     return None
+
+
+# --- engines
+
+
+def place_of_queue(settings: Settings) -> str:
+    """Return the location of a shared queue without secrets, or "" for a spool of this machine."""
+    redis, postgres, s3 = settings.redis, settings.postgres, settings.s3
+    return {
+        Backend.REDIS: f"[redis] url {redis.url} prefix {redis.prefix}",
+        Backend.POSTGRES: f"[postgres] url {postgres.url} schema {postgres.schema}",
+        Backend.S3: f"[s3] {s3.endpoint_url} bucket {s3.bucket} prefix {s3.prefix}",
+    }.get(settings.spool.backend, "")
+
+
+def seen_directory(settings: Settings) -> Path:
+    """Return the directory in which this machine records the partitions of the shared queue that it has
+    seen.
+    """
+    name = hashlib.sha256(place_of_queue(settings).encode()).hexdigest()[:16]
+    return settings.spool.path / "nodes" / name
+
+
+def shared_engine(
+    settings: Settings, environment: Mapping[str, str], indexes: Path, clock: Clock
+) -> SharedEngine:
+    """Return the engine that the settings name. `indexes` is the directory for an index of S3."""
+    match settings.spool.backend:
+        case Backend.REDIS:
+            server = redis_server(settings.redis, environment)
+            from zonerelay.store.keys.redis import RedisEngine
+
+            return RedisEngine(server)
+        case Backend.POSTGRES:
+            from zonerelay.store.keys.postgres import PostgresEngine
+
+            return PostgresEngine(postgres_access(settings.postgres, environment))
+        case Backend.S3:
+            return s3_engine(settings, environment, indexes, clock)
+    raise AssertionError("this queue is not shared")
+
+
+def s3_engine(settings: Settings, environment: Mapping[str, str], indexes: Path, clock: Clock) -> S3Engine:
+    with driver("s3", "aiobotocore", "botocore"):
+        from zonerelay.store.objects.s3 import S3Engine
+
+    return S3Engine(settings.s3, indexes, clock, environment)
+
+
+def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) -> DatabaseAccess:
+    """Return the access to the PostgreSQL server."""
+    from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
+
+    load_driver()
+    return DatabaseAccess(
+        settings.url,
+        secret_of("postgres.password", settings.password, environment),
+        settings.schema,
+        f"zonerelay {settings.node}",
+        settings.lease,
+        accepts_loss=bool(settings.unsafe),
+    )
+
+
+def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> RedisEndpoint:
+    """Return the access to the Redis server."""
+    with driver("redis", "redis"):
+        from zonerelay.store.redis.connection import RedisEndpoint
+
+    return RedisEndpoint(settings, secret_of("redis.password", settings.password, environment))

@@ -24,8 +24,8 @@ from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.store.check import HARMLESS, CheckOptions, Finding, Findings, SpoolContents
 from zonerelay.store.contract import StoreError
-from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import check_spool
+from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 MAX_SHOWN = 40

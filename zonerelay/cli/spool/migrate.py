@@ -54,8 +54,8 @@ from zonerelay.process.sockets import answers
 from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import QueueCounts, Store, StoreError
-from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import living
+from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
 from zonerelay.transfer.export import ExportSelection, survey
 from zonerelay.transfer.migration import Migration, MigrationJournal, MigrationResult

@@ -33,8 +33,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import RepairResult, SalvagedMessage
 from zonerelay.store.contract import StoreError
-from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import repair_spool
+from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import spool_of
 from zonerelay.transfer import files
 from zonerelay.transfer.stored import StoredMessage

@@ -24,8 +24,8 @@ from zonerelay.operations.answers import LossDismissal
 from zonerelay.operations.errors import NotRunningError
 from zonerelay.operations.requests import SpoolAcknowledge
 from zonerelay.store.contract import StoreError
-from zonerelay.store.engines import place_of_queue
 from zonerelay.store.offline import acknowledge_loss, forget_queue
+from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import directories_of, remove_spool, spool_of
 from zonerelay.worker.worker import IN_BIN, until_empty
 

@@ -95,7 +95,8 @@ class InFlight:
         # The time of the last change of each message, while reads are active.
         self._readers = 0
         self._changed: dict[MessageId, int] = {}
-        self._moment = 0
+        self.moment = 0
+        """The current time for `is_stale`, a counter."""
         self._oldest_moment = 0
 
     def is_busy(self, key: DeliveryKey) -> bool:
@@ -163,10 +164,6 @@ class InFlight:
             if not self._readers:
                 self._changed.clear()
 
-    def moment(self) -> int:
-        """Return the current time for `is_stale`, a counter."""
-        return self._moment
-
     def is_stale(self, message_id: MessageId, since: int) -> bool:
         """Return whether the message may have changed since that moment, while a `reading` was open."""
         return since < self._oldest_moment or self._changed.get(message_id, -1) >= since
@@ -184,11 +181,11 @@ class InFlight:
 
     def _note_changes(self, keys: Iterable[DeliveryKey]) -> None:
         for key in keys:
-            self._changed[key.message_id] = self._moment
-        self._moment += 1
+            self._changed[key.message_id] = self.moment
+        self.moment += 1
         if len(self._changed) > MAX_CHANGES:
             self._changed.clear()
-            self._oldest_moment = self._moment
+            self._oldest_moment = self.moment
 
     def landed(self, key: DeliveryKey, state: Delivery | None) -> bool:
         """Note that a write is durable. Return false if a later write for the same delivery is pending."""
@@ -218,5 +215,5 @@ class InFlight:
         self._recipients = 0
         self.claims = dict.fromkeys(self.claims)
         # Reads that began earlier are void.
-        self._moment += 1
-        self._oldest_moment = self._moment
+        self.moment += 1
+        self._oldest_moment = self.moment

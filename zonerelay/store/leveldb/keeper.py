@@ -22,7 +22,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple, TypeVar
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
@@ -34,7 +33,7 @@ from zonerelay.store.common.write.group_commit import (
     WriterThread,
 )
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op
 from zonerelay.store.leveldb.queue_keeper import MOST_KINDS, QueueKeeper
@@ -216,9 +215,6 @@ class SpoolKeeper(QueueKeeper):
         """Read in the reader thread."""
         return await self.reader.run(lambda: run_through(ask(self._reads)))
 
-    async def left_over(self) -> str:
-        return await self.read(lambda reads: reads.left_over())
-
     def note_removed(self, message_id: MessageId) -> None:
         self._compactor.note_removed(message_id)
 
@@ -229,14 +225,10 @@ class SpoolKeeper(QueueKeeper):
 
     async def _count(self, view: SpoolReads) -> None:
         counts = self.counts
-
-        def page_at(start: bytes) -> Coroutine[None, None, tuple[dict[QueueName, QueueCounts], bytes | None]]:
-            return self.read(lambda _: view.count_page(start))
-
         try:
             start: bytes | None = records.WEBHOOK_PREFIX
             while start is not None:
-                found, start = await page_at(start)
+                found, start = await self.reader.run(lambda at: run_through(view.count_page(at)), start)
                 counts.add(found)
             counts.is_whole = True
         except StoreError as error:
@@ -266,13 +258,6 @@ class SpoolKeeper(QueueKeeper):
             self._mark_at = ended + MARK_INTERVAL
             db.note_synced()
         return ended - started
-
-    async def probe(self) -> None:
-        self.health.check_usable()
-        await self._write_mark()
-
-    async def _write_mark(self) -> None:
-        await self.committer.submit([(records.META_PROBE, b"%d" % self._clock.now())])
 
     # --- free space
 
@@ -311,7 +296,7 @@ class SpoolKeeper(QueueKeeper):
         self._compact_after = self._clock.monotonic() + COMPACT_INTERVAL
         await self.reader.read(LevelDb.compact, start, stop)
         # A failure only shows at the next write. Reopening then gives LevelDB more space.
-        await self._write_mark()
+        await self.probe()
         if self._compactor.removed is removed:
             self._compactor.removed = None
         self.space.note(await self._read_space())

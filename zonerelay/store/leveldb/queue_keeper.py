@@ -86,10 +86,6 @@ class QueueKeeper(abc.ABC):
         """Read from the queue."""
 
     @abc.abstractmethod
-    async def probe(self) -> None:
-        """Write and sync a mark."""
-
-    @abc.abstractmethod
     async def _look_at_space(self) -> None:
         """Pass the free space to `space.note`."""
 
@@ -97,13 +93,18 @@ class QueueKeeper(abc.ABC):
     async def _release(self) -> None:
         """Write all submissions, then release everything."""
 
-    @abc.abstractmethod
-    async def left_over(self) -> str:
-        """Implement `QueueStore.left_over`."""
+    # --- as in the contract; an engine may know more
 
-    @abc.abstractmethod
+    async def probe(self) -> None:
+        self.health.check_usable()
+        await self.submit([(records.META_PROBE, b"%d" % self._clock.now())])
+
+    async def left_over(self) -> str:
+        return await self.read(lambda reads: reads.left_over())
+
     async def acknowledge(self, identity: str) -> bool:
         """Dismiss a loss, and return false if it does not exist. Raises StoreError."""
+        return False
 
     def check_claims(self) -> None:
         """Raise StoreError if no delivery may be claimed."""

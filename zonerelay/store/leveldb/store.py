@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
-from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -152,9 +151,6 @@ class LevelDbStore:
         plan.size += sum(map(len, chunks))
         plan.add_message(message, deliveries)
         self._bodies.extend(message_id, first, chunks)
-        self._note_id(message_id)
-
-    def _note_id(self, message_id: MessageId) -> None:
         if self._last_id is None or message_id > self._last_id:
             self._last_id = message_id
 
@@ -198,18 +194,16 @@ class LevelDbStore:
         if written is None:
             self._drop_claims(keys)
         elif reports:
-            await self._wait_for_reports(written, {report.message.id for report in reports})
+            ids = {report.message.id for report in reports}
+            self._reporting |= ids
+            try:
+                await written
+            finally:
+                self._reporting -= ids
         else:
             await written
         if reports:
             self._doubtful.difference_update(report.message.id for report in reports)
-
-    async def _wait_for_reports(self, written: asyncio.Future[None], ids: set[MessageId]) -> None:
-        self._reporting |= ids
-        try:
-            await written
-        finally:
-            self._reporting -= ids
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         existed: dict[DeliveryKey, Delivery] = {}
@@ -239,7 +233,7 @@ class LevelDbStore:
         with in_flight.reading():
             while unknown := in_flight.unknown(keys, found):
                 self._health.check_usable()
-                since = in_flight.moment()
+                since = in_flight.moment
                 read = await self._read(lambda reads: reads.states(unknown))
                 # Data that changed during the read is read again.
                 found.merge(read, unknown)
@@ -315,9 +309,6 @@ class LevelDbStore:
     def has_claim(self, key: DeliveryKey) -> bool:
         return key in self._in_flight.claims
 
-    def has_claims(self) -> bool:
-        return bool(self._in_flight.claims)
-
     def claimed_keys(self) -> list[DeliveryKey]:
         return list(self._in_flight.claims)
 
@@ -337,15 +328,12 @@ class LevelDbStore:
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
-        known = self._in_flight.message(message_id)
-        if known is None or known.message is None:
-            return await self._read_message(message_id)
-        return known.message
-
-    async def _read_message(self, message_id: MessageId) -> Message:
         in_flight = self._in_flight
+        known = in_flight.message(message_id)
+        if known is not None and known.message is not None:
+            return known.message
         with in_flight.reading():
-            since = in_flight.moment()
+            since = in_flight.moment
             message, count, body = await self._read(lambda reads: reads.message_and_body(message_id))
             if not in_flight.is_stale(message_id, since):
                 in_flight.remember(message_id, count)
@@ -376,14 +364,9 @@ class LevelDbStore:
         ahead: asyncio.Task[list[bytes]] | None = None
         try:
             for first in range(1, chunks + 1, READ_CHUNKS):
-                if ahead is None:
-                    group = await read(first)
-                else:
-                    group = await ahead
+                group = await (ahead or read(first))
                 following = first + READ_CHUNKS
-                ahead = None
-                if following <= chunks:
-                    ahead = asyncio.create_task(read(following))
+                ahead = asyncio.create_task(read(following)) if following <= chunks else None
                 for chunk in group:
                     yield chunk
         finally:
@@ -447,14 +430,6 @@ def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> l
     return [(records.chunk_key(message_id, number), chunk) for number, chunk in enumerate(chunks, first)]
 
 
-class _OpenSpool(NamedTuple):
-    """The parts of a store that exist while its spool is open."""
-
-    last_id: MessageId | None
-    is_empty: bool
-    view: SpoolReads
-
-
 async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> LevelDbStore:
     """Open the spool. Raises StoreOpenError. Deliveries can start at once; counting and cleaning continue in
     the background.
@@ -463,25 +438,28 @@ async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> LevelDb
     guard = space_guard(settings)
     reserve_file = ReserveFile(settings.path, guard // 2)
     try:
-        opened = await reader.run(reserve_file.make_way, functools.partial(_open, reader.opened))
+        last_id, is_empty, view = await reader.run(
+            reserve_file.make_way, functools.partial(_open, reader.opened)
+        )
     except BaseException:
         reader.opened.close()
         reader.stop()
         raise
     keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around)
-    store = LevelDbStore(keeper, around, last_id=opened.last_id, empty=opened.is_empty)
-    keeper.begin(opened.view, opened.last_id)
+    store = LevelDbStore(keeper, around, last_id=last_id, empty=is_empty)
+    keeper.begin(view, last_id)
     store.begin_keys()
     return store
 
 
-def _open(db: LevelDb) -> _OpenSpool:
+def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
+    """Open the spool. Return the last message id, whether there is no delivery, and a view of this moment."""
     db.open()
     try:
         scan.drop_hints(db)
         reads = SpoolReads(db)
         last = run_through(reads.last_message_id())
-        return _OpenSpool(last, not run_through(reads.queues()), run_through(reads.view()))
+        return last, not run_through(reads.queues()), run_through(reads.view())
     except StoreError as error:
         db.close()
         raise db.open_error(error) from error

@@ -262,7 +262,7 @@ class NodeStore:
             except StoreError as error:  # a damaged partition must not stop other mail
                 _log.warning("node %d of the queue is gone and cannot be adopted: %s", peer.node, error)
         for adopted in list(self._adopted_partitions.values()):
-            if not adopted.queue.has_claims() and not await adopted.queue.queues():
+            if not adopted.queue.claimed_keys() and not await adopted.queue.queues():
                 del self._adopted_partitions[adopted.node]
                 await completed(adopted.queue.close())
                 _log.info("node %d of the queue is empty and was left", adopted.node)

@@ -110,7 +110,7 @@ class PartitionKeeper(QueueKeeper):
         await self._sweep_cut_off()
 
     async def left_over(self) -> str:
-        return await self.reads.left_over() or await self._foreign()
+        return await super().left_over() or await self._foreign()
 
     def _note_no_room(self) -> None:
         """Refuse new mail because an upload found no space, and check again later."""
@@ -128,14 +128,6 @@ class PartitionKeeper(QueueKeeper):
             self.health.set("space", None)
         else:
             self.space.note(free)
-
-    async def acknowledge(self, identity: str) -> bool:
-        """Return false, because there are no losses to dismiss."""
-        return False
-
-    async def probe(self) -> None:
-        self.health.check_usable()
-        await self.partition.write(Write({records.META_PROBE: b""}, makes_room=True))
 
     def _fail(self, error: StoreError) -> None:
         self._refuse(error, Unhealthy.NO_LEASE if isinstance(error, FencedError) else None, str(error))
