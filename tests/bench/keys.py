@@ -98,9 +98,9 @@ async def keys_session(name: str, directory: Path, cost: Cost) -> AsyncIterator[
         await partition.write(Write(made))
         return partition.write(Write(dict.fromkeys(made), makes_room=True), lazy=True)
 
-    before = partition.position.number
+    before = partition.seen.last.number
     yield session
-    cost.batches += partition.position.number - before
+    cost.batches += partition.seen.last.number - before
     await partition.close()
     await engine.close()
     place.close()
@@ -131,9 +131,9 @@ async def queue_session(name: str, directory: Path, cost: Cost) -> AsyncIterator
 
     store = await open_queue(opened, around)
     partition = store._keeper.partition  # type: ignore[attr-defined]
-    before = partition.position.number
+    before = partition.seen.last.number
     yield session_of(store)
-    cost.batches += partition.position.number - before
+    cost.batches += partition.seen.last.number - before
     await store.close()
     await engine.close()
     place.close()

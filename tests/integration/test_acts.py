@@ -26,8 +26,7 @@ from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Bin, Journal, JournalEntry
 from zonerelay.queue.operator.operations import Operations, RerouteError
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.common.write.batches import ChangeOne
-from zonerelay.store.contract import MessageNotFoundError, StoreError
+from zonerelay.store.contract import ChangeOne, MessageNotFoundError, StoreError
 
 ZONES = (
     ZoneSettings(),

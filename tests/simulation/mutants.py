@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: an outcome that could not be written is kept.
     "outcome-not-tried-again": (3, "queue.settle.outcome_log:OutcomeLog._keep", _forget_outcomes),
     # 2.2: the last delivery takes the message, no other.
-    "message-removed-too-early": (1, "store.leveldb.write_plan:WritePlan._close", _close_early),
+    "message-removed-too-early": (1, "store.leveldb.in_flight:WritePlan._close", _close_early),
     # 2.2: outcomes are stored.
     "outcomes-late": (15, "queue.settle.outcome_log:OutcomeLog._flush", _delay),
     # 2.2: claims outlive a failed write.

@@ -27,7 +27,6 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common import records
-from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, OwnMessage, Postpone, QueueCounts
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import Write
@@ -50,8 +49,7 @@ TINY: dict[object, dict[str, int]] = {
     queue_reads: {"PAGE_ROWS": 3},
     port: {"PAGE_ROWS": 3},
     leveldb_claims: {"_READ_AHEAD": 1, "_MOST": 4},
-    in_flight: {"HOT_MESSAGES": 2},
-    batches: {"UPDATE_BATCH": 2},
+    in_flight: {"HOT_MESSAGES": 2, "UPDATE_BATCH": 2},
     objects: {"LARGE_VALUE": 1000, "LEAST_LOG": 5000, "AHEAD": 3},
 }
 

@@ -16,7 +16,6 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.body import BodyWriter, NewMessage, check_own_message, split
-from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
@@ -34,6 +33,7 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
+from zonerelay.store.leveldb.queue_keeper import Counts
 
 
 class MemoryStore:

@@ -16,9 +16,9 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.queue_name import MAILBOXES, QueueKind, QueueName
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     Change,
+    ChangeOne,
     ClaimFilter,
     Finish,
     MessageNotFoundError,

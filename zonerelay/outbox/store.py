@@ -28,8 +28,8 @@ from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
 from zonerelay.outbox.rows.table import OutboxReader, OutboxWriter
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
+    ChangeOne,
     ClaimFilter,
     ClaimLostError,
     Finish,

@@ -494,6 +494,10 @@ class EveryNth:
         return True
 
 
+ChangeOne = Callable[[Delivery], Delivery | None]
+"""An operator's change: the delivery's new state, or `None` to remove it."""
+
+
 class QueueView(QueueReader, Protocol):
     """The operations of `Store` with which a backup or an export reads a queue."""
 
@@ -526,9 +530,7 @@ class QueueView(QueueReader, Protocol):
 class QueueOperations(QueueView, Protocol):
     """The additional operations for operators. Callers withdraw the deliveries from the scheduler first."""
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> dict[DeliveryKey, Delivery]:
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         """Change deliveries in durable writes. `change` returns the new state, or `None` to remove the
         delivery. A state with another `queue` moves the delivery in one atomic write, so it is always in
         exactly one queue.

@@ -221,7 +221,7 @@ async def test_another_node_reads_a_partition_that_it_does_not_enter(opened: Ope
 
 async def test_waiting_writers_share_a_batch(opened: Opened) -> None:
     partition = await opened()
-    before = partition.position.number
+    before = partition.seen.last.number
 
     async def session(number: int) -> None:
         for step in range(5):
@@ -229,19 +229,20 @@ async def test_waiting_writers_share_a_batch(opened: Opened) -> None:
 
     await asyncio.gather(*(session(number) for number in range(64)))
     assert len(await all_rows(partition)) == 320
-    assert partition.position.number - before < 100
+    assert partition.seen.last.number - before < 100
 
 
 async def test_batches_are_numbered_over_epochs(opened: Opened) -> None:
     partition = await opened()
     await partition.write(put(a="1"))
     await partition.write(put(a="2"))
-    assert partition.position == Position(partition.epoch, 2)
+    assert partition.seen.last == Position(partition.seen.epoch, 2)
     await partition.close()
     again = await opened()
-    assert (again.position, again.epoch) == (Position(partition.epoch, 2), partition.epoch + 1)
+    epoch = partition.seen.epoch
+    assert (again.seen.last, again.seen.epoch) == (Position(epoch, 2), epoch + 1)
     await again.write(put(a="3"))
-    assert again.position == Position(again.epoch, 3)
+    assert again.seen.last == Position(again.seen.epoch, 3)
 
 
 async def test_a_callback_runs_in_the_order_of_writes(opened: Opened) -> None:
@@ -329,7 +330,7 @@ async def test_a_batch_without_an_answer_is_found_out(place: Place, opened: Open
     engine.lose = lambda batch: losses.pop() if losses else ""
     await asyncio.gather(partition.write(put(a="2", n="1")), partition.write(put(b="2")))
     assert await all_rows(partition) == [(b"a", b"2"), (b"b", b"2"), (b"n", b"1")]
-    assert partition.position.number == 2
+    assert partition.seen.last.number == 2
     await partition.write(Write({b"n": b"2", b"a": None}))
     keeper = partition.keeper
     assert isinstance(keeper, UnreliableKeeper)
@@ -362,7 +363,7 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
     async with asyncio.timeout(10):
         await back.wait()
     assert await partition.get([b"a"]) == [b"2"]  # it had happened
-    assert partition.position.number == 2
+    assert partition.seen.last.number == 2
     await partition.write(put(a="4"))
     assert await partition.get([b"a"]) == [b"4"]
 
@@ -411,7 +412,7 @@ async def test_an_older_state_is_refused(place: Place, opened: Opened) -> None:
     with pytest.raises(OlderStateError, match=r"last batch is number 1 .*this machine has stored number 2"):
         await opened(seen_file=opened.seen_file())
     unchanged = await opened(token="machine")
-    assert unchanged.epoch == 2  # that of `second`: the refusal has changed nothing
+    assert unchanged.seen.epoch == 2  # that of `second`: the refusal has changed nothing
     assert await unchanged.get([b"a"]) == [b"1"]
 
 
@@ -464,7 +465,7 @@ async def test_a_partition_of_a_dead_node_is_adopted(opened: Opened) -> None:
     adopted = await opened(0, engine=engine, token="heir", wait=10 * LEASE)
     assert await all_rows(adopted) == [(b"a", b"1"), (b"b", b"2")]
     await adopted.write(Write({b"a": None}))
-    assert adopted.position.number == 2
+    assert adopted.seen.last.number == 2
     await heir.write(put(c="3"))
     with pytest.raises(NodeTakenError):
         await opened(0, token="here")  # the owner comes back

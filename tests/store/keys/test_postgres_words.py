@@ -157,7 +157,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
             await asyncio.sleep(0.7)
             await partition.write(Write({b"a": b"%d" % number}))
             assert await partition.get([b"a"]) == [b"%d" % number]
-        assert partition.epoch == 1
+        assert partition.seen.epoch == 1
         assert not caplog.records
         assert not ended.done()
         ended.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import stat
 from pathlib import Path
 
@@ -56,3 +57,14 @@ def take_from_others(directory: Path) -> None:
             mode = found.st_mode
             if stat.S_ISREG(mode) and mode & stat.S_IRWXO and found.st_nlink == 1:
                 each.chmod(stat.S_IMODE(mode) & ~stat.S_IRWXO)
+
+
+def lacks_inodes(path: Path) -> bool:
+    """Return whether the file system has no free inodes. Return false if that is unknown or it does not count
+    inodes.
+    """
+    try:
+        usage = os.statvfs(path)
+    except OSError:
+        return False
+    return usage.f_files > 0 and usage.f_favail == 0

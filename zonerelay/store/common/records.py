@@ -45,6 +45,7 @@ REQUEST_PREFIX, ANSWER_PREFIX = b"request ", b"answer "
 """Requests between nodes and their answers."""
 
 _UNSAFE = re.compile("[^!-$&-~]")
+_SAFE = frozenset(range(0x21, 0x7F)) - {ord("%")}
 # Seven decimals distinguish any two floats of this century, so the index has exactly the order of the
 # records.
 _TIME_WIDTH = 18
@@ -59,11 +60,7 @@ def field(text: str) -> bytes:
     if _UNSAFE.search(text) is None:
         return text.encode("ascii")
     raw = text.encode("utf-8", "surrogateescape")
-    return b"".join(b"%c" % octet if _is_safe(octet) else b"%%%02X" % octet for octet in raw)
-
-
-def _is_safe(octet: int) -> bool:
-    return 0x21 <= octet <= 0x7E and octet != 0x25
+    return b"".join(b"%c" % octet if octet in _SAFE else b"%%%02X" % octet for octet in raw)
 
 
 def unfield(raw: bytes) -> str:

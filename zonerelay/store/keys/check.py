@@ -497,7 +497,8 @@ class _Comparison:
                     continue
                 await self._remove(key, DamageKind.INDEX_STRAY, what, named.message_id, old=False)
         async for page in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
-            due = [each for each in map(_due_of, page) if each is not None]
+            named_in = ((named, value) for key, value in page if (named := _parsed(key)) is not None)
+            due = [(named, index) for named, value in named_in if (index := _due(named, value))]
             entries = await self._get_all([key for _, key in due])
             for (named, key), found in zip(due, entries, strict=True):
                 if found is None:
@@ -701,12 +702,6 @@ def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
     except StoreCorruptError:
         return None
     return records.deferred_key(named, due) if due else b""
-
-
-def _due_of(row: tuple[bytes, Value]) -> tuple[DeliveryKey, bytes] | None:
-    named = _parsed(row[0])
-    key = None if named is None else _due(named, row[1])
-    return (named, key) if named is not None and key else None
 
 
 def _parsed(key: bytes) -> DeliveryKey | None:

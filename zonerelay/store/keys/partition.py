@@ -119,15 +119,6 @@ class Partition:
         """The token that identifies this process, and the next one on this machine, to the engine."""
         return self.seen.writer
 
-    @property
-    def position(self) -> port.Position:
-        """The last batch that is known to be durable."""
-        return self.seen.last
-
-    @property
-    def epoch(self) -> int:
-        return self.seen.epoch
-
     # --- reading
 
     async def page(
@@ -221,27 +212,25 @@ class Partition:
         return self._batches
 
     async def _make_durable(self, write: port.Write, size: int) -> None:
+        is_first = True
         async with self._batches:
-            await self._write_until_durable(write, size)
-
-    async def _write_until_durable(self, write: port.Write, size: int) -> None:
-        first: StoreError | None = None
-        while True:
-            batch = port.WriteBatch(port.Position(self.seen.epoch, self.seen.last.number + 1), write, size)
-            try:
-                await self.keeper.apply(batch)
-            except port.FencedError:
-                raise
-            except StoreError as error:
-                self._in_doubt = batch
-                if await self._ask(error):
-                    return
-                if isinstance(error, StoreFullError) or first is not None:
+            while True:
+                position = port.Position(self.seen.epoch, self.seen.last.number + 1)
+                batch = port.WriteBatch(position, write, size)
+                try:
+                    await self.keeper.apply(batch)
+                except port.FencedError:
                     raise
-                first = error
-            else:
-                self._note(self.seen._replace(last=batch.position))
-                return
+                except StoreError as error:
+                    self._in_doubt = batch
+                    if await self._ask(error):
+                        return
+                    if isinstance(error, StoreFullError) or not is_first:
+                        raise
+                    is_first = False
+                else:
+                    self._note(self.seen._replace(last=position))
+                    return
 
     async def _ask(self, error: StoreError) -> bool:
         """Return whether the batch in doubt is durable. Raises StoreError if that cannot be determined

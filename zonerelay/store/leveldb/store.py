@@ -26,11 +26,11 @@ from zonerelay.store.common.body import BodyCache, BodyWriter, NewMessage, check
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.keeper.reserve_file import ReserveFile
 from zonerelay.store.common.once.reservations import Reservations, register_for
-from zonerelay.store.common.write.batches import ChangeOne, changed, in_batches
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
+    ChangeOne,
     Finish,
     KeptKeys,
     OwnMessage,
@@ -44,13 +44,12 @@ from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import ClaimCursors
 from zonerelay.store.leveldb.cursors import QueueCursors
 from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import NOTHING, InFlight, ReadResult
+from zonerelay.store.leveldb.in_flight import NOTHING, InFlight, ReadResult, WritePlan, changed, in_batches
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.queue_keeper import QueueKeeper
 from zonerelay.store.leveldb.reads import READ_CHUNKS, DeliveryPage, scanned
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb.write_plan import WritePlan
 
 
 class LevelDbStore:

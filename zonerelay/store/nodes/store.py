@@ -46,11 +46,11 @@ from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyWriter
-from zonerelay.store.common.write.batches import ChangeOne, in_batches
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     SHARED,
     Change,
+    ChangeOne,
     ClaimFilter,
     ClaimLostError,
     IdempotencyKey,
@@ -69,6 +69,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
 from zonerelay.store.keys.seen_file import SeenFile
+from zonerelay.store.leveldb.in_flight import in_batches
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue

@@ -329,14 +329,7 @@ def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError: 
         return RequestRejectedError(said)
     if status in (404, 416):  # it exists, but is shorter
         return MissingError(said)
-    return _explain_refusal(code, status, said)
-
-
-def _explain_refusal(code: str, status: int, said: str) -> StoreError:
     if code in _FULL:
         return StoreFullError(said)
-    return (
-        UnknownResultError(said)
-        if status == 0 or (status >= 500 and status != 501)
-        else RequestRejectedError(said)
-    )
+    is_unknown = status == 0 or (status >= 500 and status != 501)
+    return UnknownResultError(said) if is_unknown else RequestRejectedError(said)

@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from zonerelay import durable
 from zonerelay.process.tasks import gathered
-from zonerelay.store.common.keeper.disk_watch import lacks_inodes
 from zonerelay.store.common.keeper.reserve_file import ReserveFile
+from zonerelay.store.common.private_directories import lacks_inodes
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.objects.index import ValueLocation
 from zonerelay.store.objects.objects import Object, checked_values

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper.disk_watch import INTERVAL
+from zonerelay.store.common.keeper.health import INTERVAL
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition

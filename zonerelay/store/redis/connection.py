@@ -7,7 +7,7 @@ are active, further commands are gathered for the next batch, so concurrent sess
 A wire sends its `confirm` commands after every batch, and the batch fails if their replies are insufficient.
 
 On failure: if the connection ends, a reply takes longer than `timeout`, or the server reports that it must
-not be used, every call fails with StoreError, and `on_broken` is called once. A wire is never repaired but
+not be used, every call fails with StoreError. A wire is never repaired but
 replaced. It is unknown whether a command without a reply was executed.
 """
 
@@ -131,7 +131,6 @@ class SharedConnection:
     connection: driver.AbstractConnection
     _: KW_ONLY
     timeout: float
-    on_broken: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self.confirm: Sequence[Confirmation] = ()
@@ -157,7 +156,7 @@ class SharedConnection:
         return future
 
     async def close(self) -> None:
-        self._break(_lost("closed"), tell=False)
+        self._break(_lost("closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await _hang_up(self.connection, self._writer)
 
@@ -234,7 +233,7 @@ class SharedConnection:
         reader = self.connection._reader
         return self._broken is not None or reader is None or reader.at_eof()
 
-    def _break(self, error: StoreError, *, tell: bool = True) -> None:
+    def _break(self, error: StoreError) -> None:
         if self._broken is not None:
             return
         self._broken = error
@@ -249,8 +248,6 @@ class SharedConnection:
             refuse(future, self._broken)
         self._sent.clear()
         self._queue.clear()
-        if tell:
-            self.on_broken(str(error))
 
 
 def _judged(error: ResponseError) -> StoreError:
@@ -318,10 +315,10 @@ async def _connected(server: RedisEndpoint) -> AsyncIterator[driver.AbstractConn
         raise
 
 
-async def open_wire(server: RedisEndpoint, on_broken: Callable[[str], None]) -> SharedConnection:
+async def open_wire(server: RedisEndpoint) -> SharedConnection:
     """Open a wire. Raises StoreError."""
     async with _connected(server) as connection:
-        return SharedConnection(connection, timeout=server.settings.timeout, on_broken=on_broken)
+        return SharedConnection(connection, timeout=server.settings.timeout)
 
 
 class LuaScript:
@@ -367,7 +364,7 @@ class RedisConnection:
             return self._wire
 
     async def _open(self) -> SharedConnection:
-        wire = await open_wire(self._server, lambda _reason: None)
+        wire = await open_wire(self._server)
         try:
             await self._prepare(wire)
         except BaseException:
@@ -418,15 +415,6 @@ async def open_channel(server: RedisEndpoint, name: bytes) -> Subscription:
         await connection.send_command("SUBSCRIBE", name)
         await connection.read_response()  # raises if listening is not permitted
         return Subscription(connection)
-
-
-def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
-    """Split a flat list of names and values into pairs."""
-    return [
-        (name, value)
-        for name, value in zip(reply[::2], reply[1::2], strict=True)
-        if isinstance(name, bytes) and isinstance(value, bytes)
-    ]
 
 
 def as_list(reply: Reply) -> list[Reply]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
-from zonerelay.store.redis.connection import Confirmation, Reply, SharedConnection, as_list, pairs
+from zonerelay.store.redis.connection import Confirmation, Reply, SharedConnection, as_list
 
 _WANTED = {
     "appendonly": ("yes", "without the append-only file, a restart loses acknowledged mail"),
@@ -94,8 +94,9 @@ async def ask(wire: SharedConnection) -> ServerFacts:
     info = _lines(await wire.call("INFO"))
     settings: dict[str, str] = {}
     try:
-        found = pairs(as_list(await wire.call("CONFIG GET", *_WANTED)))
-        settings = {name.decode(): value.decode() for name, value in found}
+        found = as_list(await wire.call("CONFIG GET", *_WANTED))
+        texts = [each.decode() for each in found if isinstance(each, bytes)]
+        settings = dict(zip(texts[::2], texts[1::2], strict=True))
         flaws = _flaws(settings)
     except StoreError as error:
         flaws = (f"its settings cannot be read with CONFIG GET ({error}); allow that command",)

@@ -23,7 +23,7 @@ async def tell_foreign_queue(server: RedisEndpoint) -> None:
     """Report a queue of python-slimta. Raises nothing, because the engine reports a failing server."""
     url, prefix = server.settings.url, server.settings.prefix
     with contextlib.suppress(StoreError):
-        wire = await open_wire(server, lambda _reason: None)
+        wire = await open_wire(server)
         try:
             if await _is_there(wire, prefix.encode()):
                 _log.warning(

@@ -66,7 +66,7 @@ class Databases:
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
             raise TransferError(f"{_shown(url)}: expected redis://HOST:PORT/DATABASE")
         try:
-            wire = await open_wire(RedisEndpoint(RedisSettings(url=url)), lambda _: None)
+            wire = await open_wire(RedisEndpoint(RedisSettings(url=url)))
         except StoreError as error:
             raise TransferError(f"{_shown(url)}: {error}") from error
         try:

@@ -112,7 +112,7 @@ class KeyIndex:
         last_error, is_first = "", True
         while True:
             try:
-                is_published = await self._run(self._is_published)
+                is_published = self.worker in await self._run(self._published)
                 if is_first or not is_published:
                     for identity, message_id in await self._run(self._pending):
                         await settle(identity, message_id)
@@ -156,9 +156,6 @@ class KeyIndex:
         if self._executor is not None:
             self._executor.shutdown()
         self._database.close()
-
-    def _is_published(self) -> bool:
-        return self.worker in self._published()
 
     def _mark_published(self) -> None:
         self._database.opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))

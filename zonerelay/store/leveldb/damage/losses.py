@@ -45,7 +45,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the description for operators."""
         text = self.what
         if self.messages:
-            text += f"; they refer to {_plural(len(self.messages), 'message')}"
+            text += f"; they refer to {len(self.messages):,} message{'' if len(self.messages) == 1 else 's'}"
             if self.missing:
                 are = "is" if len(self.missing) == 1 else "are"
                 text += f", of which {_few(self.missing)} {are} not in the spool (already delivered, or lost)"
@@ -158,10 +158,6 @@ def identity_of(raw: bytes) -> str:
     twice.
     """
     return hashlib.sha256(raw).hexdigest()[:8]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _few(ids: Collection[str]) -> str:
