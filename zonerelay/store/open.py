@@ -60,7 +60,7 @@ async def open_store(settings: Settings, around: StoreContext, worker: int = 0) 
     postgres = replace(settings.postgres, node=settings.postgres.node + worker)
     store = await _open_shared(replace(settings, postgres=postgres), around)
     if spool.backend is Backend.REDIS:
-        from zonerelay.store.redis.foreign import tell_foreign_queue
+        from zonerelay.store.keys.redis import tell_foreign_queue
 
         await tell_foreign_queue(redis_server(settings.redis, around.environment))
     return store

@@ -350,13 +350,13 @@ async def test_an_entry_without_an_answer_is_not_taken_for_another_writer(queue:
     keys = keys_of(partition)
     queue.place.hold = lambda name: "/log/" in name
     with pytest.raises(StoreError, match="no answer"):
-        await keys.enter(partition.writer, mark="again")
+        await keys.enter(partition.seen.writer, mark="again")
     with pytest.raises(StoreError) as found:
         await keys.renew()
     assert not isinstance(found.value, FencedError)
     queue.place.hold = lambda name: False
     await queue.place.land()
-    await keys.enter(partition.writer, mark="again")
+    await keys.enter(partition.seen.writer, mark="again")
     await keys.renew()
 
 

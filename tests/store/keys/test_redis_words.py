@@ -24,10 +24,8 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
-from zonerelay.store.keys.redis import RedisEngine
-from zonerelay.store.redis import durability
+from zonerelay.store.keys.redis import RedisEngine, server_facts, tell_foreign_queue
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
-from zonerelay.store.redis.foreign import tell_foreign_queue
 from zonerelay.store.redis.limits import RedisRecordStore
 
 PASSWORD = "correct-horse"
@@ -84,7 +82,7 @@ async def test_a_sentinel_of_valkey_8_is_one() -> None:
             return b"redis_version:7.2.4\r\nvalkey_version:8.1.1\r\nserver_mode:sentinel\r\n"
 
     wire: Any = Sentinel()
-    facts = await durability.ask(wire)
+    facts = await server_facts(wire)
     assert (facts.name, facts.is_sentinel) == ("Valkey", True)
 
 

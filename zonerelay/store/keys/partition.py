@@ -101,7 +101,8 @@ class Partition:
         self._in_doubt: port.WriteBatch | None = None
         self._refused: list[port.Write] = []
         self._turn = asyncio.Lock()
-        self._batches = asyncio.Lock()
+        self.batches = asyncio.Lock()
+        """While a caller holds it, no batch is written, and every stored write has been `applied`."""
         self._tasks = Tasks()
         self._is_closing = False
         self._is_fenced = False
@@ -113,11 +114,6 @@ class Partition:
             failed=self._fail,
         )
         self.room = self.keeper.room
-
-    @property
-    def writer(self) -> str:
-        """The token that identifies this process, and the next one on this machine, to the engine."""
-        return self.seen.writer
 
     # --- reading
 
@@ -207,13 +203,9 @@ class Partition:
             if frees and not is_last:
                 await self._commit(_JobBatch(frees, group.size))
 
-    def rest(self) -> asyncio.Lock:
-        """Return a lock that stops batches. While it is held, every stored write has been `applied`."""
-        return self._batches
-
     async def _make_durable(self, write: port.Write, size: int) -> None:
         is_first = True
-        async with self._batches:
+        async with self.batches:
             while True:
                 position = port.Position(self.seen.epoch, self.seen.last.number + 1)
                 batch = port.WriteBatch(position, write, size)

@@ -13,21 +13,26 @@ supports that, and WAIT if replicas are configured. A batch that frees space is 
 `maxmemory`.
 
 On failure: a broken connection is replaced at the next call. For each new one the relay checks whether the
-server keeps acknowledged writes (`durability`), and compares it with the last position that this process has
-seen. Leases use the server's clock. A lease that ends later than LONGEST_LEASE from now counts as ended.
+server keeps acknowledged writes (`check_server`), and compares it with the last position that this process
+has seen. Leases use the server's clock. A lease that ends later than LONGEST_LEASE from now counts as ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys import port
-from zonerelay.store.redis import durability
 from zonerelay.store.redis.connection import (
     RULE,
     Argument,
+    Confirmation,
     LuaScript,
     RedisConnection,
     RedisEndpoint,
@@ -35,6 +40,7 @@ from zonerelay.store.redis.connection import (
     SharedConnection,
     as_list,
     open_channel,
+    open_wire,
 )
 
 LONGEST_LEASE = 10 * 60 * 1000
@@ -42,6 +48,7 @@ LONGEST_LEASE = 10 * 60 * 1000
 GET_KEYS = 500
 SHOWN_RIGHTS = 5
 """The number of missing permissions that a message names."""
+_log = logging.getLogger("zonerelay.store")
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
@@ -235,13 +242,13 @@ def _connection(server: RedisEndpoint, *, is_writer: bool) -> RedisConnection:
     settings = server.settings
 
     async def prepare(wire: SharedConnection) -> None:
-        facts = await durability.ask(wire)
-        durability.check(facts, settings)
+        facts = await server_facts(wire)
+        check_server(facts, settings)
         await LuaScript.load(wire, _SCRIPTS.values())
         if is_writer:
             await _check_rights(server, wire)
             await _check_format(wire, settings.prefix)
-            wire.confirm = durability.confirmations(facts, settings)
+            wire.confirm = confirmations(facts, settings)
 
     return RedisConnection(server, prepare)
 
@@ -377,7 +384,7 @@ class RedisKeys:
     async def renew(self) -> None:
         try:
             wire = await self._use(self._reader)
-            durability.check(await durability.ask(wire), self._settings)
+            check_server(await server_facts(wire), self._settings)
         except StoreOpenError:
             await self._writer.give_up()  # nothing is written until a new connection is known to be safe
             raise
@@ -401,7 +408,7 @@ class RedisKeys:
         )
 
     async def room(self) -> int | None:
-        return (await durability.ask(await self._reader.wire())).free_memory
+        return (await server_facts(await self._reader.wire())).free_memory
 
     async def _use(self, connection: RedisConnection) -> SharedConnection:
         """Return a connection that is known not to have an older state."""
@@ -432,3 +439,169 @@ def _peer(row: list[Reply]) -> port.PeerPartition:
 
 def _numbers(reply: Reply) -> list[int]:
     return [each for each in as_list(reply) if isinstance(each, int)]
+
+
+# --- does the server keep what it has acknowledged?
+#
+# The requirements are the append-only file, synced before each reply and while it is being rewritten; no
+# eviction; and a primary. The version must be 7.0 or newer (Valkey: any), because of script flags that allow
+# outcomes to be stored when the server's memory is full. A server that forbids CONFIG counts as unsuitable.
+# The relay checks this at every connection and with every renewal of the lease, because settings may be
+# changed while it runs.
+
+_WANTED = {
+    "appendonly": ("yes", "without the append-only file, a restart loses acknowledged mail"),
+    "appendfsync": ("always", "otherwise a power cut loses mail acknowledged within the last second"),
+    "no-appendfsync-on-rewrite": ("no", "otherwise nothing is synced while the file is being rewritten"),
+    "maxmemory-policy": ("noeviction", "otherwise mail is evicted when the memory is full"),
+}
+OLDEST = (7, 0)
+_WAITAOF_SINCE = (7, 2)
+
+
+class ServerFacts(NamedTuple):
+    """The properties that a server reports. `flaws` are the reasons why it is not durable, `version` is that
+    of the protocol, and `primary` is the server that it replicates.
+    """
+
+    name: str
+    version: tuple[int, ...]
+    is_primary: bool
+    primary: str
+    is_sentinel: bool
+    is_cluster: bool
+    flaws: tuple[str, ...]
+    syncs_log: bool
+    used_memory: int
+    max_memory: int
+
+    @property
+    def can_wait_for_log(self) -> bool:
+        return self.version >= _WAITAOF_SINCE and self.syncs_log
+
+    @property
+    def free_memory(self) -> int | None:
+        """The free bytes below `maxmemory`, or `None` if there is no limit."""
+        return self.max_memory - self.used_memory if self.max_memory else None
+
+
+def check_server(facts: ServerFacts, settings: RedisSettings) -> None:
+    """Raise StoreOpenError if the server must not store the queue."""
+    if facts.is_sentinel:
+        raise StoreOpenError(
+            "[redis] url: this is a Sentinel, which stores no data; use the primary that it monitors, or "
+            "an address that follows it"
+        )
+    if facts.version < OLDEST:
+        found = ".".join(map(str, facts.version))
+        raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old; 7.0 or newer is required")
+    if not facts.is_primary:
+        raise StoreOpenError(
+            f"[redis] url: the server is a read-only replica of {facts.primary}; use the primary"
+        )
+    if facts.is_cluster and not re.search(r"\{[^}]+\}", settings.prefix):
+        raise StoreOpenError(
+            "[redis] prefix: the server is a Cluster node, which stores related keys in one slot only if "
+            'the prefix contains a hash tag; set prefix = "{zonerelay}:"'
+        )
+    if facts.flaws and not settings.unsafe:
+        raise StoreOpenError(f"[redis] url: {Unhealthy.SERVER_UNSAFE}: {'; '.join(facts.flaws)}")
+
+
+def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirmation, ...]:
+    """Return the commands that are sent after each batch."""
+    seconds = settings.timeout / 2
+    asked = []
+    if facts.can_wait_for_log:
+        failure = f"the server has not synced its append-only file within {seconds:g} s"
+        asked.append(Confirmation(("WAITAOF", 1, 0, int(seconds * 1000)), (1, 0), failure))
+    if replicas := settings.replicas:
+        failure = f"[redis] replicas: fewer than {replicas} have confirmed a write within {seconds:g} s"
+        asked.append(Confirmation(("WAIT", replicas, int(seconds * 1000)), (replicas,), failure))
+    return tuple(asked)
+
+
+async def server_facts(wire: SharedConnection) -> ServerFacts:
+    """Query the properties of the server. Raises StoreError."""
+    info = _lines(await wire.call("INFO"))
+    settings: dict[str, str] = {}
+    try:
+        found = as_list(await wire.call("CONFIG GET", *_WANTED))
+        texts = [each.decode() for each in found if isinstance(each, bytes)]
+        settings = dict(zip(texts[::2], texts[1::2], strict=True))
+        flaws = _flaws(settings)
+    except StoreError as error:
+        flaws = (f"its settings cannot be read with CONFIG GET ({error}); allow that command",)
+    if info.get("aof_last_write_status", "ok") != "ok":
+        flaws = (*flaws, "its last write to the append-only file failed")
+    return ServerFacts(
+        "Valkey" if "valkey_version" in info else "Redis",
+        _version(info.get("redis_version", "0")),
+        info.get("role") == "master",
+        f"{info.get('master_host', '?')}:{info.get('master_port', '?')}",
+        # Redis has the first name, Valkey 8 the second.
+        "sentinel" in (info.get("redis_mode"), info.get("server_mode")),
+        info.get("cluster_enabled") == "1",
+        flaws,
+        # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in the configuration.
+        info.get("aof_enabled") == "1" and settings.get("appendfsync") != "no",
+        int(info.get("used_memory", "0")),
+        int(info.get("maxmemory", "0")),
+    )
+
+
+def _flaws(settings: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} is {settings.get(name, 'unknown')} but must be {wanted}: {reason}"
+        for name, (wanted, reason) in _WANTED.items()
+        if settings.get(name) != wanted
+    )
+
+
+def _lines(reply: Reply) -> dict[str, str]:
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value for name, _, value in pairs if value}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+# --- mail of python-slimta, which the relay does not read
+
+LOOKED_AT = 100_000
+_SCANNED = 1000
+
+
+async def tell_foreign_queue(server: RedisEndpoint) -> None:
+    """Report a queue of python-slimta. Raises nothing, because the engine reports a failing server."""
+    url, prefix = server.settings.url, server.settings.prefix
+    with contextlib.suppress(StoreError):
+        wire = await open_wire(server)
+        try:
+            if await _is_there(wire, prefix.encode()):
+                _log.warning(
+                    "[redis] prefix %s: there is mail of python-slimta, which the relay does not send;"
+                    " zonerelay spool import --from slimta-redis '%s?prefix=%s' takes it over",
+                    *(prefix, url, prefix),
+                )
+        finally:
+            await wire.close()
+
+
+async def _is_there(wire: SharedConnection, prefix: bytes) -> bool:
+    message = re.compile(re.escape(prefix) + rb"[0-9a-f]{32}")
+    cursor: Argument = "0"
+    for _ in range(LOOKED_AT // _SCANNED):
+        found = as_list(await wire.call("SCAN", cursor, "COUNT", _SCANNED))
+        for key in as_list(found[1]):
+            if not isinstance(key, bytes) or not message.fullmatch(key):
+                continue
+            is_hash = await wire.call("TYPE", key) == b"hash"
+            if is_hash and await wire.call("HEXISTS", key, "envelope") == 1:
+                return True
+        if found[0] == b"0" or not isinstance(found[0], bytes):
+            return False
+        cursor = found[0]
+    return False

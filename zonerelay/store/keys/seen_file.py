@@ -31,8 +31,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class SeenState(NamedTuple):
-    """The last state of a partition that this machine has seen. An empty `mark` means that it has seen no
-    store yet.
+    """The last state of a partition that this machine has seen. `writer` identifies this process, and the
+    next one on this machine, to the engine. An empty `mark` means that it has seen no store yet.
     """
 
     writer: str

@@ -369,7 +369,7 @@ class SpoolKeeper(QueueKeeper):
             self._tasks.start(self._sweep_cut_off())
         self._start(self._tell_news, "look for mail that was refused and is in the spool")
         self._tasks.start(self._count(view))
-        self.health.refusal = None
+        self.health.refuse(None)
         self.committer.resume()
         self.space.note(free)
         self.health.set("write", None)

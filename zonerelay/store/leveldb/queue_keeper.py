@@ -72,15 +72,16 @@ class Counts:
         self._before = None if before is None else before._shown
         self.is_whole = False
         self.left = left
-        self._zones: dict[QueueName, QueueCounts] = {}
+        self.moves: dict[QueueName, QueueCounts] = {}
+        """The sums without correction, which may be negative."""
 
     def move(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
         """Count a delivery that changed from `old` (None if it is new) to `new` (None if it was removed)."""
         if self.left is not None and records.delivery_key(key) >= self.left:
             return
-        counts = self._zones.get(key.queue)
+        counts = self.moves.get(key.queue)
         if counts is None:
-            counts = self._zones[key.queue] = QueueCounts()
+            counts = self.moves[key.queue] = QueueCounts()
         if old is not None:
             counts.count(old.next_attempt, held=old.held, step=-1)
         if new is not None:
@@ -89,16 +90,11 @@ class Counts:
     def add(self, found: dict[QueueName, QueueCounts]) -> None:
         """Add the deliveries that a scan of the spool has found."""
         for queue, more in found.items():
-            self._zones.setdefault(queue, QueueCounts()).add(more)
-
-    @property
-    def moves(self) -> dict[QueueName, QueueCounts]:
-        """The sums without correction, which may be negative."""
-        return self._zones
+            self.moves.setdefault(queue, QueueCounts()).add(more)
 
     @property
     def total(self) -> int:
-        return sum(max(0, counts.total) for counts in self._zones.values())
+        return sum(max(0, counts.total) for counts in self.moves.values())
 
     @property
     def _shown(self) -> Counts:
@@ -107,13 +103,13 @@ class Counts:
         return self._before
 
     def waiting(self, queue: QueueName) -> int:
-        zones = self._shown._zones
+        zones = self._shown.moves
         return max(0, zones[queue].total) if queue in zones else 0
 
     def current(self) -> dict[QueueName, QueueCounts]:
         return {
             zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))
-            for zone, counts in self._shown._zones.items()
+            for zone, counts in self._shown.moves.items()
             if zone.is_mail
         }
 
@@ -251,7 +247,7 @@ class QueueKeeper(abc.ABC):
 
     def _stop_writing(self, error: StoreError) -> None:
         """Refuse everything after a failed write, which may be stored all the same."""
-        self.health.refusal = error
+        self.health.refuse(error)
         self.on_failure()
         self.counts = Counts(self._counted_from, self.counts)  # an active count adds to the old object
 
@@ -277,7 +273,7 @@ class QueueKeeper(abc.ABC):
             return
         self._is_closing = True
         self.health.close()
-        self.health.refusal = StoreError(Unhealthy.CLOSED)
+        self.health.refuse(StoreError(Unhealthy.CLOSED))
         await self._release()
 
     async def _end_tasks(self) -> None:

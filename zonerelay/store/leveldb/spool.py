@@ -1,19 +1,25 @@
 """Opens the directory of a LevelDB spool, checks it while it is open, and marks it when it is closed.
 
 An opening that fails changes nothing. `damage.directory` checks the files before LevelDB uses them,
-`damage.mending` repairs logs with gaps, and the mark `synced` records how far the newest log was durable.
+`DatabaseRepair` repairs logs with gaps, and the mark `synced` records how far the newest log was durable.
 Every method blocks. Raises only StoreError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from zonerelay import durable
 from zonerelay.config.units import rough_size
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
@@ -24,6 +30,7 @@ from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     DamagedSpoolError,
     DirectoryState,
+    FoundLog,
     RequiredFiles,
     SyncMark,
     drop_leftovers,
@@ -32,10 +39,11 @@ from zonerelay.store.leveldb.damage.directory import (
     lock_directory,
     look_at,
     newest_log,
+    own_names,
     write_mark,
 )
-from zonerelay.store.leveldb.damage.losses import DIRECTORY, Loss, Losses, identity_of
-from zonerelay.store.leveldb.damage.mending import DatabaseRepair
+from zonerelay.store.leveldb.damage.format import identities_in, write_log
+from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_NAMED, Loss, Losses, identity_of
 from zonerelay.store.leveldb.engine import (
     FAILURES,
     Database,
@@ -315,3 +323,98 @@ def _make_directory(path: Path) -> None:
             f"the spool directory {path} is not writable by this user; give it to the user that zonerelay "
             "runs as, or choose another [spool] path"
         )
+
+
+class DatabaseRepair:
+    """Repairs logs with gaps before LevelDB opens them. Only damaged records are lost, and the loss is
+    reported.
+
+    LevelDB would drop the whole rest of a block. So a log with a gap is kept as a copy and replaced by one
+    with all intact records. Until LevelDB has opened the database, `undo` restores the original files.
+    """
+
+    def __init__(self, directory: Path, losses: Losses, mark: SyncMark | None) -> None:
+        self._directory = directory
+        self._losses = losses
+        self._mark = mark
+        self._mended: list[tuple[FoundLog, Loss | None]] = []
+        """The logs that were replaced, and what each has lost."""
+        self._names = own_names(directory)
+        self._current = _current(directory / "CURRENT")
+
+    def mend(self, log: FoundLog) -> None:
+        """Replace a log with its intact records. Raises OSError, in which case the log is unchanged."""
+        loss = self._account_for(log) if log.contents.gaps else None
+        whole = write_log(log.contents.records)
+        try:
+            if self._mark is not None and self._mark.log == int(log.path.stem):
+                self._write_mark(replace(self._mark, size=min(self._mark.size, len(whole))))
+            durable.write(log.path, whole)
+        except OSError:
+            if loss is not None:
+                self._losses.forget(loss)
+            raise
+        self._mended.append((log, loss))
+
+    def settle(self, is_there: Callable[[str], bool]) -> None:
+        """Report the losses after LevelDB has opened the database. `is_there` returns whether a message
+        exists.
+        """
+        for _, loss in self._mended:
+            if loss is not None:
+                missing = tuple(each for each in loss.messages if not is_there(each))
+                self._losses.tell(msgspec.structs.replace(loss, missing=missing))
+        self._mended.clear()
+
+    def undo(self) -> None:
+        """Restore the original files because LevelDB could not open the database. Raises OSError."""
+        if _current(self._directory / "CURRENT") == self._current:
+            for name in own_names(self._directory) - self._names:
+                (self._directory / name).unlink()
+        for log, loss in self._mended:
+            kept = None if loss is None else self._losses.kept_at(loss)
+            if kept is None:
+                durable.write(log.path, log.raw)
+            else:
+                durable.rename(kept, log.path)
+            if loss is not None:
+                self._losses.forget(loss)
+        if self._mended and self._mark is not None:
+            self._write_mark(self._mark)
+        self._mended.clear()
+
+    def _account_for(self, log: FoundLog) -> Loss:
+        identity, kept = self._losses.keep(log.path, log.raw)
+        named: list[str] = []
+        for gap in log.contents.gaps:
+            named += identities_in(log.raw[gap.start : gap.end])
+        loss = Loss(
+            id=identity,
+            what=_description(log),
+            octets=sum(gap.end - gap.start for gap in log.contents.gaps),
+            messages=tuple(dict.fromkeys(named))[:MAX_NAMED],
+            kept=kept,
+        )
+        self._losses.note(loss)
+        return loss
+
+    def _write_mark(self, mark: SyncMark) -> None:
+        durable.write(self._directory / MARK_NAME, mark.encode())
+
+
+def _description(log: FoundLog) -> str:
+    gaps = log.contents.gaps
+    shown = ", ".join(f"{gap.start:,} to {gap.end:,}" for gap in gaps[:3])
+    if gaps[-1].end >= len(log.raw) and len(gaps) <= 3:
+        shown = f"{shown.rpartition(' to ')[0]} to the end"
+    more = f" and {len(gaps) - 3} more ranges" if len(gaps) > 3 else ""
+    text = f"bytes {shown}{more} of {log.path.name} were damaged or missing when the spool was opened"
+    if writes := log.contents.writes_missing:
+        text += f", with at least {writes:,} record{'' if writes == 1 else 's'}"
+    return text
+
+
+def _current(path: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return None

@@ -183,7 +183,7 @@ class NodeStore:
     async def _enter(self, node: int, *, is_own: bool) -> OwnedPartition:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
         # With the token the next process of this machine recognizes the partitions that this one has adopted.
-        token = uuid4().hex if is_own else self._own.partition.writer
+        token = uuid4().hex if is_own else self._own.partition.seen.writer
         seen = await STORE.open(SeenFile, self.directory / f"{node}.seen", token) if is_own else None
         partition: Partition | None = None
 
@@ -257,7 +257,7 @@ class NodeStore:
                 continue
             reads = self.reads_of(peer.node)
             try:
-                is_free = peer.is_over or peer.writer == self._own.partition.writer
+                is_free = peer.is_over or peer.writer == self._own.partition.seen.writer
                 if is_free and await reads.queues():
                     await self._adopt(peer.node)
             except StoreError as error:  # a damaged partition must not stop other mail

@@ -100,7 +100,7 @@ class PartitionKeeper(QueueKeeper):
     async def _count(self) -> None:
         counts = self.counts
         while counts.left is not None:
-            async with self.partition.rest():
+            async with self.partition.batches:
                 found, counts.left = await self.reads.count_page(counts.left)
                 counts.add(found)
         counts.is_whole = True
@@ -134,7 +134,7 @@ class PartitionKeeper(QueueKeeper):
 
     def _back(self) -> None:
         self.on_failure()
-        self.health.refusal = None
+        self.health.refuse(None)
         self.health.set("write", None)
         self._start(self._clear_cut_off, "remove an upload that failed")
         self._start(self._count, "count the queue")

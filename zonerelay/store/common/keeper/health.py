@@ -32,22 +32,18 @@ class Health:
         self._texts: dict[str, str] = {}
         self._closed = False
         self._changed = asyncio.Event()
-        self._refusal: StoreError | None = None
+        self.refusal: StoreError | None = None
         self.reason: Unhealthy | None = None
 
-    @property
-    def refusal(self) -> StoreError | None:
-        return self._refusal
-
-    @refusal.setter
-    def refusal(self, refusal: StoreError | None) -> None:
-        self._refusal = refusal
+    def refuse(self, refusal: StoreError | None) -> None:
+        """Refuse every operation, or none any longer."""
+        self.refusal = refusal
         self._tell()
 
     async def usable(self) -> bool:
         """Wait until the store is usable. Return whether there was one."""
-        was_refused = self._refusal is not None
-        while self._refusal is not None:
+        was_refused = self.refusal is not None
+        while self.refusal is not None:
             await self._changed.wait()
         return was_refused
 
