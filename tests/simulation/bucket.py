@@ -76,10 +76,8 @@ class SimBucket:
     def __init__(self, settings: Any, secret_key: str) -> None:
         self._all = type(self).store
 
-    async def open(self) -> None:
-        """There is nothing to connect to."""
-
-    close = open
+    async def close(self) -> None:
+        """There is no connection."""
 
     async def _ask(self, act: Callable[[], Any], *, writes: bool = False) -> Any:
         store = self._all

@@ -254,7 +254,9 @@ class Partition:
         asked_at = self.clock.boottime()
         judge(self.seen, await self.keeper.look())
         try:
-            state = await self.keeper.enter(self.seen.writer, mark=self._new_mark())
+            # The time in a new mark lets an operator tell two marks apart.
+            when = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="microseconds")
+            state = await self.keeper.enter(self.seen.writer, mark=f"{when} {self.seen.writer}")
         except port.NodeTakenError as error:
             if self._has_entered:
                 raise port.FencedError(f"another writer owns the partition: {error}") from error
@@ -285,11 +287,6 @@ class Partition:
             self._in_doubt = None
             self._note(self.seen.after(state))
             return state.last == batch.position
-
-    def _new_mark(self) -> str:
-        """Return a new mark. It contains the time, so that an operator can tell two marks apart."""
-        when = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="microseconds")
-        return f"{when} {self.seen.writer}"
 
     def _note(self, seen: SeenState) -> None:
         self.seen = seen

@@ -109,15 +109,15 @@ class _NoRetrySession(AIOHTTPSession):
 
 
 class Bucket:
-    """A bucket of an object store. Without an access key the client searches for one in the places of the AWS
-    tools.
+    """A bucket of an object store, which is opened at the first request. Without an access key the client
+    searches for one in the places of the AWS tools.
     """
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self._settings = settings
         self._read_secret_key = read_secret_key
         self._secret_key = ""
-        self._may_be_old = False
+        self._may_be_old = self._is_closed = False
         self._opened_at = 0.0
         self._opening = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
@@ -130,13 +130,13 @@ class Bucket:
         self._secret_key = await FILES.run(self._read_secret_key)
         self._opened_at = asyncio.get_running_loop().time()
         try:
-            self._client = await self._stack.enter_async_context(
-                self._make("s3", self._settings.endpoint_url)
-            )
-            self._client.meta.events.register_last("before-call.s3", _without_expect)
+            made = self._make("s3", self._settings.endpoint_url)
+            client = await self._stack.enter_async_context(made)
+            client.meta.events.register_last("before-call.s3", _without_expect)
             if self._settings.queue_url:
                 made = self._make("sqs", self._settings.queue_endpoint_url)
                 self._queue = await self._stack.enter_async_context(made)
+            self._client = client
         except (BotoCoreError, ValueError) as error:
             raise RequestRejectedError(f"the object store's client: {error}") from error
 
@@ -170,19 +170,20 @@ class Bucket:
         )
 
     async def close(self) -> None:
-        self._client = None
+        self._client, self._is_closed = None, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_PATIENCE):  # for requests that nobody waits for
                 for _ in range(self._settings.max_requests):
                     await self._slots.acquire()
         await self._stack.aclose()
 
-    async def _open_again(self) -> None:
-        """Create new clients if the service has denied a request and the credentials may have changed since.
-
-        The old ones are closed with the bucket, because their requests may be active.
+    async def _renew_clients(self) -> None:
+        """Create the clients, also if the service has denied a request and the credentials may have changed
+        since. The old ones are closed with the bucket, because their requests may be active.
         """
         async with self._opening:
+            if self._client is None and not self._is_closed:
+                await self.open()
             if not self._may_be_old:
                 return
             self._may_be_old = False
@@ -261,8 +262,8 @@ class Bucket:
         octets = WINDOW if verb == "get_object" else len(body) if isinstance(body, bytes) else 0
         # The client's own timeouts apply to single reads, and not while it waits to write.
         seconds = self._settings.timeout + octets / SLOWEST
-        if self._may_be_old:
-            await self._open_again()
+        if self._client is None or self._may_be_old:
+            await self._renew_clients()
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)

@@ -87,21 +87,12 @@ def _free_directory(indexes: Path) -> tuple[Path, int]:
 
 
 class BucketPlace:
-    """Objects with one prefix in a bucket. The bucket is opened at the first request."""
+    """Objects with one prefix in a bucket."""
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self.is_conditional = settings.shared
         self.bucket = Bucket(settings, read_secret_key)
         self._prefix = settings.prefix
-        self._opening: asyncio.Lock = asyncio.Lock()
-        self._is_open = False
-
-    async def _opened(self) -> Bucket:
-        async with self._opening:
-            if not self._is_open:
-                await self.bucket.open()
-                self._is_open = True
-        return self.bucket
 
     # --- the requirements of a queue
 
@@ -115,7 +106,7 @@ class BucketPlace:
                 "not read. Nothing was changed. Start 0.1.0 on it until its mail is sent; then use another "
                 "prefix for this release, or remove the remaining objects"
             )
-        bucket = await self._opened()
+        bucket = self.bucket
         await self._check_versions(bucket)
         name = f"probe/{uuid.uuid4().hex}"
         key = self._prefix + name
@@ -161,10 +152,9 @@ class BucketPlace:
     async def create(
         self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
     ) -> bool:
-        bucket = await self._opened()
         await self.store(values)
         try:
-            await bucket.put(self._prefix + name, data, new=self.is_conditional)
+            await self.bucket.put(self._prefix + name, data, new=self.is_conditional)
         except ConflictError:
             return False
         return True
@@ -173,15 +163,14 @@ class BucketPlace:
         await _all(lambda name, pieces: self.replace(name, b"".join(pieces)), values)
 
     async def replace(self, name: str, data: bytes) -> None:
-        await (await self._opened()).put(self._prefix + name, data)
+        await self.bucket.put(self._prefix + name, data)
 
     async def read(self, name: str) -> bytes | None:
         return await self._read(name)
 
     async def _read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
-        bucket = await self._opened()
         with contextlib.suppress(MissingError):
-            return await bucket.get(self._prefix + name, first, length)
+            return await self.bucket.get(self._prefix + name, first, length)
         return None
 
     async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
@@ -193,13 +182,11 @@ class BucketPlace:
         return checked_values(values, spans, name)
 
     async def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        bucket = await self._opened()
-        async for keys in bucket.pages(self._prefix + prefix):
+        async for keys in self.bucket.pages(self._prefix + prefix):
             yield [key.removeprefix(self._prefix) for key in keys]
 
     async def remove(self, names: Sequence[str]) -> None:
-        bucket = await self._opened()
-        await _all(lambda name: bucket.delete(self._prefix + name), [(name,) for name in names])
+        await _all(lambda name: self.bucket.delete(self._prefix + name), [(name,) for name in names])
 
     async def room(self) -> int | None:
         return None
