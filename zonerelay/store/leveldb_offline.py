@@ -1,8 +1,8 @@
 """Checks and repairs a LevelDB spool without a relay.
 
-The check reads a snapshot (`snapshot`), because LevelDB writes when it opens a database. So it works while a
-relay is running and on a read-only file system, and it changes no byte and no timestamp of the spool. It
-verifies every block's checksum, and compares the records as for every engine (`store/keys/check`).
+The check reads a snapshot (`take_snapshot`), because LevelDB writes when it opens a database. So it works
+while a relay is running and on a read-only file system, and it changes no byte and no timestamp of the spool.
+It verifies every block's checksum, and compares the records as for every engine (`store/keys/check`).
 
 The repair builds a new database from every record that can still be read:
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import shutil
 import sys
 import time
@@ -50,6 +51,7 @@ from zonerelay.store.leveldb.damage.directory import (
     is_database_file,
     lock_directory,
     read_mark,
+    refuse_half_repaired,
     write_mark,
 )
 from zonerelay.store.leveldb.damage.format import (
@@ -61,13 +63,14 @@ from zonerelay.store.leveldb.damage.format import (
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
 from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
 from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through
-from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.spool import LevelDb, judge_format
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 READ_BUFFER = 4 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
 _PAGE = 4096
+TRIES = 50
+_LOG = re.compile(r"\d+\.log")
 _FAR = 1 << 56
 """A sequence number that no write reaches."""
 _WORDS = frozenset(
@@ -463,3 +466,97 @@ def _find_blocks(spool: Path, tables: list[Path], examination: CheckOptions) -> 
             text = f"bytes {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
             examination.findings.add(DamageKind.UNREADABLE, where, text)
     return examination.findings.counts[DamageKind.UNREADABLE] > before
+
+
+# --- snapshots
+
+
+def take_snapshot(spool: Path, into: Path) -> None:
+    """Copy the state of a spool at one moment to `into`, which does not exist yet, while a relay may write to
+    the spool. Raises StoreError, StoreFullError, or OSError, in
+    which case nothing is left there.
+
+    Tables never change, so they become hard links. Logs and the manifest grow, so they are copied. The
+    snapshot has a prefix of all writes: every write that was acknowledged before this was called, and later
+    ones up to some moment. The spool's directory is not written to, and the relay does not wait.
+
+    A compaction may remove a file after the manifest was copied and before the file is. Then the snapshot
+    starts again. If `into` is on another file system, the tables are copied after a check of the free space.
+    """
+    refuse_half_repaired(spool)
+    for _ in range(TRIES):
+        try:
+            before = _manifest_state(spool)
+            _copy_state(spool, into)
+            if _manifest_state(spool) == before:
+                return
+        except FileNotFoundError:
+            # Before LevelDB removes a file, it writes to the manifest that the file is no longer needed.
+            if not spool.is_dir():
+                shutil.rmtree(into, ignore_errors=True)
+                raise
+        except BaseException:
+            shutil.rmtree(into, ignore_errors=True)
+            raise
+        shutil.rmtree(into, ignore_errors=True)
+    raise StoreError(f"{spool} was modified while it was being read, {TRIES} times in a row; try again later")
+
+
+def _manifest_state(spool: Path) -> tuple[bytes, int]:
+    """Return a value that changes when LevelDB adds or removes a file, because its manifest has grown or was
+    replaced.
+    """
+    try:
+        current = (spool / "CURRENT").read_bytes()
+        return current, (spool / os.fsdecode(current.strip())).stat().st_size
+    except (OSError, ValueError):  # checked with the snapshot
+        return b"", 0
+
+
+def _copy_state(spool: Path, into: Path) -> None:
+    into.mkdir(mode=0o700)
+    # The mark defines what a log must contain, so it is copied first. If a newer log exists, the older one is
+    # complete, so the logs together are a prefix of all writes.
+    names = sorted(os.listdir(spool))  # noqa: PTH208 - names alone
+    first = [name for name in (MARK_NAME, "CURRENT") if name in names]
+    manifests = [name for name in names if name.startswith("MANIFEST-")]
+    for name in (*first, *manifests, *filter(_LOG.fullmatch, names)):
+        shutil.copyfile(spool / name, into / name)
+    _link(spool, into, _named_tables(into, set(names)))
+
+
+def _named_tables(into: Path, names: set[str]) -> list[str]:
+    """Return the tables that the manifest names. A table that is still being written must not be linked,
+    because LevelDB would reuse its number for a table of the snapshot and overwrite the spool's file.
+    """
+    try:
+        current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())
+        tables = read_manifest(current.read_bytes()).tables.values()
+    except (OSError, ValueError):  # the error is reported when the snapshot is opened
+        return []
+    either = (f"{table.number:06d}.{ending}" for table in tables for ending in ("ldb", "sst"))
+    return [name for name in either if name in names]
+
+
+def _link(spool: Path, into: Path, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        try:
+            os.link(spool / name, into / name)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                raise
+            _copy_tables(spool, into, names[number:])
+            return
+
+
+def _copy_tables(spool: Path, into: Path, names: list[str]) -> None:
+    needed = sum((spool / name).stat().st_size for name in names)
+    free = shutil.disk_usage(into).free
+    if needed > free:
+        raise StoreFullError(
+            f"{into.parent} requires {needed / 1e9:.2f} GB for a copy of {spool}, but "
+            f"only {free / 1e9:.2f} GB are free; use a directory on the same file system as the spool, "
+            "where hard links suffice"
+        )
+    for name in names:
+        shutil.copyfile(spool / name, into / name)

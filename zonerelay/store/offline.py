@@ -49,16 +49,14 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.check import RecordRepair, compare, mend
-from zonerelay.store.keys.partition import open_partition
+from zonerelay.store.keys.partition import SeenFile, open_partition
 from zonerelay.store.keys.port import Engine, KeyReader, NodeTakenError
-from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.scan import SpoolKeys
-from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb_offline import READ_BUFFER, check_leveldb, repair_leveldb
+from zonerelay.store.leveldb_offline import READ_BUFFER, check_leveldb, repair_leveldb, take_snapshot
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of
 from zonerelay.store.open import seen_directory, shared_engine
 from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark

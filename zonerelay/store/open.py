@@ -108,9 +108,8 @@ async def _open_s3(settings: Settings, around: StoreContext) -> Store:
 
 async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store:
     """Open the queue of a service that only one relay at a time can use. Raises StoreError."""
-    from zonerelay.store.keys.partition import open_partition
+    from zonerelay.store.keys.partition import SeenFile, open_partition
     from zonerelay.store.keys.port import NodeTakenError
-    from zonerelay.store.keys.seen_file import SeenFile
     from zonerelay.store.queue.queue import open_queue
 
     async def opened(hooks: Hooks) -> Partition:

@@ -10,9 +10,8 @@ import pytest
 
 from tests.store.keys.places import PLACES, Place
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.keys.partition import Partition, open_partition
+from zonerelay.store.keys.partition import Partition, SeenFile, open_partition
 from zonerelay.store.keys.port import Engine
-from zonerelay.store.keys.seen_file import SeenFile
 
 Opening = Callable[..., Awaitable[Partition]]
 

@@ -4,12 +4,12 @@
 
 - `port`: the types, the promises and the errors. Read this first.
 - `partition`: the writer of one partition. It groups writes, numbers them, finds out whether an unanswered
-  write was stored, renews the lease, and refuses a store that has an older state.
-- `seen_file`: the file in which a machine records how far a partition had come.
-- `memory`, `postgres`, `redis`, and `objects` on a `directory` or `s3`: the engines.
-- `queue`: the queue on a partition of any engine, in the layout of docs/store/spool-format.md.
-- `disk`: the queue in a local directory.
-- `shelf`: the queue in memory, and the file that preserves it over an orderly restart.
+  write was stored, renews the lease, and refuses a store that has an older state. `SeenFile` is the file in
+  which a machine records how far a partition had come.
+- `memory`, `postgres`, `redis`: the engines, and `store/objects` on a `directory` or `s3`.
+- `check`: the comparison and the repair of the records of a partition.
+
+`store/queue` has the queue on a partition of any engine, in the layout of docs/store/spool-format.md.
 
 `tests/store/keys/test_contract.py` tests every engine.
 """

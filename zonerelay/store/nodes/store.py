@@ -66,9 +66,8 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import Hooks, Partition, SeenFile, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
-from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.in_flight import in_batches
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
