@@ -129,10 +129,6 @@ def encoded(what: str, value: object) -> bytes:
         raise StoreError(f"{what} cannot be written as JSON: {error}") from error
 
 
-def encode_message(message: Message) -> bytes:
-    return encoded(f"message {message.id}", message)
-
-
 def decode_message(message_id: MessageId, raw: bytes) -> Message:
     try:
         return _decode_message(raw)
@@ -337,10 +333,6 @@ def once_until_key(identity: str, until: float) -> bytes:
 
 
 _decode_kept = msgspec.json.Decoder(StoredKey).decode
-
-
-def encode_kept(kept: StoredKey) -> bytes:
-    return encoded("an idempotency key", kept)
 
 
 def decode_kept(raw: bytes) -> StoredKey:

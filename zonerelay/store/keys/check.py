@@ -259,24 +259,17 @@ async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: 
     return await _Comparison(reader, findings, tell, octets).run()
 
 
-async def mend(
-    reader: KeyReader,
-    repair: RecordRepair,
-    tell: Tell,
-    write: Apply | None,
-    *,
-    octets: int = 0,
-) -> SpoolContents:
+async def mend(reader: KeyReader, repair: RecordRepair, tell: Tell, write: Apply | None) -> SpoolContents:
     """Repair a partition that has no other writer. Without `write` only report the changes. Return the
     contents before the repair. Raises StoreError and OSError, after which the repairs made so far are
     durable.
     """
-    comparison = _Comparison(reader, Findings(), tell, octets)
+    comparison = _Comparison(reader, Findings(), tell, 0)
     comparison.repair, comparison.write = repair, write
     contents = await comparison.run()
     if write is not None:
         left = Findings()
-        await compare(reader, left, tell, octets=octets)
+        await compare(reader, left, tell)
         if left.is_damaged:
             first = next(each for each in left.kept if each.fault not in HARMLESS)
             raise StoreError(f"the repaired spool is invalid: {first}")

@@ -261,7 +261,7 @@ class WritePlan:
         """
         envelope = message.envelope
         message_id = envelope.id
-        metadata = records.encode_message(message)
+        metadata = records.encoded(f"message {message_id}", message)
         exists_key, metadata_key = records.message_keys(message_id)
         self.ops += ((exists_key, b"%d" % envelope.created), (metadata_key, metadata))
         count = 0

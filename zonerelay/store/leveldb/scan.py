@@ -14,7 +14,7 @@ from zonerelay.store.keys import port
 from zonerelay.store.keys.port import KeyPage, Row, page_of
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
 from zonerelay.store.leveldb.engine import Op, View
-from zonerelay.store.leveldb.reads import PAGE_ROWS, DeliveryPage, QueueReads
+from zonerelay.store.leveldb.reads import DeliveryPage, QueueReads
 from zonerelay.store.leveldb.spool import LevelDb
 
 T = TypeVar("T")
@@ -137,15 +137,8 @@ class SpoolReads(QueueReads):
         return f"files in {self.name} that do not belong to the database: {', '.join(foreign[:3])}"
 
 
-def drop_hints(db: LevelDb) -> None:
-    """Empty the overflow index. After a start the cursor finds everything itself."""
-    prefix = records.DOMAIN_PREFIX
-    while keys := [key for key, _ in db.rows(prefix, records.after(prefix), limit=PAGE_ROWS)]:
-        db.write([[(key, None) for key in keys]])
-
-
 def once_ops(identity: str, kept: StoredKey) -> list[Op]:
     return [
-        (records.once_key(identity), records.encode_kept(kept)),
+        (records.once_key(identity), records.encoded("an idempotency key", kept)),
         (records.once_until_key(identity, kept.until), b""),
     ]

@@ -53,7 +53,6 @@ from zonerelay.store.leveldb.engine import (
     connect,
     has_words,
     is_full,
-    is_locked,
     is_there,
     peek,
     words,
@@ -110,7 +109,7 @@ class LevelDb(Database):
     def open_error(self, error: Exception) -> StoreOpenError:
         """Return an error whose text describes what failed at opening and advises the operator."""
         path, text = self.path, words(error)
-        if is_locked(error):
+        if has_words(error, errno.EAGAIN) or text.endswith("already locked by this process"):
             return StoreOpenError(
                 f"another zonerelay has opened {path}; stop it or choose another [spool] path"
             )
@@ -120,9 +119,10 @@ class LevelDb(Database):
                 f"restart ({text})"
             )
         if is_full(error):
+            # An opening writes no more, because the logs become tables.
+            needed = sum(log.stat().st_size for log in path.glob("*.log")) + 2 * self._write_buffer
             return OutOfSpaceError(
-                f"the file system of the spool {path} is full; free {rough_size(self._needed())} and "
-                f"restart ({text})"
+                f"the file system of the spool {path} is full; free {rough_size(needed)} and restart ({text})"
             )
         if has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
             return StoreOpenError(
@@ -136,11 +136,6 @@ class LevelDb(Database):
                 "files); to accept new mail in the meantime, set another [spool] path"
             )
         return DamagedSpoolError(path, text)
-
-    def _needed(self) -> int:
-        """Return the largest number of bytes that an opening writes, because the logs become tables."""
-        logs = self.path.glob("*.log")
-        return sum(log.stat().st_size for log in logs) + 2 * self._write_buffer
 
     def reopen(self, *, full: bool = False) -> None:
         """Recover the log up to the last complete batch after a failed write, and start a new log.

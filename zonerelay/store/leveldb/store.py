@@ -47,7 +47,7 @@ from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import NOTHING, InFlight, ReadResult, WritePlan, changed, in_batches
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.queue_keeper import QueueKeeper
-from zonerelay.store.leveldb.reads import READ_CHUNKS, DeliveryPage, scanned
+from zonerelay.store.leveldb.reads import PAGE_ROWS, READ_CHUNKS, DeliveryPage, scanned
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -455,7 +455,10 @@ def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
     """Open the spool. Return the last message id, whether there is no delivery, and a view of this moment."""
     db.open()
     try:
-        scan.drop_hints(db)
+        # The overflow index is emptied, because after a start the cursors find everything themselves.
+        hints = records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)
+        while keys := [key for key, _ in db.rows(*hints, limit=PAGE_ROWS)]:
+            db.write([[(key, None) for key in keys]])
         reads = SpoolReads(db)
         last = run_through(reads.last_message_id())
         return last, not run_through(reads.queues()), run_through(reads.view())
