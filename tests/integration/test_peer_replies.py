@@ -15,9 +15,10 @@ from tests.support.relay import LOOPBACK, relay_with, settings
 from zonerelay.cli.main import main
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.operations.answers import AddressPlan, Explanation, HostPlan
+from zonerelay.operations.catalogue import BY_REQUEST
 from zonerelay.operations.requests import Explain
 from zonerelay.smtp.client.transaction import BdatFailure
-from zonerelay.supervisor.merge.merging import merge_explained
+from zonerelay.supervisor.merge.merging import combined
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -94,7 +95,9 @@ def test_what_one_worker_has_met_is_in_the_explanation_of_all() -> None:
         EXPLAINED, suspended_until=5.0, hosts=(host("a", "", "xy"), host("b", ""))
     )
     other = msgspec.structs.replace(EXPLAINED, hosts=(host("a", "y", "yz"), host("b", "")))
-    found = merge_explained([other, whole])
+    [found] = combined(
+        [other, whole], BY_REQUEST[Explain].merge, Explain(address="b@example.com"), shared=False
+    )
     assert found.hosts == (host("a", "y", "yzx"), host("b", ""))
     assert found.suspended_until == 5.0
 

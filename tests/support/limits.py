@@ -22,10 +22,11 @@ class MemoryAuthority:
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
         del back, gone  # never out of reach
+        self._news = news
         self._table.register(self._owner, news)
 
     async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         return self._table.exchange(self._owner, zone, request)
 
     async def close(self) -> None:
-        self._table.unregister(self._owner)
+        self._table.unregister(self._owner, self._news)

@@ -684,9 +684,11 @@ class LimitTable:
         """Add an owner and its callback. If several use one name, the last one counts."""
         self._listeners[owner] = news
 
-    def unregister(self, owner: str) -> None:
-        """Remove an owner and free all its slots."""
-        self._listeners.pop(owner, None)
+    def unregister(self, owner: str, news: Callable[[str], None]) -> None:
+        """Remove an owner and free all its slots, unless it has registered again with another callback."""
+        if self._listeners.get(owner) is not news:
+            return
+        del self._listeners[owner]
         now = self._clock.monotonic()
         for zone, limits in list(self._zones.items()):
             self._notify(zone, limits.end(owner, now, allocate=self._may_allocate(now)))

@@ -93,7 +93,6 @@ class LimitServer:
         self._path = path
         self._table = table
         self._server: asyncio.Server | None = None
-        self._workers: dict[str, asyncio.StreamWriter] = {}
         self._tasks = Tasks()
 
     async def start(self) -> None:
@@ -125,8 +124,11 @@ class LimitServer:
         if not isinstance(hello, HelloFrame):
             raise AuthorityError("the first frame must name the owner")
         owner = hello.owner
-        self._workers[owner] = writer
-        self._table.register(owner, lambda zone: self._write(writer, ChangeFrame(zone)))
+
+        def news(zone: str) -> None:
+            self._write(writer, ChangeFrame(zone))
+
+        self._table.register(owner, news)
         try:
             while True:
                 ask = await _read_frame(reader, decoder)
@@ -134,10 +136,7 @@ class LimitServer:
                     raise AuthorityError("the greeting was sent twice")
                 self._write(writer, AnswerFrame(self._table.exchange(owner, ask.zone, ask.request)))
         finally:
-            # Not if it has reconnected over another socket by now.
-            if self._workers.get(owner) is writer:
-                del self._workers[owner]
-                self._table.unregister(owner)
+            self._table.unregister(owner, news)
 
     def _write(self, writer: asyncio.StreamWriter, frame: ServerFrame) -> None:
         if writer.transport.get_write_buffer_size() > MAX_UNREAD:
@@ -208,7 +207,8 @@ class SocketAuthority:
                 gone(str(error))
                 await asyncio.sleep(RETRY_AFTER)
             finally:
-                self._disconnect(writer)
+                writer.transport.abort()
+                self._disconnect()
 
     async def _listen(self, reader: asyncio.StreamReader, news: Callable[[str], None]) -> None:
         decoder: msgspec.msgpack.Decoder[ServerFrame] = msgspec.msgpack.Decoder(ServerFrame)
@@ -221,12 +221,10 @@ class SocketAuthority:
                 if not answer.done():
                     answer.set_result(frame.answer)
 
-    def _disconnect(self, writer: asyncio.StreamWriter) -> None:
-        writer.transport.abort()
-        if self._writer is writer:
-            self._writer = None
-            waiting, self._waiting = self._waiting, deque()
-            for answer in waiting:
-                if not answer.done():
-                    answer.set_exception(AuthorityError(f"{self.name} closed the connection"))
-                    answer.exception()  # the caller may have ended, too
+    def _disconnect(self) -> None:
+        self._writer = None
+        waiting, self._waiting = self._waiting, deque()
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(AuthorityError(f"{self.name} closed the connection"))
+                answer.exception()  # the caller may have ended, too

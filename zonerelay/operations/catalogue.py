@@ -211,7 +211,11 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.Explain,
         reply=answers.Explanation,
         help="Show the route of mail for an address without sending any",
-        merge=Merge(how=MergeRule.CUSTOM),
+        # Explanations differ only in what each worker has observed.
+        merge=Merge(
+            worst="suspended_until",
+            rows={"hosts": Merge(key="name port", rows={"addresses": Merge(key="address", join="learned")})},
+        ),
         method="POST",
         path="/v1/explain",
     ),

@@ -181,10 +181,10 @@ class Merge:
     """The rule by which a supervisor merges the responses of its workers.
 
     `key` names the fields by which frames belong together. Their fields in `add`, `most` and `least` are
-    added up or chosen, `first` takes the first value that is not empty, and `join` joins different texts. All
-    other fields are those of the first frame, or of the one with the greatest value of `worst`; the worst
-    member of an enum is its last one. `rows` has the rules of fields that are rows themselves. `order`
-    returns the sort key of a row, and `limit` names the field of the request that limits the rows.
+    added up or chosen, `first` takes the first value that is not empty, and `join` joins different texts or
+    tuples. All other fields are those of the first frame, or of the one with the greatest value of `worst`;
+    the worst member of an enum is its last one. `rows` has the rules of fields that are rows themselves.
+    `order` returns the sort key of a row, and `limit` names the field of the request that limits the rows.
 
     With `of_queue`, only one worker is queried if the queue is shared, because each worker sees all of it.
     With `in_turn`, one worker is queried after the other, `shared`: if the queue is. With `partial`, an error

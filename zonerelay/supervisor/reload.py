@@ -24,6 +24,7 @@ from zonerelay.process.sockets import Notifier
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, RelaySockets
+from zonerelay.supervisor.workers.child import Child
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
@@ -193,30 +194,23 @@ class RelayReload:
         if found.roll:
             await self._replace_all()
             return
-        first = self._first()
-        if first is not None:
-            await self._try(first)
-        for member in list(self.workers.members.values()):
-            if member is first or member.policy.phase is not WorkerPhase.RUNNING:
+        # The first one tries the configuration. It must be healthy, because the death of an unstable worker
+        # would prove nothing.
+        now = self.clock.monotonic()
+        members = self.workers.members.values()
+        first = next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
+        for member in sorted(members, key=lambda each: each is not first):
+            if member.policy.phase is not WorkerPhase.RUNNING:
                 continue  # it reads the configuration at its start, or is notified when it is ready
+            child = member.child
             refusal = await self._tell(member)
             if refusal:
                 raise ReloadRejectedError(f"{member.name}: {refusal}")
+            if member is first:
+                await self._watch(member, child)
 
-    def _first(self) -> SupervisedWorker | None:
-        """Return the worker that tries the configuration first. It must be healthy, because the death of an
-        unstable worker would prove nothing.
-        """
-        now = self.clock.monotonic()
-        members = self.workers.members.values()
-        return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
-
-    async def _try(self, member: SupervisedWorker) -> None:
-        """Reload one worker. Raise ReloadRejectedError if it refuses the configuration or dies of it."""
-        child = member.child
-        refusal = await self._tell(member)
-        if refusal:
-            raise ReloadRejectedError(f"{member.name}: {refusal}")
+    async def _watch(self, member: SupervisedWorker, child: Child | None) -> None:
+        """Wait for a moment. Raise ReloadRejectedError if the worker dies of the configuration."""
         deadline = self.clock.monotonic() + STEADY
         while member.child is child and self.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)

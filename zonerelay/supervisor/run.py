@@ -14,6 +14,7 @@ import signal
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -119,7 +120,7 @@ class Supervisor:
         )
         self._state = RelayState(self._workers, self.settings, self._sockets, self.clock)
         self._metrics = RelayMetrics(totals, self._state)
-        self._notifier = Notifier(os.environ, self._deaf)
+        self._notifier = Notifier(os.environ, partial(self._on_error, "systemd"))
         self._reloading = RelayReload(
             self.config,
             workers=self._workers,
@@ -233,6 +234,3 @@ class Supervisor:
 
     def _on_error(self, where: str, error: BaseException) -> None:
         self.log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})
-
-    def _deaf(self, error: OSError) -> None:
-        self._on_error("systemd", error)

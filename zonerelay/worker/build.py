@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -456,14 +455,10 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     await parts.queue.start(parts.scheduler, parts.sending.logins)
     if not identity.drains_spool:
         stack.push_async_callback(worker.close_listeners)
-        await parts.listeners.start(settings, worker.tables.rules, _bind_for_submissions(settings, identity))
+        # The supervisor serves the address of [admin], and passes on what is submitted there.
+        is_served = settings.admin.address and identity.supervised
+        submissions = bind(submission_socket_path(settings, identity.index)) if is_served else None
+        await parts.listeners.start(settings, worker.tables.rules, submissions)
     if worker.drop is not None:
         stack.push_async_callback(worker.drop.stop)
         worker.drop.start()
-
-
-def _bind_for_submissions(settings: Settings, identity: Identity) -> socket.socket | None:
-    """Bind the socket for submissions if the supervisor serves the address of [admin]. Raise ControlError."""
-    if not settings.admin.address or not identity.supervised:
-        return None
-    return bind(submission_socket_path(settings, identity.index))

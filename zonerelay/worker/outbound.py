@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
@@ -23,37 +23,30 @@ from zonerelay.delivery.batch.capturing import CaptureCourier
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import CheckClaim, DkimSigner, ReadBody, Renderer
 from zonerelay.delivery.source import SourceSelection
+from zonerelay.history.writer import DIRECTORY
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome
+from zonerelay.model.queue_name import QueueKind
+from zonerelay.process.setup import hashing_redactor
+from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
+from zonerelay.store.contract import Store
 from zonerelay.store.open import open_limits
+from zonerelay.telemetry.events.events import Field
 from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
-    from zonerelay.worker.tables import Tables
-
-
-from collections.abc import Collection
-from typing import TYPE_CHECKING
-
-from zonerelay.history.writer import DIRECTORY
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import QueueKind
-from zonerelay.process.setup import hashing_redactor
-from zonerelay.queue.settle.settler import Settler
-from zonerelay.store.contract import Store
-from zonerelay.telemetry.events.events import Field
-
-if TYPE_CHECKING:
     from zonerelay.webhook.webhooks import Webhooks
+    from zonerelay.worker.tables import Tables
 
 
 class MailReporter:

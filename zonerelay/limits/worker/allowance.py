@@ -30,6 +30,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass
+from itertools import islice
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import MAX_WAITING
@@ -154,7 +155,7 @@ class LeasedTurns:
         left = len(self._turns) - self._started
         if left <= self._block // 2 and left < self._demand:
             self._ask()
-        return self._start_of(self._started) if left > 0 else now + ASK_AGAIN
+        return self._window(self._started)[0] - self._ahead if left > 0 else now + ASK_AGAIN
 
     @property
     def next_turn(self) -> float:
@@ -259,9 +260,6 @@ class LeasedTurns:
 
     def _window(self, number: int) -> tuple[float, float]:
         return self.bounds.window(self._turns[number], self._grace)
-
-    def _start_of(self, number: int) -> float:
-        return self._window(number)[0] - self._ahead
 
     @property
     def _ahead(self) -> float:
@@ -575,11 +573,8 @@ class ZoneAllowance:
         share.requested_at = 0.0
 
     def _first_requests(self) -> Iterator[Share]:
-        """Yield the requests that the authority receives. The others follow when these are granted."""
-        for count, share in enumerate(self._requests):
-            if count >= MAX_WAITING:
-                return
-            yield share
+        """Return the requests that the authority receives. The others follow when these are granted."""
+        return islice(self._requests, MAX_WAITING)
 
     def _freed(self, share: Share) -> None:
         spare = share.spare

@@ -18,7 +18,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitAuthority, LimitRequest, TurnRequest
+from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitAuthority, LimitRequest
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns, ZoneAllowance
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
@@ -263,7 +263,7 @@ class LimitKeeper:
             tuple(turns.ask() for turns in wanted),
             tuple(each for turns in wanted for each in turns.unused()),
             everything=everything,
-            known_turns=self._known(zone) if everything else (),
+            known_turns=tuple(filter(None, (each.known for each in zone.turns))) if everything else (),
         )
         zone.wanted.clear()
         zone.due = zone.everything = False
@@ -279,9 +279,6 @@ class LimitKeeper:
             return False
         self._apply(zone, answer, wanted, sent)
         return True
-
-    def _known(self, zone: _ZoneExchange) -> tuple[tuple[TurnRequest, tuple[float, ...]], ...]:
-        return tuple(known for turns in zone.turns if (known := turns.known) is not None)
 
     def _apply(
         self, zone: _ZoneExchange, answer: LimitAnswer, wanted: list[LeasedTurns], sent: float

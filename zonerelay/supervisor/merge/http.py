@@ -10,6 +10,7 @@ makes the relay unready until it is replaced.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -54,9 +55,8 @@ class RelayMetrics:
 
     def _own(self) -> tuple[Family, ...]:
         members = self._state.members()
-        states = dict.fromkeys(("running", "starting", "stopping", "down", "hung", "emptying"), 0)
-        for member in members:
-            states[member.status(0.0).state] = states.get(member.status(0.0).state, 0) + 1
+        states = Counter(dict.fromkeys(("running", "starting", "stopping", "down", "hung", "emptying"), 0))
+        states.update(member.status(0.0).state for member in members)
         running = tuple(("zonerelay_workers", (("state", name),), float(n)) for name, n in states.items())
         restarts = tuple(
             ("zonerelay_worker_restarts_total", (("worker", str(m.index)),), float(m.policy.restarts))

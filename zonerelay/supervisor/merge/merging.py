@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import chain, zip_longest
@@ -14,7 +13,7 @@ import msgspec
 from zonerelay.operations import answers
 from zonerelay.operations.catalogue import BY_REQUEST, CHANGED
 from zonerelay.operations.operation import Merge, MergeRule
-from zonerelay.operations.requests import Explain, Orders, QueueChange, QueueSummary, Request
+from zonerelay.operations.requests import Orders, QueueChange, QueueSummary, Request
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -31,8 +30,6 @@ def combined(rows: Sequence[Any], rule: Merge, request: Request, *, shared: bool
     match request:
         case QueueSummary():
             return [merge_summaries(rows)]
-        case Explain():
-            return [merge_explained(rows)]
         case QueueChange() if shared:
             return [merge_changed(rows)]
     return _gathered(rows, rule, request)
@@ -82,32 +79,11 @@ def _rank(value: Any) -> Any:
     return list(type(value)).index(value) if isinstance(value, Enum) else value or 0
 
 
-def _joined(texts: Sequence[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, texts)))
-
-
-def merge_explained(found: Sequence[answers.Explanation]) -> answers.Explanation:
-    """Merge explanations, which differ only in what each worker has observed. The longest suspension and
-    everything that a worker has learned about an address are kept.
-    """
-    whole = max(found, key=lambda each: each.suspended_until or 0.0)
-    learned: defaultdict[tuple[str, int, str], list[str]] = defaultdict(list)
-    for host in (host for each in found for host in each.hosts):
-        for address in host.addresses:
-            learned[host.name, host.port, address.address] += address.learned
-    hosts = [
-        msgspec.structs.replace(
-            host,
-            addresses=tuple(
-                msgspec.structs.replace(
-                    each, learned=tuple(dict.fromkeys(learned[host.name, host.port, each.address]))
-                )
-                for each in host.addresses
-            ),
-        )
-        for host in whole.hosts
-    ]
-    return msgspec.structs.replace(whole, hosts=tuple(hosts))
+def _joined(values: Sequence[Any]) -> object:
+    """Join different texts into one, or tuples of texts into one without repetitions."""
+    if isinstance(values[0], tuple):
+        return tuple(dict.fromkeys(chain.from_iterable(values)))
+    return "; ".join(dict.fromkeys(filter(None, values)))
 
 
 def _alike(rows: Iterable[S], key: Callable[[S], object]) -> list[list[S]]:
@@ -242,13 +218,12 @@ def merge_changed(parts: Sequence[answers.ChangeResult]) -> answers.ChangeResult
 def merge_summaries(parts: Sequence[answers.Summary]) -> answers.Summary:
     """Merge summaries, and count no more keys than one worker would."""
     first = parts[0]
+    other = none = [0] * (len(first.minutes) + 1)
     found: dict[str, list[int]] = {}
-    other = [0] * (len(first.minutes) + 1)
     for part in parts:
         for row in part.rows:
-            ages = found.get(row.key)
-            found[row.key] = list(row.ages) if ages is None else _added(ages, row.ages)
-        other = _added(other, part.other.ages) if part.other is not None else other
+            found[row.key] = _added(found.get(row.key, none), row.ages)
+        other = other if part.other is None else _added(other, part.other.ages)
     every = max(part.every for part in parts)
     return answers.summary_of(first.by, first.minutes, found, other, every=every, most=MAX_KEYS)
 

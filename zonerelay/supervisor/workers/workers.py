@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import msgspec
@@ -45,11 +45,15 @@ class SupervisedWorker:
     because: str = ""
     problem: str = ""
     verdict: str | None = None
-    verdicts: int = field(default=0)
+    verdicts: int = 0
 
     @property
     def name(self) -> str:
         return f"worker {self.index}"
+
+    @property
+    def pid(self) -> int:
+        return 0 if self.child is None else self.child.pid
 
     @property
     def answers(self) -> bool:
@@ -64,7 +68,7 @@ class SupervisedWorker:
         )
         return WorkerStatus(
             worker=self.index,
-            pid=0 if self.child is None else self.child.pid,
+            pid=self.pid,
             state=state,
             uptime=max(now - self.policy.since, 0.0),
             restarts=self.policy.restarts,
@@ -205,7 +209,9 @@ class Workers:
             for member in list(self.members.values()):
                 await self._step(member, now, late=late)
             self._step_roll()
-            self._tell_ready()
+            policies = self.policies.values()
+            if not self.ready.done() and all(each.phase is WorkerPhase.RUNNING for each in policies):
+                self.ready.set_result(None)
             self._awake.clear()
             try:
                 async with asyncio.timeout(TICK):
@@ -229,14 +235,8 @@ class Workers:
         worker = self.roll.step(self.policies, self.now())
         if worker is not None:
             member = self.members[worker]
-            self.log.emit("info", "worker-replaced", {"worker": worker, "pid": _pid(member)})
+            self.log.emit("info", "worker-replaced", {"worker": worker, "pid": member.pid})
             self._do(member, member.policy.replace(self.now()))
-
-    def _tell_ready(self) -> None:
-        if self.ready.done():
-            return
-        if all(policy.phase is WorkerPhase.RUNNING for policy in self.policies.values()):
-            self.ready.set_result(None)
 
     async def _start(self, member: SupervisedWorker) -> None:
         child = Child(
@@ -262,7 +262,7 @@ class Workers:
             return
         if act is Action.TERMINATE and member.policy.phase is WorkerPhase.HUNG:
             member.because = f"no heartbeat for {self.timeouts.silence:g} s"
-            self.log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
+            self.log.emit("error", "worker-hung", {"worker": member.index, "pid": member.pid})
         elif act is Action.KILL and not member.because:
             member.because = (
                 "it did not stop in time"
@@ -331,7 +331,3 @@ class Workers:
         if first_time and not member.drains_spool and not self.ready.done():
             self.ready.set_exception(StartError(f"{member.name} {why}"))
         self.wake()
-
-
-def _pid(member: SupervisedWorker) -> int:
-    return 0 if member.child is None else member.child.pid
