@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from tests.support.waiting import until
 from zonerelay.admin.http import AdminServer
 from zonerelay.admin.http_server import MAX_CONNECTIONS, MAX_OPERATORS
-from zonerelay.admin.operators import MAX_OF_TOKEN, build_operators
+from zonerelay.admin.operators import MAX_OF_TOKEN, Operators
 from zonerelay.admin.page import page
 from zonerelay.admin.requests import visit_of
 from zonerelay.config.credentials.file import replace_file
@@ -72,7 +72,7 @@ class Site:
         settings = Settings(spool=SpoolSettings(path=directory / "spool"), admin=admin)
         self.identities = identities_file(directory)
         self.events = Events()
-        self.operators = build_operators(
+        self.operators = Operators(
             self.events,
             lambda: settings,
             on_error=self._trouble,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from zonerelay.admin.http import ControlSocket
-from zonerelay.admin.operators import build_operators
+from zonerelay.admin.operators import Operators
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.runner import Handler
 from zonerelay.inbound.cleanup.submit import Submit
@@ -20,7 +20,7 @@ def control_socket(
     path: Path, handler: Handler, trouble: Callable[[str, BaseException], None]
 ) -> ControlSocket:
     settings = Settings(spool=SpoolSettings(path=path.parent / "spool"))
-    operators = build_operators(
+    operators = Operators(
         handler,
         lambda: settings,
         on_error=trouble,

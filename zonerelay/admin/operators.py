@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
@@ -93,24 +93,32 @@ async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
     scope.reschedule(asyncio.get_running_loop().time())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class Operators:
     """The objects that the API and the page of one process share. `settings` returns the current settings;
     `audit` writes a line to the log; `submit` accepts mail by the rules of the listener whose settings
-    `rules` returns.
+    `listener` returns. Without that, those of the first listener apply.
     """
 
-    asking: Runner
-    identities: Identities
-    access: Access
+    handler: InitVar[Handler]
     settings: Callable[[], Settings]
+    _: KW_ONLY
     on_error: OnError
     audit: Audit
     clock: Clock
     submit: Submit
-    rules: Callable[[], ListenerSettings]
-    streams: StreamCounter = field(default_factory=StreamCounter)
+    listener: InitVar[Callable[[], ListenerSettings] | None] = None
     sandbox: Sandbox | None = None
+
+    def __post_init__(self, handler: Handler, listener: Callable[[], ListenerSettings] | None) -> None:
+        start = self.settings()
+        self.asking = Runner(handler, self.on_error)
+        self.identities = Identities(
+            identities_file(start.spool.path.parent), self.clock.now, token_file=start.admin.token_file
+        )
+        self.access = Access(self.identities, self.clock, self.audit, self.on_error)
+        self.rules = listener or (lambda: self.settings().listener[0])
+        self.streams = StreamCounter()
 
     def is_valid(self, token: Token) -> bool:
         """Return whether the token is still valid. A newer token with the same name is a different one."""
@@ -134,35 +142,3 @@ class Operators:
                     async for frame in frames:
                         found += addresses_in(frame)
         return found
-
-
-def build_operators(
-    handler: Handler,
-    settings: Callable[[], Settings],
-    *,
-    on_error: OnError,
-    audit: Audit,
-    clock: Clock,
-    submit: Submit,
-    rules: Callable[[], ListenerSettings] | None = None,
-    sandbox: Sandbox | None = None,
-) -> Operators:
-    """Build the objects from the settings. Without `rules`, the settings of the first listener apply to
-    mail.
-    """
-    start = settings()
-    identities = Identities(
-        identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file
-    )
-    return Operators(
-        asking=Runner(handler, on_error),
-        identities=identities,
-        access=Access(identities, clock, audit, on_error),
-        settings=settings,
-        on_error=on_error,
-        audit=audit,
-        clock=clock,
-        submit=submit,
-        rules=rules or (lambda: settings().listener[0]),
-        sandbox=sandbox,
-    )

@@ -37,24 +37,27 @@ OVERHEAD = 4096
 """Octets that a message takes beside its own, at a guess."""
 
 _TABLES = f"""
-CREATE TABLE mail (
+PRAGMA auto_vacuum = FULL;
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS mail (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, at REAL NOT NULL,
     sender TEXT NOT NULL, recipients TEXT NOT NULL, size INTEGER NOT NULL, is_read INTEGER NOT NULL,
     message_id TEXT NOT NULL, from_ TEXT NOT NULL, to_ TEXT NOT NULL, cc TEXT NOT NULL, bcc TEXT NOT NULL,
     reply_to TEXT NOT NULL, subject TEXT NOT NULL, attachments INTEGER NOT NULL, inline INTEGER NOT NULL,
     tags TEXT NOT NULL, snippet TEXT NOT NULL, words TEXT NOT NULL
 );
-CREATE TABLE content (number INTEGER PRIMARY KEY, octets BLOB NOT NULL);
-CREATE TABLE total (messages INTEGER NOT NULL, octets INTEGER NOT NULL);
-INSERT INTO total VALUES (0, 0);
-CREATE TRIGGER came AFTER INSERT ON mail BEGIN
+CREATE TABLE IF NOT EXISTS content (number INTEGER PRIMARY KEY, octets BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS total (messages INTEGER NOT NULL, octets INTEGER NOT NULL);
+INSERT INTO total SELECT 0, 0 WHERE NOT EXISTS (SELECT * FROM total);
+CREATE TRIGGER IF NOT EXISTS came AFTER INSERT ON mail BEGIN
     UPDATE total SET messages = messages + 1, octets = octets + NEW.size + {OVERHEAD};
 END;
-CREATE TRIGGER went AFTER DELETE ON mail BEGIN
+CREATE TRIGGER IF NOT EXISTS went AFTER DELETE ON mail BEGIN
     UPDATE total SET messages = messages - 1, octets = octets - OLD.size - {OVERHEAD};
     DELETE FROM content WHERE number = OLD.number;
 END;
 PRAGMA user_version = {VERSION};
+COMMIT;
 """  # noqa: S608 - two numbers
 LONGEST = 10.0
 """Seconds of one search."""
@@ -361,29 +364,11 @@ def _open(file: Path) -> sqlite3.Connection:
         if found > VERSION:
             raise sqlite3.DatabaseError(f"unsupported format {found}; this release supports {VERSION}")
         if not found:
-            _make_tables(database)
+            database.executescript(_TABLES)  # another process may have been first
         # A commit is on disk when it returns.
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
         database.executescript("PRAGMA journal_size_limit = 16000000; PRAGMA case_sensitive_like = OFF;")
     return database
-
-
-def _make_tables(database: sqlite3.Connection) -> None:
-    database.execute("PRAGMA auto_vacuum = FULL")
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        if not database.execute("PRAGMA user_version").fetchone()[0]:  # another process may have created them
-            statement = ""
-            # One by one: executescript would end the transaction first, and with it the lock.
-            for line in _TABLES.splitlines(keepends=True):
-                statement += line
-                if sqlite3.complete_statement(statement):
-                    database.execute(statement)
-                    statement = ""
-        database.execute("COMMIT")
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
 
 
 def _summary(row: Sequence[object]) -> CaptureRow:

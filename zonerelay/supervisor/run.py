@@ -21,7 +21,7 @@ import uvloop
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
-from zonerelay.admin.operators import Operators, build_operators
+from zonerelay.admin.operators import Operators
 from zonerelay.config.checks import advice
 from zonerelay.config.load import read_copy
 from zonerelay.config.settings import Settings, resolve_hostname
@@ -163,7 +163,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         workers = count_of(settings)
         self._workers.employ(workers, spools_beyond(settings.spool, workers))
-        operators = build_operators(
+        operators = Operators(
             FanOut(state),
             lambda: self._state.settings,
             on_error=self._on_error,

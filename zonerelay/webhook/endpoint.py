@@ -61,29 +61,26 @@ class EndpointResponse:
     wait: float = 0.0
 
 
+@dataclass(eq=False, repr=False)
 class Endpoint:
     """Posts events to the endpoint of a webhook. `read_keys` is called before each post and returns the
     signing keys, the newest first, because a secret may have been replaced. It blocks, and raises ValueError
     if a key cannot be read.
     """
 
-    def __init__(
-        self,
-        settings: WebhookSettings,
-        clock: Clock,
-        read_keys: Callable[[], Sequence[str]],
-    ) -> None:
-        self._read_keys = read_keys
-        self._private = settings.private
-        self._clock = clock
-        self.poster = Poster(settings.url, timeout=settings.timeout, resolve=self._resolve)
+    settings: WebhookSettings
+    clock: Clock
+    read_keys: Callable[[], Sequence[str]]
+
+    def __post_init__(self) -> None:
+        self.poster = Poster(self.settings.url, timeout=self.settings.timeout, resolve=self._resolve)
 
     async def post(self, event_id: str, body: bytes) -> EndpointResponse:
         try:
-            keys = await FILES.run(self._read_keys)
+            keys = await FILES.run(self.read_keys)
         except ValueError as error:
             return EndpointResponse(ok=False, text=str(error), down=True)
-        timestamp = int(self._clock.now())
+        timestamp = int(self.clock.now())
         headers = {
             "Content-Type": "application/json",
             "webhook-id": event_id,
@@ -109,7 +106,7 @@ class Endpoint:
             found = (
                 float(text)
                 if text.isdecimal()
-                else parsedate_to_datetime(text).timestamp() - self._clock.now()
+                else parsedate_to_datetime(text).timestamp() - self.clock.now()
             )
         except (ValueError, OverflowError):
             return 0.0
@@ -120,7 +117,7 @@ class Endpoint:
             addresses = await addresses_of(host)
         except OSError as error:
             raise WebError(f"{host} does not resolve to an address: {error.strerror}") from error
-        public = [each for each in addresses if self._private or not is_private(each)]
+        public = [each for each in addresses if self.settings.private or not is_private(each)]
         if not public:
             raise WebError(
                 f"{host} resolves only to private addresses ({', '.join(addresses)}); set private = true "

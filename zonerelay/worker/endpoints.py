@@ -116,16 +116,16 @@ class Endpoints:
         submit: Submit,
         rules: Callable[[], ListenerSettings] | None = None,
     ) -> Operators:
-        from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
+        from zonerelay.admin.operators import Operators  # noqa: PLC0415 - with the first connection
 
-        built = build_operators(
+        built = Operators(
             handler,
             self.settings,
             on_error=self._events.error,
             audit=self._events.requested,
             clock=self._clock,
             submit=submit,
-            rules=rules,
+            listener=rules,
             sandbox=self.sandbox,
         )
         self._operators.append(built)
