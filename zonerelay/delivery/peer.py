@@ -225,18 +225,14 @@ async def open_socket(
             _bind(sock, source, ipv6=family == socket.AF_INET6)
         async with asyncio.timeout(timeout):
             await asyncio.get_running_loop().sock_connect(sock, (ip, port))
-    except TimeoutError as error:
+    except BaseException as error:
         sock.close()
-        text = f"connecting to {address} timed out"
-        raise HostFailure(Reply(451, "4.1", text), address=address, down=True) from error
-    except OSError as error:
-        sock.close()
+        if not isinstance(error, OSError):
+            raise
         reason = os.strerror(error.errno) if error.errno else str(error)
-        text = f"connecting to {address} failed: {reason}"
-        raise HostFailure(Reply(451, "4.1", text), address=address, down=True) from error
-    except BaseException:
-        sock.close()
-        raise
+        what = "timed out" if isinstance(error, TimeoutError) else f"failed: {reason}"
+        reply = Reply(451, "4.1", f"connecting to {address} {what}")
+        raise HostFailure(reply, address=address, down=True) from error
     return sock
 
 

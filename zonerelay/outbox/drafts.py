@@ -71,10 +71,10 @@ class RowRecipients:
     everybody: tuple[Mailbox, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RowContent:
-    """The other columns of an outbox row, unparsed. `headers` and `attachments` are JSON, the latter in
-    UTF-8.
+    """The other columns of an outbox row, unparsed, in the order of the statements. `headers` and
+    `attachments` are JSON, the latter in UTF-8.
     """
 
     subject: str | None = None

@@ -233,7 +233,7 @@ class OutboundSide:
 
     def granted(self, zone: str) -> None:
         self._granted(zone)
-        self.courier.pool.granted()
+        self.courier.pool.wake()
 
     def relieve(self, zone: str) -> None:
         self.courier.pool.relieve(zone)

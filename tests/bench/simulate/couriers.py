@@ -105,7 +105,7 @@ class SimCourier:
         return self._pool.open_connections(zone)
 
     def granted(self) -> None:
-        self._pool.granted()
+        self._pool.wake()
 
     def relieve(self, zone: str) -> None:
         self._pool.relieve(zone)

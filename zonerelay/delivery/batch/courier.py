@@ -385,7 +385,10 @@ class SmtpCourier:
                 state.progress.host_failed(host.name, failure)
                 left -= 1
                 continue
-            for ip in known.ips if again is None else _beginning_with(again.address, known.ips, host):
+            ips: Sequence[str] = known.ips
+            if again is not None:
+                ips = sorted(ips, key=lambda ip: display_address(ip, host.port) != again.address)
+            for ip in ips:
                 if left <= 0 or lacking <= 0:
                     break
                 if self._order.is_down(host, ip):
@@ -526,10 +529,6 @@ class SmtpCourier:
         for reply in replies:
             if self.sources.heard(state.terms, reply, session.peer.address):
                 state.address_blamed = True
-
-
-def _beginning_with(address: str, ips: Sequence[str], host: MxHost) -> list[str]:
-    return sorted(ips, key=lambda ip: display_address(ip, host.port) != address)
 
 
 def _for_its_tls(outcome: Outcome, host: str, failure: HostFailure) -> Outcome:

@@ -157,11 +157,6 @@ class ConnectionPool:
             self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
         session.protocol.abort()
 
-    def granted(self) -> None:
-        """Wake the waiters, because another worker may have freed capacity."""
-        if self._waiters:
-            self._wake()
-
     def relieve(self, zone: str) -> None:
         """Close idle connections that other workers wait for."""
         idle = self._idle_in.get(zone)
@@ -249,7 +244,7 @@ class ConnectionPool:
             self._sweep_at = session.idle_until
             self._timer = loop.call_at(self._sweep_at, self._sweep)
         if self._waiters:
-            self._wake()
+            self.wake()
 
     def _forget(self, session: OutgoingSession) -> None:
         slot = session.slot
@@ -307,7 +302,8 @@ class ConnectionPool:
         lacking = self._open_in[zone.name] + ahead + 1 - zone.max_connections
         if lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None
-            if lacking > self._closing_now(zone.name):
+            since = asyncio.get_running_loop().time() - PATIENCE
+            if lacking > sum(began > since for began in self._closing[zone.name].values()):
                 self._make_room(zone.name)
             return False
         if not self._is_allowed(terms):
@@ -329,7 +325,7 @@ class ConnectionPool:
             if len(lines) == 1:
                 return False
         limits = {limit, *(line.limit for line in lines.values() if line.limit >= limit)}
-        return any(_open_within(lines, most) >= most for most in limits)
+        return any(sum(line.open for line in lines.values() if line.limit <= most) >= most for most in limits)
 
     def _is_allowed(self, terms: Terms) -> bool:
         """Return whether the limits allow this worker another connection. A refusal records a request."""
@@ -358,13 +354,9 @@ class ConnectionPool:
         line = self._lines.get(zone)
         if line is not None and line.pop(place, self) is None:
             if line:
-                self._wake()
+                self.wake()
             else:
                 del self._lines[zone]
-
-    def _closing_now(self, zone: str) -> int:
-        since = asyncio.get_running_loop().time() - PATIENCE
-        return sum(began > since for began in self._closing[zone].values())
 
     def _make_room(self, zone: str) -> None:
         idle = self._used_once.get(zone) or self._idle_in.get(zone)
@@ -396,9 +388,10 @@ class ConnectionPool:
         if session is not None:
             self._forget(session)
         self._closing[slot.zone].pop(slot, None)
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the waiters look again, because capacity may have become free, here or at another worker."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -410,10 +403,6 @@ class ConnectionPool:
             await waiter
         finally:
             del self._waiters[waiter]
-
-
-def _open_within(lines: dict[DestinationKey, _DestinationSlots], most: int) -> int:
-    return sum(line.open for line in lines.values() if line.limit <= most)
 
 
 def _ahead(line: dict[object, None], place: object) -> int:

@@ -237,11 +237,7 @@ def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) 
     people = recipients_of(
         dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
     )
-    content = None
-    if len(columns) > _SMALL and columns[_SMALL]:
-        content = RowContent(
-            **dict(zip(("subject", "text", "html", "headers"), columns[_SMALL + 1 :], strict=True))
-        )
+    is_small = len(columns) > _SMALL and columns[_SMALL]
     return Row(
         columns[0],
         columns[1] or "",
@@ -251,7 +247,7 @@ def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) 
         attempts=columns[4],
         people=people,
         states=read_states(columns[6]),
-        content=content,
+        content=RowContent(*columns[_SMALL + 1 :]) if is_small else None,
     )
 
 

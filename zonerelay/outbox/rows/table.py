@@ -47,22 +47,22 @@ class OutboxReader:
 
     async def size(self, row: int) -> int:
         """Return the size of a row in bytes. Raises BadRowError if the row is too large to be read."""
-        found = await self._keeper.fetch(self._statements.size, row)
-        if not found:
-            raise MessageNotFoundError(f"row {row} has left the outbox")
+        size = int((await self._existing(self._statements.size, row))[0])
         # Base64 and quoted-printable make a message little smaller than its row. Composing finds the other
         # cases.
-        if found[0][0] > 2 * self._around.settings.max_message_size:
-            raise BadRowError(f"the row has {found[0][0]} bytes, which exceeds max_message_size")
-        return int(found[0][0])
+        if size > 2 * self._around.settings.max_message_size:
+            raise BadRowError(f"the row has {size} bytes, which exceeds max_message_size")
+        return size
 
     async def content(self, row: int) -> RowContent:
         """Read the texts of a row. Check its `size` first."""
-        found = await self._keeper.fetch(self._statements.content, row)
+        return RowContent(*await self._existing(self._statements.content, row))
+
+    async def _existing(self, statement: str, row: int) -> Columns:
+        found = await self._keeper.fetch(statement, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
-        subject, text, html, headers, attachments = found[0]
-        return RowContent(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
+        return found[0]
 
     async def row(self, row: int) -> Row | None:
         """Return an open row, leaving out the recipients that are being attempted. Raises BadRowError."""

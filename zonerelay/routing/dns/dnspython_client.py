@@ -69,7 +69,7 @@ class DnspythonClient:
                 backend=self._backend,
             )
         except dns.resolver.NXDOMAIN as error:
-            responses = _responses(error)
+            responses = list(error.responses().values())  # type: ignore[no-untyped-call]  # dnspython's
             authentic = bool(responses) and all(map(_is_authentic, responses))
             return ParsedAnswer(DnsStatus.NXDOMAIN, (), _nxdomain_ttl(responses), authentic)
         except dns.resolver.NoNameservers as error:
@@ -124,11 +124,6 @@ def _is_authentic(response: dns.message.Message) -> bool:
 
 def _text(name: dns.name.Name) -> str:
     return name.to_text(omit_final_dot=True).lower()
-
-
-def _responses(error: dns.resolver.NXDOMAIN) -> list[dns.message.QueryMessage]:
-    responses = error.responses()  # type: ignore[no-untyped-call]  # dnspython left it untyped
-    return list(responses.values())
 
 
 def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
