@@ -87,7 +87,7 @@ if __name__ == "__main__":
     setattr(migrate, "opened", watched)  # noqa: B010 - mypy knows that it is not the module's own
     migrate.STRETCH = 20
     migration.PAGE = 8
-    for each in ("plan", "copied", "removed", "awake", "forget", "close"):
+    for each in ("record", "forget", "close"):
         watch(MigrationJournal, each)
     watch_copies()
     sys.exit(main(["spool", "migrate", "--config", sys.argv[1], "--to", sys.argv[2]]))

@@ -29,10 +29,8 @@ same one), a new id is derived from it.
 
 The journal is a SQLite file next to the source, with a row for each message that was ever moved, and is
 removed when the migration ends. So a message that was moved is never copied again, wherever the previous run
-was killed, even if a source that has lost its last writes lists the message again. Its methods `plan`,
-`copied` and `removed` are durable when they return. `awake` becomes durable with the next of them, because
-waking a message twice is harmless. Only one process at a time has the file open. Failures are TransferErrors
-with a message for the operator.
+was killed, even if a source that has lost its last writes lists the message again. Only one process at a time
+has the file open. Failures are TransferErrors with a message for the operator.
 
 Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` bytes unless one message is larger. Bodies are
 copied in chunks.
@@ -47,7 +45,7 @@ import hashlib
 import itertools
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,39 +180,26 @@ class MigrationJournal:
             )
             return {MessageId(identity): MovePhase(phase) for identity, phase in rows}
 
-    def plan(self, spool: int, moves: Iterable[Move]) -> None:
-        rows = [(spool, each.id, each.copy, "", MovePhase.PLANNED) for each in moves]
-        self._write("INSERT INTO message VALUES (?, ?, ?, ?, ?)", rows)
+    def record(self, spool: int, moves: Iterable[Move], phase: MovePhase) -> None:
+        """Record moves in a phase. This is durable when it returns; AWAKE becomes durable with the next call,
+        because waking a message twice is harmless.
+        """
+        self._write(
+            "INSERT INTO message VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (spool, id) DO UPDATE SET digest = excluded.digest, phase = excluded.phase",
+            [(spool, each.id, each.copy, each.digest, phase) for each in moves],
+            is_durable=phase is not MovePhase.AWAKE,
+        )
 
     def forget(self, spool: int, moves: Iterable[Move]) -> None:
         """Forget moves whose messages stay in the source and have no copy."""
         self._write("DELETE FROM message WHERE spool = ? AND id = ?", [(spool, each.id) for each in moves])
 
-    def copied(self, spool: int, moves: Iterable[Move]) -> None:
-        """Record copies with their digests; a move without a digest is planned again."""
-        rows = [
-            (each.digest, MovePhase.COPIED if each.digest else MovePhase.PLANNED, spool, each.id)
-            for each in moves
-        ]
-        self._write("UPDATE message SET digest = ?, phase = ? WHERE spool = ? AND id = ?", rows)
-
-    def removed(self, spool: int, moves: Iterable[Move]) -> None:
-        self._advance(spool, moves, MovePhase.REMOVED)
-        with self._translated():
-            self._commit()
-
-    def awake(self, spool: int, moves: Iterable[Move]) -> None:
-        self._advance(spool, moves, MovePhase.AWAKE)
-
-    def _advance(self, spool: int, moves: Iterable[Move], phase: MovePhase) -> None:
-        rows = [(phase, spool, each.id) for each in moves]
-        with self._translated():
-            self._database.executemany("UPDATE message SET phase = ? WHERE spool = ? AND id = ?", rows)
-
-    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    def _write(self, statement: str, rows: Sequence[tuple[object, ...]], *, is_durable: bool = True) -> None:
         with self._translated():
             self._database.executemany(statement, rows)
-            self._commit()
+            if is_durable:
+                self._commit()
 
     def _commit(self) -> None:
         self._database.execute("COMMIT")
@@ -244,18 +229,29 @@ class MigrationJournal:
             ) from error
 
 
-@dataclass(slots=True)
-class MigrationResult:
-    """The result of a run. `zones` counts deliveries by zone and state, as read back from the target.
-    `already` counts messages that the source listed again after they had been moved.
+class MigrationResult(msgspec.Struct, kw_only=True):
+    """The result of `spool migrate`, and its output with --json. `zones` counts deliveries by zone and state,
+    as read back from the target. `already` counts messages that the source listed again after they had been
+    moved. `left` messages stay in the source because a relay is attempting them, `unusable` ones because they
+    cannot be moved. `spool` is the directory next to a running relay's own spools that contains the mail, or
+    "". `keys` counts the idempotency keys given to the target. Of the files in the spool's directory,
+    `copied` were copied to the target, `kept` already existed there, and `lost` are damaged and were not
+    copied.
     """
 
     messages: int = 0
     deliveries: int = 0
     octets: int = 0
+    keys: int = 0
+    zones: dict[str, QueueCounts] = msgspec.field(default_factory=dict)
     already: int = 0
-    zones: dict[str, QueueCounts] = field(default_factory=dict)
-    unusable: set[MessageId] = field(default_factory=set)
+    left: int = 0
+    unusable: int = 0
+    seconds: float = 0.0
+    spool: str = ""
+    copied: list[str] = msgspec.field(default_factory=list)
+    kept: list[str] = msgspec.field(default_factory=list)
+    lost: list[str] = msgspec.field(default_factory=list)
 
 
 @dataclass(eq=False, repr=False)
@@ -318,7 +314,6 @@ class Migration:
             self._refuse(identity, str(error))
 
     def _refuse(self, identity: MessageId, why: str) -> None:
-        self.moved.unusable.add(identity)
         self.saw(1, UnusableMessage(identity, why))
 
     async def _planned(
@@ -334,7 +329,7 @@ class Migration:
                 states.append(deliveries)
             else:
                 self._refuse(message.id, "the target already contains this message from another source")
-        self.journal.plan(self.spool, moves)
+        self.journal.record(self.spool, moves, MovePhase.PLANNED)
         return moves, {each.id: each for each in page}, states
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
@@ -379,7 +374,7 @@ class Migration:
             self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
         )
         done = [move for move in copied if move is not None]
-        self.journal.copied(self.spool, done)
+        self.journal.record(self.spool, done, MovePhase.COPIED)
         self.saw(len(done) / 2, None)
 
     async def _copied(
@@ -434,7 +429,7 @@ class Migration:
         while moves := self.journal.unfinished(self.spool, MovePhase.COPIED, PAGE):
             copies = await gathered(self._compared(each) for each in moves)
             await self._remove(moves, copies)
-            self.journal.removed(self.spool, moves)
+            self.journal.record(self.spool, moves, MovePhase.REMOVED)
             await self._wake(moves, copies)
             for copy in copies:
                 self._count(copy)
@@ -457,7 +452,7 @@ class Migration:
     async def _retracted(self, move: Move) -> StoreError:
         """Drop a wrong copy, so that another run copies the message again. Return the error."""
         await self._discard_copy(move)
-        self.journal.copied(self.spool, [replace(move, digest="")])
+        self.journal.record(self.spool, [replace(move, digest="")], MovePhase.PLANNED)
         return StoreError(
             f"message {move.id}: its copy in the target differs from the source and was removed; one of "
             "the queues was changed meanwhile, or the target loses data"
@@ -494,7 +489,7 @@ class Migration:
             ]
             if not copies or not (await _changed(target, keys, awake))[0]:
                 await self._change(target, mine, _sleeps, awake)
-        self.journal.awake(self.spool, moves)
+        self.journal.record(self.spool, moves, MovePhase.AWAKE)
         self.saw(len(moves) / 2, None)
 
     async def _change(
@@ -597,14 +592,11 @@ def _by_weight(messages: Iterable[Message]) -> Iterator[list[Message]]:
         yield page
 
 
-def _ordered(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    return sorted(deliveries, key=lambda each: (each.queue, each.recipient))
-
-
 def _digest(
     message: Message, deliveries: Sequence[Delivery], copy: MessageId
 ) -> Any:  # Any: hashlib has no public type
     """Return the hash of the expected copy, under its id; the body is added later."""
     known = structs.replace(message, envelope=structs.replace(message.envelope, id=copy))
-    states = [(each.queue, structs.replace(each, message_id=copy)) for each in _ordered(deliveries)]
+    ordered = sorted(deliveries, key=lambda each: (each.queue, each.recipient))
+    states = [(each.queue, structs.replace(each, message_id=copy)) for each in ordered]
     return hashlib.sha256(msgspec.json.encode((known, states)))

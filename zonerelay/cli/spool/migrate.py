@@ -36,8 +36,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.exchange import check_rooms
@@ -53,7 +51,7 @@ from zonerelay.operations.requests import Orders, Status
 from zonerelay.process.sockets import answers
 from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
-from zonerelay.store.contract import QueueCounts, Store, StoreError
+from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.offline import living
 from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
@@ -70,30 +68,6 @@ _PATIENCE = 120.0
 _PAUSE = 1.0
 
 
-class MigrationSummary(msgspec.Struct, kw_only=True):
-    """The result of `spool migrate --json`. `already` counts messages that the source listed again after they
-    had been moved. `left` messages stay in the source because a relay is attempting them, `unusable` ones
-    because they cannot be moved. `spool` is the directory next to a running relay's own spools that contains
-    the mail, or "". `keys` counts the idempotency keys given to the target. Of the files in the spool's
-    directory, `copied` were copied to the target, `kept` already existed there, and `lost` are damaged and
-    were not copied.
-    """
-
-    messages: int
-    deliveries: int
-    octets: int
-    keys: int
-    zones: dict[str, QueueCounts]
-    already: int
-    left: int
-    unusable: int
-    seconds: float
-    spool: str
-    copied: list[str]
-    kept: list[str]
-    lost: list[str]
-
-
 def migrate(arguments: Namespace) -> int:
     source, target = load_settings(arguments.config), load_settings(arguments.to)
     places = [_place(source), _place(target)]
@@ -108,27 +82,16 @@ def migrate(arguments: Namespace) -> int:
         process = _enter_target(stack, source, target, journal)
         with _translated(), output.without_log():
             run = _MigrationRun(_as_node(source), _as_node(target), journal)
-            left, beside_spool = asyncio.run(run.go())
+            asyncio.run(run.go())
             if not process:  # the workers of the target rebuild it from their spools
                 shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
-        beside_spool.tell()
-        moved = run.moved
-        journal.is_over = not left and not moved.unusable
-    done = MigrationSummary(
-        messages=moved.messages,
-        deliveries=moved.deliveries,
-        octets=moved.octets,
-        keys=sum(run.keys.values()),
-        zones=moved.zones,
-        already=moved.already,
-        left=left,
-        unusable=len(moved.unusable),
-        seconds=round(time.monotonic() - started, 3),
-        spool=str(target.spool.path / name_of(journal.spools[0])) if journal.spools[0] else "",
-        copied=beside_spool.copied,
-        kept=beside_spool.kept,
-        lost=beside_spool.lost,
-    )
+        done = run.moved
+        for each in done.lost:
+            output.chatter().print(f"not copied: {each}")
+        journal.is_over = not done.left and not done.unusable
+    done.seconds = round(time.monotonic() - started, 3)
+    if journal.spools[0]:
+        done.spool = str(target.spool.path / name_of(journal.spools[0]))
     output.print_one(done, partial(_print, process), as_json=arguments.json)
     return FAILED if done.left or done.unusable or done.lost else OK
 
@@ -250,16 +213,16 @@ class _MigrationRun:
         self._total = 0
         self._reach: output.Reach = lambda _done, _total: None
         self.moved = MigrationResult()
-        self.keys = dict[int, int]()
+        self._keys = dict[int, int]()
         """How many were copied from the spool of each worker."""
+        self._unusable = set[str]()
 
-    async def go(self) -> tuple[int, home_files.CopiedFiles]:
-        """Return the number of messages that relays still have in the source, and the result of copying the
-        files in its directory.
+    async def go(self) -> None:
+        """Migrate. The result is in `moved`.
 
         Raise StoreError, TransferError, OSError or CliError if the migration fails.
         """
-        left = 0
+        moved = self.moved
         await self._check_room()
         carried = await self._bring_along()
         for worker in spools(self._source.spool):
@@ -268,9 +231,10 @@ class _MigrationRun:
         with output.progress("Migrating") as self._reach:
             for worker in spools(self._source.spool):
                 async with opened(self._source, worker) as store:
-                    left += await self._empty(store, worker)
+                    moved.left += await self._empty(store, worker)
         home_files.bring_along(self._source, self._target, carried, records=True)
-        return left, carried
+        moved.copied, moved.kept, moved.lost = carried.copied, carried.kept, carried.lost
+        moved.keys, moved.unusable = sum(self._keys.values()), len(self._unusable)
 
     async def _check_room(self) -> None:
         """Raise CliError if the target does not have enough free space, before anything is written there."""
@@ -329,7 +293,7 @@ class _MigrationRun:
             before = self.moved.messages
             await self._pass(store, worker, meant)
             meant = await self._look(store)
-            if worker in self.keys and _may_run(self._source) and self.moved.messages > before:
+            if worker in self._keys and _may_run(self._source) and self.moved.messages > before:
                 await self._copy_keys(store, worker)
             if not meant.ids:
                 return 0
@@ -353,11 +317,11 @@ class _MigrationRun:
                 copied += len(valid)
                 if not cursor:
                     break
-        self.keys[worker] = copied
+        self._keys[worker] = copied
 
     async def _look(self, store: Store) -> ExportSelection:
         found = await survey(store, FilterMatcher(QueueFilter(), time.time()), time.time())
-        for identity in self.moved.unusable:
+        for identity in self._unusable:
             with contextlib.suppress(ValueError):
                 found.ids.remove(int(identity, 16))
         self._total = int(self._seen) + len(found.ids)
@@ -394,11 +358,12 @@ class _MigrationRun:
     def _saw(self, messages: float, skipped: UnusableMessage | None) -> None:
         self._seen += messages
         if skipped is not None:
+            self._unusable.add(skipped.name)
             output.chatter().print(f"{skipped.name}: not moved: {skipped.why}")
         self._reach(int(self._seen), max(int(self._seen), self._total))
 
 
-def _print(process: int, done: MigrationSummary) -> None:
+def _print(process: int, done: MigrationResult) -> None:
     print(
         f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} moved, and compared"
         f" on both sides: {text.size(done.octets)} in {done.seconds:.1f} s."
