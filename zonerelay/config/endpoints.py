@@ -152,9 +152,10 @@ def is_ehlo_name(text: str) -> bool:
     """Return whether the text may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in
     brackets.
     """
-    if text.startswith("["):
-        return _is_address_literal(text)
-    return is_domain(text)
+    if not text.startswith("["):
+        return is_domain(text)
+    address = _address(text[1:-1].removeprefix("IPv6:"))
+    return address is not None and address_literal(address).lower() == text.lower()
 
 
 def address_literal(address: IPAddress) -> str:
@@ -168,12 +169,6 @@ def is_address(text: str) -> bool:
 
 def join_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_address_literal(text: str) -> bool:
-    inside = text[1:-1]
-    address = _address(inside.removeprefix("IPv6:"))
-    return address is not None and address_literal(address).lower() == text.lower()
 
 
 def _unix(path: str) -> ListenAddress:

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from zonerelay.config.problems import KeyPath
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_SPACES = re.compile(r"[ \t]*")
 _KEY_PART = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")
 _SCALAR = re.compile(
     r'"""(?:\\.|[^\\])*?""""{0,2}'  # up to two quotes may precede the closing three
@@ -81,7 +82,7 @@ class _Scanner:
             path = (*path, part)
             self._lines.setdefault(path, line)
         self._at += 1  # =
-        self._skip_spaces()
+        self._skip(_SPACES)
         self._value(path)
 
     def _value(self, path: KeyPath) -> None:
@@ -89,7 +90,9 @@ class _Scanner:
         if opening == "[":
             self._array(path)
         elif opening == "{":
-            self._inline_table(path)
+            self._at += 1
+            while not self._closed_by("}"):
+                self._key_and_value(path)
         else:
             self._skip(_SCALAR)
 
@@ -100,11 +103,6 @@ class _Scanner:
             self._lines[*path, position] = self._line()
             self._value((*path, position))
             position += 1
-
-    def _inline_table(self, path: KeyPath) -> None:
-        self._at += 1
-        while not self._closed_by("}"):
-            self._key_and_value(path)
 
     def _closed_by(self, bracket: str) -> bool:
         """Skip blanks and a comma before the next item and return False, or skip the bracket and return
@@ -134,10 +132,6 @@ class _Scanner:
         match = pattern.match(self._text, self._at)
         assert match is not None, "tomllib accepted an invalid value"
         self._at = match.end()
-
-    def _skip_spaces(self) -> None:
-        while self._text[self._at] in " \t":
-            self._at += 1
 
     def _line(self) -> int:
         return bisect_right(self._line_starts, self._at)

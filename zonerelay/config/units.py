@@ -8,6 +8,7 @@ Every formatter writes a text from which its parser reads the same value.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -58,42 +59,30 @@ def parse_rate(value: object) -> Rate:
 
 def parse_duration(value: str | float) -> float:
     """Return the duration in seconds. Units are ms, s, m, h and d."""
-    number, unit = _split(value, f"a duration such as {DURATION_EXAMPLE}")
-    if not unit and float(number) == 0:
-        return 0.0
-    if not unit:
-        raise ValueError(f"{_shown(value)} has no unit; expected a duration such as {DURATION_EXAMPLE}")
-    if unit not in _SECONDS:
-        raise ValueError(
-            f"{quoted(unit)} is not a unit of time; use ms, s, m, h or d, as in {DURATION_EXAMPLE}"
-        )
-    return float(number) * _SECONDS[unit]
+    return _parsed(value, "duration", DURATION_EXAMPLE, "time; use ms, s, m, h or d", _SECONDS)
 
 
 def parse_size(value: str | float) -> int:
     """Return the size in bytes. Units are B, KB, MB, GB and TB (also KiB, MiB, …, with the same meaning), in
     any case.
     """
-    number, unit = _split(value, f"a size such as {SIZE_EXAMPLE}")
-    if not unit and float(number) == 0:
-        return 0
-    if not unit:
-        raise ValueError(f"{_shown(value)} has no unit; expected a size such as {SIZE_EXAMPLE}")
-    if unit.lower() not in _OCTETS_BY_ANY_NAME:
-        raise ValueError(f"{quoted(unit)} is not a unit of size; use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
-    return round(float(number) * _OCTETS_BY_ANY_NAME[unit.lower()])
+    return round(_parsed(value, "size", SIZE_EXAMPLE, "size; use B, KB, MB or GB", _OCTETS_BY_ANY_NAME))
 
 
-def _split(value: str | float, expected: str) -> tuple[str, str]:
-    """Split a text into number and unit. The unit is "" if there is none."""
+def _parsed(value: str | float, kind: str, example: str, known: str, units: Mapping[str, float]) -> float:
+    shown = quoted(value) if isinstance(value, str) else str(value)
     match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"{_shown(value)} is not {expected}")
-    return match[1], match[2]
-
-
-def _shown(value: str | float) -> str:
-    return quoted(value) if isinstance(value, str) else str(value)
+        raise ValueError(f"{shown} is not a {kind} such as {example}")
+    number, unit = float(match[1]), match[2]
+    if not unit and number == 0:
+        return 0.0
+    if not unit:
+        raise ValueError(f"{shown} has no unit; expected a {kind} such as {example}")
+    factor = units.get(unit if units is _SECONDS else unit.lower())
+    if factor is None:
+        raise ValueError(f"{quoted(unit)} is not a unit of {known}, as in {example}")
+    return number * factor
 
 
 def format_duration(seconds: float) -> str:

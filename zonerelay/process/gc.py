@@ -83,16 +83,14 @@ class GcSchedule:
         self.pause = IDLE_STEP if is_idle else STEP
         self._cpu = cpu
         self._steps += 1
-        if blocks > self._limit or (is_idle and self._is_due_when_idle(now, blocks)):
+        may_look = is_idle and now - self._whole_at >= IDLE_AFTER
+        if blocks > self._limit or (may_look and blocks > self._idle_limit):
             self._settled_at = now
             return Collection.WHOLE
         if now - self._settled_at >= SETTLE_AFTER:
             self._settled_at = now
             return Collection.SETTLE
         return Collection.YOUNG if self._steps % OLDER_STEPS else Collection.OLDER
-
-    def _is_due_when_idle(self, now: float, blocks: int) -> bool:
-        return blocks > self._idle_limit and now - self._whole_at >= IDLE_AFTER
 
 
 class GcTimer:

@@ -9,6 +9,7 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -86,17 +87,16 @@ async def export(
                     # The store omits unreadable messages from a list, and reports the reason when a single
                     # one is read.
                     message = messages.get(identity) or await store.read_message(identity)
-                    await target.add(
-                        _stored(store, message, tuple(change(message, each) for each in deliveries))
+                    await target(
+                        StoredMessage(
+                            key=message.id,
+                            message=message,
+                            deliveries=tuple(change(message, each) for each in deliveries),
+                            body=partial(store.read_body, message.id),
+                        )
                     )
                 saw(len(deliveries), None)
             except MessageNotFoundError:
                 saw(0, None)
             except (StoreError, ValueError) as error:
                 saw(0, UnusableMessage(identity, str(error)))
-
-
-def _stored(store: QueueView, message: Message, deliveries: tuple[Delivery, ...]) -> StoredMessage:
-    return StoredMessage(
-        key=message.id, message=message, deliveries=deliveries, body=lambda: store.read_body(message.id)
-    )

@@ -15,10 +15,11 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import msgspec
 
@@ -125,54 +126,40 @@ def _check(name: str, description: MessageDescription) -> None:
 # --- writing
 
 
-class Target(Protocol):
-    """The destination of an export."""
-
-    async def add(self, stored: StoredMessage) -> None:
-        """Write a message, completely or not at all. Raise OSError if it cannot be written, ValueError if it
-        cannot be represented in JSON, and any error of reading the body.
-        """
+Target = Callable[[StoredMessage], Awaitable[None]]
+"""Writes a message to an export, completely or not at all. Raises OSError if it cannot be written, ValueError
+if it cannot be represented in JSON, and any error of reading the body.
+"""
 
 
-class _DirectoryTarget:
-    """An export to a directory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def add(self, stored: StoredMessage) -> None:
-        description = encode(stored)
-        path = self._path / f"{stored.message.id}.eml"
-        try:
-            with path.open("xb") as file:
-                async for piece in stored.body():
-                    file.write(piece)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        path.with_suffix(".json").write_bytes(description)
-
-
-class _TarTarget:
-    """An export to a tar file."""
-
-    def __init__(self, tar: tarfile.TarFile) -> None:
-        self._tar = tar
-
-    async def add(self, stored: StoredMessage) -> None:
-        description = encode(stored)
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
+async def _to_directory(directory: Path, stored: StoredMessage) -> None:
+    description = encode(stored)
+    path = directory / f"{stored.message.id}.eml"
+    try:
+        with path.open("xb") as file:
             async for piece in stored.body():
-                body.write(piece)
-            self._add(f"{stored.message.id}.eml", stored.message.envelope.created, body)
-        self._add(f"{stored.message.id}.json", stored.message.envelope.created, io.BytesIO(description))
+                file.write(piece)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    path.with_suffix(".json").write_bytes(description)
 
-    def _add(self, name: str, when: float, file: IO[bytes]) -> None:
-        entry = tarfile.TarInfo(name)
-        entry.size, entry.mtime, entry.mode = file.seek(0, io.SEEK_END), int(when), 0o600
+
+async def _to_tar(tar: tarfile.TarFile, stored: StoredMessage) -> None:
+    def add(suffix: str, file: IO[bytes]) -> None:
+        entry = tarfile.TarInfo(f"{stored.message.id}.{suffix}")
+        entry.size, entry.mode = file.seek(0, io.SEEK_END), 0o600
+        entry.mtime = int(stored.message.envelope.created)
         file.seek(0)
-        self._tar.addfile(entry, file)
-        self._tar.members = []  # type: ignore[attr-defined]  # it keeps a list of all that it has written
+        tar.addfile(entry, file)
+        tar.members = []  # type: ignore[attr-defined]  # it keeps a list of all that it has written
+
+    description = encode(stored)
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
+        async for piece in stored.body():
+            body.write(piece)
+        add("eml", body)
+    add("json", io.BytesIO(description))
 
 
 def refuse_target(path: Path) -> None:
@@ -198,10 +185,10 @@ def writing(path: Path) -> Iterator[Target]:
         if path.suffix == ".tar":
             made = draft / path.name
             with tarfile.open(made, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                yield _TarTarget(tar)
+                yield partial(_to_tar, tar)
             durable.rename(made, path)
         else:
-            yield _DirectoryTarget(draft)
+            yield partial(_to_directory, draft)
             durable.sync_tree(draft)
             durable.rename(draft, path)
     finally:

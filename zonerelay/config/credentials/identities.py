@@ -108,7 +108,8 @@ class Identities:
         # The time of a lookup by hash reveals nothing, because nobody can choose the hash of a text.
         found = self._by_hash.get(_digest(text))
         if found is None and self._token_file is not None and not is_token(text):
-            return _of_token_file(self._token_file, text)
+            found = _file_token(read_token_file(self._token_file))
+            return found if hmac.compare_digest(found.sha256, _digest(text)) else None
         return None if found is None or 0 < found.expires <= self._now() else found
 
     def named(self, name: str) -> Token | None:
@@ -149,11 +150,6 @@ def read_token_file(path: Path) -> str:
     if not (len(text) >= MIN_TOKEN and text.isascii() and len(text.split()) == 1):
         raise IdentitiesError(f"{path} contains no token: expected a line of at least {MIN_TOKEN} characters")
     return text.decode("ascii")
-
-
-def _of_token_file(path: Path, text: str) -> Token | None:
-    token = _file_token(read_token_file(path))
-    return token if hmac.compare_digest(token.sha256, _digest(text)) else None
 
 
 def _file_token(text: str) -> Token:

@@ -10,6 +10,7 @@ import enum
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from zonerelay.config.endpoints import parse_listen
@@ -478,7 +479,8 @@ def _servers_in_front(listener: ListenerSettings) -> Findings:
             f"{here[0]} is this machine: programs here that connect without a PROXY header get no greeting; "
             "give them a listener of their own",
         )
-    trusted = [each for each in listener.xclient_networks if _overlaps(each, listener.allow_networks)]
+    pairs = product(listener.xclient_networks, listener.allow_networks)
+    trusted = [one for one, other in pairs if one.version == other.version and one.overlaps(other)]
     if trusted and listener.auth is not ListenerAuth.REQUIRED:
         yield (
             "xclient_networks",
@@ -496,7 +498,3 @@ def _zone_header(listener: ListenerSettings) -> Findings:
         )
     if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
         yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
-
-
-def _overlaps(network: Network, others: tuple[Network, ...]) -> bool:
-    return any(network.version == other.version and network.overlaps(other) for other in others)

@@ -14,21 +14,12 @@ from zonerelay.store.context import driver
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.transfer.stored import Source, TransferError
 
-_READERS = {
-    "postfix": ("postfix", "reading_postfix"),
-    "exim": ("exim", "reading_exim"),
-    "zonemta": ("zonemta", "reading_zonemta"),
-    "slimta-redis": ("slimta", "reading_slimta_redis"),
-    "slimta-disk": ("slimta", "reading_slimta_disk"),
-    "slimta-lua": ("slimta", "reading_slimta_lua"),
-}
-
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:
     """Return the queue of another system. Entering it raises TransferError or OSError if it cannot be
     read.
     """
-    module, reader = _READERS[system]
+    module, reader = system.partition("-")[0], f"reading_{system.replace('-', '_')}"
     try:
         with driver("redis", "redis"):
             found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)
