@@ -9,7 +9,7 @@ from standardwebhooks import Webhook
 
 from tests.support.webhooks import Receiver
 from zonerelay.config.settings import WebhookSettings
-from zonerelay.config.tables.webhook import webhook_keys
+from zonerelay.config.tables.store import webhook_keys
 from zonerelay.model.clock import SystemClock
 from zonerelay.webhook.endpoint import Endpoint
 

@@ -28,7 +28,7 @@ from zonerelay.config.problems import (
     path_text,
 )
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings, is_fully_qualified
-from zonerelay.config.tables import credential, delivery, listener, rewrite, route, store, webhook, zone
+from zonerelay.config.tables import listener, rewrite, route, store, zone
 
 
 def check(settings: Settings, report: Report) -> Settings:
@@ -42,17 +42,17 @@ def check(settings: Settings, report: Report) -> Settings:
         report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
     always: dict[str, Callable[[Any], Findings]] = {
         "listener": lambda entry: listener.listener_problems(entry, takes_reports=takes_reports),
-        "webhook": webhook.webhook_problems,
+        "webhook": store.webhook_problems,
         "zone": lambda entry: chain(
             zone.zone_problems(entry, retry, report, trusts_dns=trusts_dns, signs=signs, has_srs=has_srs),
-            credential.login_problems(entry),
+            zone.login_problems(entry),
         ),
     }
     if_sound: dict[str, Callable[[Any], Findings]] = {
         "access": route.access_problems,
         "route": route.route_problems,
         "rewrite": rewrite.rewrite_problems,
-        "credential": credential.credential_problems,
+        "credential": zone.credential_problems,
         "dkim": rewrite.dkim_problems,
         "destination": lambda entry: zone.destination_problems(entry, zones, trusts_dns=trusts_dns),
         "spool": store.spool_problems,
@@ -62,7 +62,7 @@ def check(settings: Settings, report: Report) -> Settings:
         "outbox": lambda entry: store.outbox_problems(entry, report),
         "capture": store.capture_problems,
         "srs": rewrite.srs_problems,
-        "retry": lambda entry: delivery.retry_problems(entry, report),
+        "retry": lambda entry: zone.retry_problems(entry, report),
         "admin": store.admin_problems,
     }
     for name, problems_of in (always | if_sound).items():
@@ -118,7 +118,7 @@ def _check_names(settings: Settings, report: Report) -> None:
                 if report.given(*path):
                     check_references(value, known, what, here, report, twice=twice)
     for at, each in enumerate(settings.webhook):
-        check_references(each.events, webhook.EVENTS, "there is no event", ("webhook", at, "events"), report)
+        check_references(each.events, store.EVENTS, "there is no event", ("webhook", at, "events"), report)
     zone.check_sources(settings.source, settings.zone, report)
     report.refuse_all(("dkim",), rewrite.record_problems(settings.dkim))
 
@@ -143,12 +143,12 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         ("rewrite", _each(lambda rule: listener.users_advice(rule.user, listeners), settings.rewrite)),
         ("srs", rewrite.srs_advice(settings.srs, listeners)),
         ("source", zone.source_advice(settings.source, zones)),
-        ("", credential.credential_advice(settings.credential, zones)),
-        ("dns", delivery.dns_advice(settings.dns)),
+        ("", zone.credential_advice(settings.credential, zones)),
+        ("dns", zone.dns_advice(settings.dns)),
         ("destination", zone.destination_advice(settings.destination, zones)),
         ("zone", rewrite.dkim_advice(settings.dkim, zones, hostname)),
-        ("retry", delivery.shorter_delays(settings.retry.schedule)),
-        ("webhook", _each(webhook.webhook_advice, settings.webhook)),
+        ("retry", zone.shorter_delays(settings.retry.schedule)),
+        ("webhook", _each(store.webhook_advice, settings.webhook)),
         ("admin", store.admin_advice(settings.admin)),
     ]
     notes = [
@@ -179,7 +179,7 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
         "outbox": bool(settings.outbox.url),
         "srs": bool(settings.srs.domain),
     }
-    checks = {"srs": rewrite.check_srs_secret, "webhook": webhook.check_webhook_key}
+    checks = {"srs": rewrite.check_srs_secret, "webhook": store.check_webhook_key}
     for name in TABLES:
         for path, reference in _secrets_of(settings, name):
             where = path_text(path)

@@ -18,19 +18,6 @@ from zonerelay.config.options import options as declare
 from zonerelay.config.options.convert import AUTO
 from zonerelay.config.options.forms import selector as read_selector
 from zonerelay.config.options.options import DAY, HOUR, KB, MAX_WORKERS, MB, tables_of
-from zonerelay.config.tables.credential import (
-    CredentialSettings,
-    OauthGrant,
-    SaslMechanismName,
-    passwords_that_end,
-)
-from zonerelay.config.tables.delivery import (
-    BounceSettings,
-    DeliverySettings,
-    DnsSettings,
-    RetryPolicyName,
-    RetrySettings,
-)
 from zonerelay.config.tables.listener import (
     BareLineEnds,
     HeaderControls,
@@ -53,6 +40,7 @@ from zonerelay.config.tables.rewrite import (
 )
 from zonerelay.config.tables.route import AccessAction, AccessSettings, AuthSettings, RouteSettings
 from zonerelay.config.tables.store import (
+    EVENTS,
     Addressing,
     AdminSettings,
     Backend,
@@ -64,28 +52,34 @@ from zonerelay.config.tables.store import (
     OutboxSettings,
     PostgresSettings,
     RedisSettings,
+    ReportSettings,
     S3Settings,
     SpoolSettings,
     UnsafeStore,
-    raised_guard,
-    space_guard,
-)
-from zonerelay.config.tables.webhook import (
-    EVENTS,
-    ReportSettings,
     WebhookAddresses,
     WebhookSettings,
+    raised_guard,
+    space_guard,
     webhook_keys,
 )
 from zonerelay.config.tables.zone import (
     BodyConversion,
+    BounceSettings,
+    CredentialSettings,
+    DeliverySettings,
     DestinationSettings,
     DkimMode,
+    DnsSettings,
     InDoubtAction,
+    OauthGrant,
+    RetryPolicyName,
+    RetrySettings,
+    SaslMechanismName,
     SourceSettings,
     SourceUnit,
     TlsMode,
     ZoneSettings,
+    passwords_that_end,
 )
 
 

@@ -1,8 +1,10 @@
-"""[[zone]], [[source]] and [[destination]]: sending policies, their source addresses, and limits and TLS
-modes for single destinations.
+"""[[zone]], [[source]], [[destination]], [[credential]], [retry], [bounce], [delivery] and [dns]: sending
+policies, their source addresses, limits and TLS modes for single destinations, logins at smarthosts, retry
+schedules, bounces, the time limits of a session, and the resolvers.
 
 A share must not be larger than the whole: a destination's connections are part of its zone's. Rates may have
-different periods, so a destination's rate that is faster than its zone's only causes advice.
+different periods, so a destination's rate that is faster than its zone's only causes advice. No text in this
+module contains a secret.
 """
 
 from __future__ import annotations
@@ -11,22 +13,163 @@ import enum
 import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from zonerelay.config.endpoints import CAPTURE, NextHopKind, parse_next_hop, split_next_hops
+from zonerelay.config.endpoints import (
+    CAPTURE,
+    NextHopKind,
+    parse_name_server,
+    parse_next_hop,
+    split_next_hops,
+)
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
-from zonerelay.config.options.options import DAY, HOUR, YEAR
-from zonerelay.config.problems import (
-    Findings,
-    KeyPath,
-    Report,
-    all_sound,
-    in_words,
-    quoted,
-    unreachable,
-)
-from zonerelay.config.tables.delivery import RetrySettings, shorter_delays
+from zonerelay.config.options.options import DAY, HOUR, KB, MB, MINUTE, YEAR
+from zonerelay.config.problems import Findings, KeyPath, Report, all_sound, in_words, quoted, unreachable
 from zonerelay.config.units import Rate, format_duration
+
+# [dns]: the resolvers, whether they are trusted, and how long answers are cached.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnsSettings:
+    """The DNS resolvers (`[dns]`)."""
+
+    servers: tuple[str, ...] = declare.texts((), form=forms.name_server)
+    """Resolvers instead of those in /etc/resolv.conf, which is read again when it changes: "192.0.2.53",
+    "127.0.0.1:5353". One on this machine is best.
+    """
+    trust_ad: bool = declare.switch(False)
+    """Trust these servers when they report that DNSSEC validated an answer (the AD bit), which DANE requires.
+    Only for a validating resolver on this machine, or over a path that no attacker can tamper with.
+    """
+    timeout: float = declare.duration(10.0, most=5 * MINUTE)
+    """The time limit of one lookup over all servers. After it, the mail is deferred."""
+    cache_size: int = declare.count(10_000, least=0)
+    """The number of domains whose hosts are cached, at about a kilobyte each."""
+    max_ttl: float = declare.duration(1 * HOUR)
+    """The maximum time for which an answer is cached, whatever its TTL."""
+    negative_ttl: float = declare.duration(1 * MINUTE)
+    """How long a failed lookup is cached."""
+
+
+def dns_advice(dns: DnsSettings) -> Findings:
+    if dns.trust_ad and not dns.servers:
+        yield (
+            "trust_ad",
+            "the system's resolvers are not known to be trustworthy; set dns.servers to a validating "
+            "resolver on this machine",
+        )
+    for each in dns.servers if dns.trust_ad else ():
+        if not ipaddress.ip_address(parse_name_server(each).address).is_loopback:
+            forge = "an attacker on the path could forge the AD flag of its answers"
+            yield "trust_ad", f"{each} is not on this machine; {forge}"
+
+
+def retry_problems(retry: RetrySettings, report: Report) -> Findings:
+    if report.given("retry", "schedule"):
+        if not retry.schedule:
+            yield "schedule", 'is empty: give at least one delay, as in ["5m"]'
+        elif retry.policy is not RetryPolicyName.SCHEDULE:
+            yield "schedule", f'is not used with policy = "{retry.policy}": leave one of the two out'
+    if retry.backoff and report.given("retry", "policy"):
+        yield "backoff", "takes the place of policy: leave one of the two out"
+    if retry.suspend_min > retry.suspend_max:
+        yield "suspend_min", "is longer than suspend_max, up to which it doubles"
+
+
+class RetryPolicyName(enum.StrEnum):
+    """The name of a built-in retry policy."""
+
+    SCHEDULE = "schedule"
+    EXPONENTIAL = "exponential"
+    QUADRATIC = "quadratic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """The retry schedule for deferred deliveries (docs/deliver/retry.md)."""
+
+    policy: RetryPolicyName = declare.choice(RetryPolicyName.SCHEDULE)
+    """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
+    ten attempts. Only schedule covers the 4 to 5 days of RFC 5321 4.5.4.1.
+    """
+    schedule: tuple[float, ...] = declare.durations(
+        (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR)
+    )
+    """Delays between attempts. The last one is repeated until max_age."""
+    max_attempts: int = declare.count(0, optional=True, most=10_000)
+    """Attempts after which a delivery fails. 0: only the limits of the policy and max_age."""
+    backoff: str = declare.text("", form=forms.function)
+    """A Python function instead of a policy, "module:function" (docs/deliver/retry.md)."""
+    jitter: float = declare.ratio(0.1)
+    """The fraction by which each delay is varied randomly."""
+    max_age: float = declare.duration(5 * DAY, least=1.0, most=YEAR)
+    """Mail that could not be delivered for this time is returned to its sender."""
+    suspend_min: float = declare.duration(30.0)
+    """The first pause of a destination if none of its hosts can be reached. It doubles up to suspend_max."""
+    suspend_max: float = declare.duration(10 * MINUTE)
+    """The longest such pause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BounceSettings:
+    """Bounces and other DSNs to senders (RFC 3464)."""
+
+    enabled: bool = declare.switch(True)
+    """Send a DSN (RFC 3464) from <> to the sender of mail that could not be delivered."""
+    delay_warning: float = declare.duration(4 * HOUR, most=YEAR, optional=True)
+    """Notify the sender once if a message has waited this long. 0: never."""
+    max_age: float = declare.duration(1 * DAY, least=1.0, most=YEAR)
+    """How long a DSN itself is tried."""
+    return_size: int = declare.size(50 * KB, most=MB)
+    """The maximum size of the returned header in a DSN. A failed message up to this size is returned
+    completely if its sender requested that (RET=FULL).
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """The time limits for each phase of a session with another server. The defaults are those of RFC 5321
+    4.5.3.2, if it has one.
+    """
+
+    connect_timeout: float = declare.duration(30.0)
+    """Until a host accepts the connection. It is short, because the next MX host may respond immediately."""
+    greeting_timeout: float = declare.duration(5 * MINUTE)
+    """Until the greeting."""
+    ehlo_timeout: float = declare.duration(5 * MINUTE)
+    """Until the reply to EHLO or HELO."""
+    starttls_timeout: float = declare.duration(2 * MINUTE)
+    """Until the reply to STARTTLS, and then for the handshake."""
+    mail_timeout: float = declare.duration(5 * MINUTE)
+    """Until the reply to MAIL."""
+    rcpt_timeout: float = declare.duration(5 * MINUTE)
+    """Until the reply to each RCPT."""
+    data_timeout: float = declare.duration(2 * MINUTE)
+    """Until the reply to DATA."""
+    block_timeout: float = declare.duration(3 * MINUTE)
+    """Until the peer accepts the next block of the message."""
+    final_dot_timeout: float = declare.duration(10 * MINUTE)
+    """Until the reply to the message. A timeout here duplicates mail (RFC 1047)."""
+    quit_timeout: float = declare.duration(5.0)
+    """Until the reply to QUIT."""
+    max_hosts_per_attempt: int = declare.count(5, most=100)
+    """The number of MX hosts tried in one attempt."""
+    remember_broken_tls: float = declare.duration(1 * HOUR, optional=True)
+    """How long mail is sent unencrypted to a host whose TLS handshake failed (tls = opportunistic only)."""
+
+
+def shorter_delays(schedule: tuple[float, ...]) -> Findings:
+    """Yield the advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the previous
+    one.
+    """
+    for earlier, later in pairwise(schedule):
+        if later < earlier:
+            shown = f"{format_duration(later)} is after {format_duration(earlier)}"
+            yield "schedule", f"{shown}: mail is tried more often the longer it waits"
+            return
+
 
 DEFAULT_ZONE = "default"
 DANE_NEEDS_TRUST = (
@@ -498,3 +641,164 @@ def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
     """
     pairs = ((one.domain, other.domain), (one.mx, other.mx), (one.zone, other.zone))
     return all(not mine or (its and set(its) <= set(mine)) for mine, its in pairs)
+
+
+# [[credential]]: the logins at smarthosts, and the zones that use them.
+
+
+_PASSWORDS_END = {
+    "office365.com": (
+        "Microsoft 365 disables password logins by default at the end of December 2026 (550 5.7.30)"
+    ),
+    "smtp-mail.outlook.com": "Outlook.com has not accepted passwords since September 2024",
+}
+"""Smarthosts, including their subdomains, that are ending logins by password. Microsoft: MC786329."""
+_OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
+
+
+class SaslMechanismName(enum.StrEnum):
+    """The SASL mechanism for a login at a smarthost."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    LOGIN = "login"
+    SCRAM_SHA_256 = "scram-sha-256"
+    SCRAM_SHA_1 = "scram-sha-1"
+    XOAUTH2 = "xoauth2"
+
+
+class OauthGrant(enum.StrEnum):
+    """The OAuth grant with which access tokens are requested."""
+
+    REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant (RFC 6749 6), not a secret
+    CLIENT_CREDENTIALS = "client_credentials"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialSettings:
+    """A login at a smarthost (docs/deliver/smarthosts.md). Zones name the credentials that they use. Secrets
+    are never in this file.
+    """
+
+    name: str = declare.text("", form=forms.name)
+    """The name of this credential in zones, logs and metrics."""
+    sender: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
+    """Only for mail of these envelope senders: "user@example.com", "example.com", "*.example.com", "<>".
+    Empty: for all mail. A zone uses the first of its credentials that matches.
+    """
+    user: str = declare.text("")
+    """The user name at the smarthost."""
+    password: str = declare.text("", form=forms.secret)
+    """The place of the password: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
+    "credential:NAME" (systemd's LoadCredential), never the password itself.
+    """
+    mechanism: SaslMechanismName = declare.choice(SaslMechanismName.AUTO)
+    """auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or
+    xoauth2 if token_url is set. After a refused login, no other is tried.
+    """
+    token_url: str = declare.text("", form=forms.url)
+    """XOAUTH2: the https:// URL from which access tokens are fetched."""
+    grant: OauthGrant = declare.choice(OauthGrant.REFRESH_TOKEN)
+    """XOAUTH2: refresh_token, for access that a user has granted, or client_credentials, for an application
+    that an administrator has authorized.
+    """
+    client_id: str = declare.text("")
+    """XOAUTH2: the application's id."""
+    client_secret: str = declare.text("", form=forms.secret)
+    """XOAUTH2: the place of the application's secret, as in password. Some applications need none."""
+    refresh_token: str = declare.text("", form=forms.secret)
+    """XOAUTH2: the place of the refresh token, as in password. A new one is written to the same file, or next
+    to the spool if that is not possible.
+    """
+    scope: str = declare.text("")
+    """XOAUTH2: the requested scope, as in "https://outlook.office365.com/.default"."""
+
+
+def credential_problems(credential: CredentialSettings) -> Findings:
+    if not credential.user:
+        yield "user", "is missing: the name that the smarthost knows"
+    if credential.token_url or credential.mechanism is SaslMechanismName.XOAUTH2:
+        if credential.password:
+            yield "password", "a password cannot be used with XOAUTH2; remove it"
+        yield from _oauth_problems(credential)
+        return
+    if not credential.password:
+        example = '"/etc/zonerelay/smarthost.password"'
+        yield "password", f"is required: set it to the path of the secret, for example {example}"
+    for key in _OAUTH_KEYS:
+        if getattr(credential, key):
+            yield key, "goes with token_url alone: write that, or leave this out"
+
+
+def _oauth_problems(credential: CredentialSettings) -> Findings:
+    if not credential.token_url:
+        yield "token_url", "is missing: XOAUTH2 needs access tokens from somewhere"
+        return
+    if credential.mechanism not in {SaslMechanismName.AUTO, SaslMechanismName.XOAUTH2}:
+        no_tokens = f"{credential.mechanism} does not support access tokens"
+        yield "mechanism", f'{no_tokens}; use "xoauth2", or remove token_url'
+    if not credential.client_id:
+        yield "client_id", "is missing: the application's id at the token server"
+    if credential.grant is OauthGrant.REFRESH_TOKEN and not credential.refresh_token:
+        yield "refresh_token", "is missing: say where it is, or choose another grant"
+    if credential.grant is OauthGrant.CLIENT_CREDENTIALS:
+        if not credential.client_secret:
+            yield "client_secret", "is missing: client_credentials are that"
+        if credential.refresh_token:
+            yield "refresh_token", "is not used with grant = client_credentials"
+
+
+def login_problems(zone: ZoneSettings) -> Findings:
+    """Yield the problems of a zone that logs in at its next hop."""
+    if zone.credentials and not zone.next_hop:
+        every = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
+        yield "credentials", every, "credentials", "next_hop"
+    if zone.credentials and zone.tls in WEAK_TLS:
+        yield (
+            "tls",
+            f"is {zone.tls}, but credentials are never sent in clear text; use verify, or required if the "
+            "next hop's certificate cannot be verified",
+            "credentials",
+        )
+
+
+def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]) -> Findings:
+    used = {name for zone in zones for name in zone.credentials}
+    for at, credential in enumerate(credentials):
+        if credential.name not in used:
+            yield ("credential", at), f"no zone logs in as {credential.name}"
+    for_some = {credential.name for credential in credentials if credential.sender}
+    for at, zone in enumerate(zones):
+        if not zone.credentials:
+            continue
+        for name, host, why in passwords_that_end(credentials, zone):
+            yield ("zone", at, "credentials"), f"{name} is a password for {host}: {why}"
+        if zone.tls is TlsMode.REQUIRED:
+            yield (
+                ("zone", at, "tls"),
+                "required: an attacker who can redirect its connections is shown the log-in; verify makes "
+                "sure who the next hop is",
+            )
+        if for_some.issuperset(zone.credentials):
+            yield (
+                ("zone", at, "credentials"),
+                "each is for some senders only; mail of all others, such as reports (<>), waits in this zone "
+                "until it is too old",
+            )
+
+
+def passwords_that_end(
+    credentials: Sequence[CredentialSettings], zone: ZoneSettings
+) -> Iterator[tuple[str, str, str]]:
+    """Yield credential, host and reason where a zone logs in with a password and the provider is ending
+    password logins.
+    """
+    passwords = [each.name for each in credentials if each.name in zone.credentials and each.password]
+    if not passwords:
+        return
+    hosts = [parse_next_hop(each).host for each in split_next_hops(zone.next_hop)]
+    for host in hosts:
+        for ending, why in _PASSWORDS_END.items():
+            if f".{host}".endswith(f".{ending}"):
+                for name in passwords:
+                    yield name, host, f"{why}; use XOAUTH2 (token_url; docs/deliver/smarthosts.md)"
