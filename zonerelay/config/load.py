@@ -143,17 +143,13 @@ def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> JoinedFiles
     joined = JoinedFiles()
     for each, content in data.items():
         name = "" if len(data) == 1 else each.name if each is path else f"{FOLDER}/{each.name}"
-        _parsed(_text(each, content), str(each), joined, name)
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ConfigError([ConfigProblem(str(each), "is not UTF-8, as TOML requires", line)]) from error
+        _parsed(text, str(each), joined, name)
     return joined
-
-
-def _text(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        problem = ConfigProblem(str(path), "is not UTF-8, as TOML requires", line)
-        raise ConfigError([problem]) from error
 
 
 def _parsed(text: str, source: str, joined: JoinedFiles | None = None, name: str = "") -> JoinedFiles:

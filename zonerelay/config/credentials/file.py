@@ -292,14 +292,10 @@ def _dress(descriptor: int, path: Path) -> None:
     if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
         # This precedes the mode, because a change of owner clears bits. If it is refused, the command ends: a
         # file with a silently changed owner could not be read by the relay.
-        _give_back(descriptor, path, old)
+        try:
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        except PermissionError as error:
+            raise CredentialsError(
+                f"{path} belongs to user {old.st_uid}, group {old.st_gid}; change it as that user or as root"
+            ) from error
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
-
-
-def _give_back(descriptor: int, path: Path, old: os.stat_result) -> None:
-    try:
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    except PermissionError as error:
-        raise CredentialsError(
-            f"{path} belongs to user {old.st_uid}, group {old.st_gid}; change it as that user or as root"
-        ) from error

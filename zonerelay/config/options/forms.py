@@ -298,19 +298,6 @@ def priority(text: str) -> str:
     return text
 
 
-def date(value: object) -> float:
-    """Return a TOML date, or a date with time and zone, as Unix time. An empty string is 0."""
-    if isinstance(value, datetime.datetime):
-        if value.tzinfo is None:
-            raise ValueError(f"{value} has no time zone; use {value.isoformat()}Z for UTC")
-        return value.timestamp()
-    if isinstance(value, datetime.date):
-        return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC).timestamp()
-    if value == "":
-        return 0.0
-    raise ValueError("expected a date without quotes, such as 2026-03-01 or 2026-03-01T12:00:00Z")
-
-
 def date_text(when: float) -> str:
     """Format a Unix time as it is written in the configuration file (ISO 8601, UTC)."""
     return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat() if when else '""'

@@ -394,9 +394,23 @@ def listener_advice(listener: ListenerSettings) -> Findings:
     yield from _port(listener)
     yield from _files(listener)
     yield from _log_in(listener)
-    yield from _relaying(listener)
+    if UnsafeListener.OPEN_RELAY in listener.unsafe:
+        yield "unsafe", f"every client that reaches {listener.address} may relay"
+    usual = ListenerSettings().allow_networks
+    if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
+        yield (
+            "allow_networks",
+            'not used with auth = "required": users may log in from anywhere, and no client relays without',
+        )
     yield from _servers_in_front(listener)
-    yield from _zone_header(listener)
+    if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
+        yield (
+            "zone_header",
+            f"{listener.zone_header} is taken out of every message, and no client is trusted to name a "
+            "zone in it: list zone_header_users or zone_header_networks",
+        )
+    if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
+        yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
     if listener.hide_client:
         yield (
             "hide_client",
@@ -460,17 +474,6 @@ def _log_in(listener: ListenerSettings) -> Findings:
         )
 
 
-def _relaying(listener: ListenerSettings) -> Findings:
-    if UnsafeListener.OPEN_RELAY in listener.unsafe:
-        yield "unsafe", f"every client that reaches {listener.address} may relay"
-    usual = ListenerSettings().allow_networks
-    if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
-        yield (
-            "allow_networks",
-            'not used with auth = "required": users may log in from anywhere, and no client relays without',
-        )
-
-
 def _servers_in_front(listener: ListenerSettings) -> Findings:
     here = [network for network in listener.proxy_networks if network.is_loopback]
     if here:
@@ -486,15 +489,3 @@ def _servers_in_front(listener: ListenerSettings) -> Findings:
             "xclient_networks",
             f"{trusted[0]} is in allow_networks too: whatever it passes on without XCLIENT may relay",
         )
-
-
-def _zone_header(listener: ListenerSettings) -> Findings:
-    if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
-        yield (
-            "zone_header",
-            f"{listener.zone_header} is taken out of every message, and no client is trusted to name a "
-            "zone in "
-            "it: list zone_header_users or zone_header_networks",
-        )
-    if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
-        yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
