@@ -504,7 +504,8 @@ class Renderer:
         finally:
             del self._rendering[key]
             done.set_result(None)
-        if self._plans.get(plan.zone.name) == plan and key not in self._kept:
+        # A conversion alone is repeated, because its plan may have many parts.
+        if plan.changes_all and self._plans.get(plan.zone.name) == plan and key not in self._kept:
             self._keep(key, rendition)
         return self._rendered(message, rendition, pieces if pieces.intact else None)
 
