@@ -35,10 +35,6 @@ class CapturedMail:
         self._capture: Capture | None = None
 
     @property
-    def is_on(self) -> bool:
-        return self._operators.captures
-
-    @property
     def release_to(self) -> str:
         """The address of the server for released mail. If it is empty, nothing may be released."""
         return self._operators.settings().capture.release_to

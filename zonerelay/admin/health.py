@@ -53,7 +53,8 @@ class ReadinessCheck:
 
     async def _probe_failure(self) -> str | None:
         """Return the reason why the spool cannot be written and synced now, or None."""
-        if self._running is None and self._is_fresh():
+        is_fresh = self._tried is not None and self.clock.monotonic() - self._tried < FRESH_FOR
+        if self._running is None and is_fresh:
             return self._failure
         trial = self._running
         if trial is None:
@@ -69,9 +70,6 @@ class ReadinessCheck:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
-
-    def _is_fresh(self) -> bool:
-        return self._tried is not None and self.clock.monotonic() - self._tried < FRESH_FOR
 
     async def _try(self) -> None:
         try:

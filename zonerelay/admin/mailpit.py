@@ -196,7 +196,7 @@ class Mailpit:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         try:
             by = self._admit(request)
-            if not self._mail.is_on:
+            if not self._operators.captures:
                 raise _MailpitError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
         except (_MailpitError, DeniedError) as error:

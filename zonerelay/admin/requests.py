@@ -20,20 +20,14 @@ from zonerelay.admin.visit import RequestIdentity, plain
 from zonerelay.control.runner import OnError
 from zonerelay.routing.addresses import Networks
 
-
-def _quiet_logger() -> logging.Logger:
-    """Return a logger that hides aiohttp's errors, because aiohttp logs each malformed request of any client
-    with a traceback.
-    """
-    logger = logging.getLogger("zonerelay.admin.http")
-    logger.setLevel(logging.CRITICAL)
-    return logger
-
+_QUIET = logging.getLogger("zonerelay.admin.http")
+_QUIET.setLevel(logging.CRITICAL)
+"""Hides aiohttp's errors, because aiohttp logs each malformed request of any client with a traceback."""
 
 OPTIONS: dict[str, Any] = {
     "handler_cancellation": True,
     "access_log": None,
-    "logger": _quiet_logger(),
+    "logger": _QUIET,
     "max_line_size": 8190,
     "max_field_size": 4096,
     # Seconds in which a refused client may continue to send a body, so that it can read the refusal.

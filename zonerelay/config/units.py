@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 
 from zonerelay.config.problems import quoted
@@ -113,6 +114,11 @@ def exact_span(seconds: float) -> str:
     left = max(int(seconds), 0)
     minutes, rest = divmod(left, 60)
     return f"{minutes}m{rest:02}s" if 0 < minutes < 60 else span(left)
+
+
+def when(then: float) -> str:
+    """Return a point in time for people, in the local time zone."""
+    return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def rough_size(octets: int) -> str:

@@ -151,10 +151,6 @@ def _insert(database: sqlite3.Connection, table: str, columns: int, values: Sequ
         database.execute(f"INSERT INTO {table} VALUES {rows}", some)  # noqa: S608 - names of ours
 
 
-def next_row(database: sqlite3.Connection) -> int:
-    return 1 + int(database.execute("SELECT coalesce(max(row), 0) FROM block").fetchone()[0])
-
-
 def span(database: sqlite3.Connection) -> tuple[int, int]:
     """Return the first row, and the row after the last."""
     ends = "SELECT coalesce((SELECT min(row) FROM block), 0), coalesce((SELECT max(row) FROM block), -1) + 1"

@@ -230,7 +230,7 @@ class History:
             self.since = oldest[0] if oldest else None
 
     def _open(self, file: Path) -> sqlite3.Connection:
-        from zonerelay.history.database import CLEAR, next_row, open_for_writing  # noqa: PLC0415 - as above
+        from zonerelay.history.database import CLEAR, open_for_writing, span  # noqa: PLC0415 - as above
 
         database = open_for_writing(file)
         off = off_mark(file)
@@ -246,7 +246,7 @@ class History:
             key = self.redactor.fingerprint if self.redactor.enabled else CLEAR
             run = (self._began, self._now(), 0, key)
             self._run = database.execute("INSERT INTO run VALUES (?, ?, ?, ?)", run).lastrowid or 0
-            self._row = next_row(database)
+            self._row = max(span(database)[1], 1)
         off.unlink(missing_ok=True)
         return database
 

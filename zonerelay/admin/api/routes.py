@@ -86,7 +86,16 @@ class Api:
         if verb.audited:
             self._operators.audit({"by": caller, "request": f"{request.method} {request.path}"})
         call = ApiCall(self._operators, token, caller, request, path, parameters, body, lines)
-        return await self._answer(verb, call)
+        try:
+            answer = await verb.run(call)
+        except RedactKeyError as error:
+            raise ApiError(503, "unavailable", str(error)) from error
+        except ControlError as error:
+            raise problem_of(error) from error
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        data = msgspec.json.encode(answer, enc_hook=str) + b"\n"
+        return web.Response(status=verb.success, body=data, content_type=JSON)
 
     def _admit(self, request: web.Request) -> Token:
         visit = VISIT.get()
@@ -107,18 +116,6 @@ class Api:
             if match := pattern.fullmatch(path):
                 return match.groupdict(), verbs
         raise ApiError(404, "not_found", f"{path} does not exist; {DESCRIPTION} lists all paths")
-
-    async def _answer(self, verb: Verb, call: ApiCall) -> web.StreamResponse:
-        try:
-            answer = await verb.run(call)
-        except RedactKeyError as error:
-            raise ApiError(503, "unavailable", str(error)) from error
-        except ControlError as error:
-            raise problem_of(error) from error
-        if isinstance(answer, web.StreamResponse):
-            return answer
-        data = msgspec.json.encode(answer, enc_hook=str) + b"\n"
-        return web.Response(status=verb.success, body=data, content_type=JSON)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

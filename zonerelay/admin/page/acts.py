@@ -17,8 +17,8 @@ from aiohttp import web
 from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse
 from zonerelay.admin.page.views import VERBS
-from zonerelay.admin.page.visitor import PageError, PageRequest, when
-from zonerelay.config.units import parse_duration
+from zonerelay.admin.page.visitor import PageError, PageRequest
+from zonerelay.config.units import parse_duration, when
 from zonerelay.operations import answers, requests
 
 PATIENCE = 25.0

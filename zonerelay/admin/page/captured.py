@@ -34,7 +34,7 @@ View = Callable[["CapturedPages", PageRequest], Awaitable[web.StreamResponse]]
 def _reports_errors(view: View) -> View:
     @wraps(view)
     async def handle(pages: CapturedPages, visitor: PageRequest) -> web.StreamResponse:
-        if not pages.mail.is_on:
+        if not visitor.operators.captures:
             raise PageError(404, "Not found", 'no mail is captured: no [[zone]] has next_hop = "capture:"')
         try:
             return await view(pages, visitor)

@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
@@ -60,12 +61,12 @@ class PageRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the operators' page."""
-        see, act = self._for("read"), self._for("operate")
+        see, act = partial(self._for, "read"), partial(self._for, "operate")
         return [
             web.get("/static/{name}", self._static),
             web.get("/login", self._log_in),
             web.post("/login", self._log_in),
-            web.post("/logout", self._for("read")(self._log_out)),
+            web.post("/logout", see(self._log_out)),
             web.get("/sessions", see(self._list_sessions)),
             web.post("/sessions", see(self._end_sessions)),
             web.get("/", see(views.overview)),
@@ -91,35 +92,32 @@ class PageRoutes:
             web.post("/captured/{id}/release", act(self._captured.release)),
         ]
 
-    def _for(self, scope: Scope) -> Callable[[View], Handler]:
-        def with_session(view: View) -> Handler:
-            async def handle(request: web.Request) -> web.StreamResponse:
-                session = self._session(request)
-                if session is None:
-                    return self._to_log_in(request)
-                given = await _given(request)
-                visitor = await self._visitor(request, session, given)
-                try:
-                    if request.method == "POST" and not hmac.compare_digest(
-                        given.get("check", "").encode(), session.check.encode()
-                    ):
-                        raise PageError(
-                            403, "Not taken", "the form belongs to another session; reload the page"
-                        )
-                    visitor.need(scope)
-                    return await view(visitor)
-                except PageError as error:
-                    return await _failed(visitor, error.status, error.heading, str(error))
-                except NotFoundError as error:
-                    return await _failed(visitor, 404, "Not found", str(error))
-                except ControlError as error:
-                    failed = await _failed(visitor, 503, "The relay cannot process this request", str(error))
-                    failed.headers["Retry-After"] = "5"
-                    return failed
+    def _for(self, scope: Scope, view: View) -> Handler:
+        """Return the handler of a view that needs a session with this scope."""
 
-            return handle
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = self._session(request)
+            if session is None:
+                return self._to_log_in(request)
+            given = await _given(request)
+            visitor = await self._visitor(request, session, given)
+            try:
+                if request.method == "POST" and not hmac.compare_digest(
+                    given.get("check", "").encode(), session.check.encode()
+                ):
+                    raise PageError(403, "Not taken", "the form belongs to another session; reload the page")
+                visitor.need(scope)
+                return await view(visitor)
+            except PageError as error:
+                return await _failed(visitor, error.status, error.heading, str(error))
+            except NotFoundError as error:
+                return await _failed(visitor, 404, "Not found", str(error))
+            except ControlError as error:
+                failed = await _failed(visitor, 503, "The relay cannot process this request", str(error))
+                failed.headers["Retry-After"] = "5"
+                return failed
 
-        return with_session
+        return handle
 
     async def _visitor(
         self, request: web.Request, session: PageSession | None, given: Mapping[str, str]
@@ -235,16 +233,14 @@ def _renderer() -> PageRenderer:
 
 
 async def _given(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
-    return await _read_form(request, most) if request.method == "POST" else dict(request.query)
-
-
-async def _read_form(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
-    """Return the fields of a form: small, within a time limit, and in UTF-8 only. Raise HTTPException with a
-    status for the error.
+    """Return the fields of the URL, or of a form: small, within a time limit, and in UTF-8 only. Raise
+    HTTPException with a status for the error.
 
     aiohttp's `post` decodes with any codec that a request names, and parses multipart bodies. One megabyte of
     `charset=punycode` from an unauthenticated client blocked the event loop for 38 seconds.
     """
+    if request.method != "POST":
+        return dict(request.query)
     parameters = request.headers.get("Content-Type", "").partition(";")[2]
     if media_type(request) != FORM or not _UTF_8.fullmatch(parameters):
         raise web.HTTPUnsupportedMediaType

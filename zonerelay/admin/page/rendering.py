@@ -16,8 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from zonerelay.admin.page import filter_text
-from zonerelay.admin.page.visitor import when
-from zonerelay.config.units import exact_span, rough_size, span
+from zonerelay.config.units import exact_span, rough_size, span, when
 from zonerelay.telemetry.logs.redact import printable
 
 HOME = Path(__file__).parent

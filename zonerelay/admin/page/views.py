@@ -14,10 +14,10 @@ from aiohttp import web
 from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse, term
 from zonerelay.admin.page.flow import flow_of, plot_of
-from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, when
+from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
-from zonerelay.config.units import parse_duration
+from zonerelay.config.units import parse_duration, when
 from zonerelay.control.history import (
     ask,
     entries,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
@@ -122,11 +121,6 @@ class PageRequest:
         """Render what was done. `act` can be undone."""
         values = {"missing": (), "lines": lines, "back": back, "command": command, "act": act}
         return await self.page("done.html", **{**values, **more})
-
-
-def when(then: float) -> str:
-    """Return a time for people."""
-    return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 _OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
