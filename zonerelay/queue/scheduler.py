@@ -28,8 +28,8 @@ from zonerelay.queue.selection import ThrottleTimer
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone, ZoneParts
 from zonerelay.routing.destinations.route import DestinationKey
+from zonerelay.routing.zones.zones import DEFAULT_ZONE
 
-DEFAULT_ZONE = "default"
 PATIENCE = 5.0
 """Seconds that an operator's change waits for outcomes to become durable."""
 LOOK = 0.02

@@ -15,11 +15,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
-from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Envelope, Message, Origin, Recipient, Ret
-from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.aio import closing
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
@@ -73,20 +73,31 @@ class DsnMaker:
 
         def made(whole: bytes) -> OwnMessage:
             dsn_id = self.ids.next()
-            notice = Notice(
-                kind=kind,
-                message=message,
-                original_header=header,
-                reports=reports,
-                hostname=self.hostname,
-                dsn_id=dsn_id,
-                now=now,
-                retry_until=retry_until,
-                whole_message=whole,
+            text = compose(
+                Notice(
+                    kind=kind,
+                    message=message,
+                    original_header=header,
+                    reports=reports,
+                    hostname=self.hostname,
+                    dsn_id=dsn_id,
+                    now=now,
+                    retry_until=retry_until,
+                    whole_message=whole,
+                )
             )
-            return self._submit(
-                dsn_id, message.envelope.sender, compose(notice), now, require_tls=require_tls
+            sender = message.envelope.sender
+            envelope = Envelope(
+                id=dsn_id,
+                sender=NULL_SENDER,
+                recipients=(Recipient(address=sender),),
+                created=now,
+                body=BodyType.SEVEN_BIT if text.isascii() else BodyType.EIGHT_BIT,
+                smtputf8=not (text.partition(_END_OF_HEADER)[0].isascii() and sender.isascii()),
+                origin=Origin(protocol=PROTOCOL),
+                require_tls=require_tls,
             )
+            return own_mail(envelope, text, self.choose_zone)
 
         try:
             submit = made(whole)
@@ -99,22 +110,6 @@ class DsnMaker:
     def _is_too_large(self, submit: OwnMessage) -> bool:
         size = submit.message.size
         return any(size > self._zone_sizes.get(each.zone, size) for each in submit.deliveries)
-
-    def _submit(
-        self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float, *, require_tls: bool
-    ) -> OwnMessage:
-        header, _, _ = text.partition(_END_OF_HEADER)
-        envelope = Envelope(
-            id=dsn_id,
-            sender=NULL_SENDER,
-            recipients=(Recipient(address=sender),),
-            created=now,
-            body=BodyType.SEVEN_BIT if text.isascii() else BodyType.EIGHT_BIT,
-            smtputf8=not (header.isascii() and sender.isascii()),
-            origin=Origin(protocol=PROTOCOL),
-            require_tls=require_tls,
-        )
-        return own_mail(envelope, text, self.choose_zone)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
         """Return the header, and the message if `whole` is set and it can be returned."""

@@ -39,7 +39,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import OUTBOX, Envelope, Message, Notify
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.settle.retry import DEFAULT_ZONE, RetryPolicy
+from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.routing.zones.zones import DEFAULT_ZONE
 from zonerelay.store.contract import Finish, Postpone
 
 LOCAL_FIRST = 5.0
@@ -125,7 +126,11 @@ class DispositionPolicy:
         next_attempt = await self._next_attempt(message.envelope, aged, outcome, until, now)
         if next_attempt is None:
             return self._failed(message.envelope, delivery, _expired(delivery, outcome))
-        return self._deferred(message.envelope, delivery, outcome, next_attempt, now, paused=paused)
+        counts = outcome.counts and outcome.scope is not Scope.LOCAL
+        later = delivery.deferred(next_attempt, outcome.attempt(now), counts=counts)
+        warns = self._owes_warning(message.envelope, aged, now)
+        change = Postpone(structs.replace(later, warned=True) if warns else later)
+        return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED if warns else None)
 
     def needs_message(self, delivery: Delivery, now: float) -> bool:
         """Return whether a deferral without an attempt may expire the delivery or owe a warning, which
@@ -160,23 +165,6 @@ class DispositionPolicy:
         if until is None:
             until = now + _uncounted_delay(outcome, now - delivery.created)
         return min(until, expires)
-
-    def _deferred(
-        self,
-        envelope: Envelope,
-        delivery: Delivery,
-        outcome: Outcome,
-        next_attempt: float,
-        now: float,
-        *,
-        paused: float,
-    ) -> Disposition:
-        counts = outcome.counts and outcome.scope is not Scope.LOCAL
-        later = delivery.deferred(next_attempt, outcome.attempt(now), counts=counts)
-        if not self._owes_warning(envelope, delivery, now - paused):
-            return Disposition(delivery, outcome, Postpone(later), next_attempt)
-        change = Postpone(structs.replace(later, warned=True))
-        return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED)
 
     def _owes_warning(self, envelope: Envelope, delivery: Delivery, now: float) -> bool:
         return (

@@ -136,10 +136,7 @@ class OutcomeLog:
         silence = asyncio.get_running_loop().call_later(SILENT, self._is_late, id(entries))
         try:
             await self._store.settle(changes, lazy=lazy)
-        except StoreError as error:
-            self._events.error("store.settle", error)
-            return False
-        except Exception as error:  # noqa: BLE001 - a bug in a store must not lose an outcome
+        except Exception as error:  # noqa: BLE001 - not even a bug in a store may lose an outcome
             self._events.error("store.settle", error)
             return False
         finally:

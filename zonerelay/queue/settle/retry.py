@@ -53,6 +53,7 @@ from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import is_row
+from zonerelay.routing.zones.zones import DEFAULT_ZONE
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
@@ -63,7 +64,6 @@ further attempt.
 EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
 FALLBACK_DELAY = 15 * 60.0
-DEFAULT_ZONE = "default"
 BACKOFF_TIMEOUT = 5.0
 
 _Job = tuple[Envelope, int, "Future[float | None]"]

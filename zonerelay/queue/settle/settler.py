@@ -291,7 +291,7 @@ class Settler:
             now = self._clock.now()
             rest = [put_off(delivery, work.outcome, now) for delivery in work.deliveries]
             if rest:
-                self._put(rest, [], work.destination)
+                self._put(rest, _PendingOutcomes(None, list(work.deliveries), (), work.destination))
         finally:
             self._in_work.discard(work)
 
@@ -304,7 +304,7 @@ class Settler:
             if together and work.until is not None:
                 now = self._clock.now()
                 later = [deferred(delivery, work.outcome, work.until(), now) for delivery in some]
-                self._put(later, [], work.destination)
+                self._put(later, _PendingOutcomes(None, some, (), work.destination))
             else:
                 await self._at_once.acquire()
                 outcomes = [work.outcome] * len(some)
@@ -344,14 +344,7 @@ class Settler:
             dispositions, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
         finally:
             self._in_work.discard(parcel)
-        self._put(
-            dispositions,
-            reports,
-            parcel.destination,
-            parcel.seconds,
-            message=parcel.message,
-            durable=parcel.durable,
-        )
+        self._put(dispositions, parcel, reports)
 
     async def _decided(self, parcel: _PendingOutcomes) -> list[Disposition]:
         now = self._clock.now()
@@ -411,28 +404,26 @@ class Settler:
             return []
 
     def _put(
-        self,
-        dispositions: Sequence[Disposition],
-        reports: Sequence[_Dsn],
-        destination: str,
-        seconds: float | None = None,
-        *,
-        message: Message | None = None,
-        durable: asyncio.Future[None] | None = None,
+        self, dispositions: Sequence[Disposition], parcel: _PendingOutcomes, reports: Sequence[_Dsn] = ()
     ) -> None:
+        destination, seconds, durable = parcel.destination, parcel.seconds, parcel.durable
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
         submits: Sequence[OwnMessage] = ()
         if (report := self._callbacks.report()) is not None:
             news = filter(_is_news, dispositions)
             reported = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
-            submits = self._companions(report, message, reported, destination, seconds) if reported else ()
+            submits = (
+                self._companions(report, parcel.message, reported, destination, seconds) if reported else ()
+            )
 
         def then() -> None:
             if durable is not None and not durable.done():
                 durable.set_result(None)
             for kind, submit in reports:
-                self._tell_report(kind, submit)
+                keys = submit.about
+                to = [key.recipient for key in keys]
+                self._events.dsn(kind, submit.message.id, keys[0].message_id, to)
             self._tell(dispositions, destination, seconds)
 
         self.outcome_log.put(AtomicWrite([*changes, *submits], len(dispositions), then))
@@ -460,10 +451,6 @@ class Settler:
             about_it = outcome.verdict is Verdict.BOUNCED and outcome.scope is Scope.RECIPIENT
             if about_it and not outcome.local:
                 self._callbacks.refused_stranger(c.delivery.recipient, outcome.reply, now)
-
-    def _tell_report(self, kind: DsnKind, submit: OwnMessage) -> None:
-        about = submit.about
-        self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
 
 
 def _is_news(c: Disposition) -> bool:
