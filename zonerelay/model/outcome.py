@@ -76,11 +76,4 @@ class Outcome(msgspec.Struct, frozen=True):
     source: str = ""
 
     def attempt(self, at: float) -> Attempt:
-        return Attempt(
-            at=at,
-            reply=self.reply,
-            host=self.host,
-            peer=self.peer,
-            local=self.local,
-            in_doubt=self.in_doubt,
-        )
+        return Attempt(at, self.reply, self.host, self.peer, self.local, self.in_doubt)

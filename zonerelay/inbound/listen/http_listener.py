@@ -100,8 +100,13 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
                 self._refuse(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, str(fault))
                 return
             if transport.named is not named:
-                assert transport.named is not None
-                self._is_now(transport.named.address, transport.named.port)
+                client = transport.named
+                assert client is not None
+                self._client, refusal = self._admission.readmit(self._client, client.address, client.port)
+                if refusal is not None:
+                    self._refuse(refusal)
+                else:
+                    self._open()
                 continue
             if transport.secured is not secured and transport.secured is not None:
                 self._context.events.metrics.tls_sessions.add((transport.secured.version,))
@@ -161,14 +166,6 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
         self._transport.start_tls(self._context.certificates.channel())
         self.held = TLS_COST
         self._context.memory.used += TLS_COST
-
-    def _is_now(self, address: str, port: int) -> None:
-        """Count the connection as one of the client that the PROXY header names."""
-        self._client, refusal = self._admission.readmit(self._client, address, port)
-        if refusal is not None:
-            self._refuse(refusal)
-        else:
-            self._open()
 
     def _begin(self) -> None:
         service = self._service()

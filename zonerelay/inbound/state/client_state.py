@@ -241,6 +241,4 @@ class ClientState:
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
 
 
-@lru_cache(maxsize=1024)
-def _patterns(senders: Sequence[str]) -> AddressPatterns:
-    return AddressPatterns(senders)
+_patterns = lru_cache(1024)(AddressPatterns)

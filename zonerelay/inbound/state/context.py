@@ -190,10 +190,6 @@ class AcceptanceReporter(Protocol):
         """Return the messages to store together with this message."""
 
 
-def _no_limit() -> SessionMemory:
-    return SessionMemory(sys.maxsize)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedContext:
     """The objects that all listeners of a worker share, except the store.
@@ -205,7 +201,7 @@ class SharedContext:
     each zone that has one. `idempotency_window` is in seconds.
     """
 
-    memory: SessionMemory = field(default_factory=_no_limit)
+    memory: SessionMemory = field(default_factory=lambda: SessionMemory(sys.maxsize))
     error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None

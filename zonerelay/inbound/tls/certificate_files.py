@@ -148,12 +148,9 @@ def _what_it_is(text: bytes) -> str:
 
 def _parse_key(path: Path, text: bytes) -> CertificateKey:
     if b"PRIVATE KEY-----" not in text:
-        swapped = b"-----BEGIN CERTIFICATE-----" in text
-        what = (
-            ("only a certificate (check whether certificate and key are swapped)")
-            if swapped
-            else _what_it_is(text)
-        )
+        what = _what_it_is(text)
+        if b"-----BEGIN CERTIFICATE-----" in text:
+            what = "only a certificate (check whether certificate and key are swapped)"
         raise KeyFileError(f"{path} contains no private key: {what}")
     try:
         # Parse only this block: the same file may contain certificates and EC PARAMETERS.

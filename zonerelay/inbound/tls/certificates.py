@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,16 @@ def build_context(pairs: Sequence[CertificatePair], *, ask_certificate: bool) ->
         return asking[0]
     contexts = [server_context(pair) for pair in pairs]
     if len(contexts) > 1:
-        contexts[0].sni_callback = _chooser(_by_name(pairs, contexts))
+        by_name = _by_name(pairs, contexts)
+
+        def choose_context(
+            session: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext
+        ) -> None:
+            chosen = choose(by_name, name or "")
+            if chosen is not None:
+                session.context = chosen
+
+        contexts[0].sni_callback = choose_context
     return contexts[0]
 
 
@@ -76,17 +85,6 @@ def _by_name(pairs: Sequence[CertificatePair], contexts: Sequence[Context]) -> d
         for name in pair.names:
             by_name.setdefault(name, context)  # the first certificate with a name is used for it
     return by_name
-
-
-def _chooser(
-    by_name: Mapping[str, ssl.SSLContext],
-) -> Callable[[ssl.SSLObject | ssl.SSLSocket, str | None, ssl.SSLContext], None]:
-    def choose_context(session: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-        context = choose(by_name, name or "")
-        if context is not None:
-            session.context = context
-
-    return choose_context
 
 
 def choose(by_name: Mapping[str, Context], server_name: str) -> Context | None:
