@@ -109,7 +109,7 @@ class ProtocolLine:
 
 @dataclass(eq=False, repr=False)
 class RunningTranscript:
-    """A running transcript of selected sessions. `octets` and `sessions` may still be recorded."""
+    """A running transcript of selected sessions, which ends after this many bytes or sessions."""
 
     stream: BoundedStream[ProtocolLine]
     _: KW_ONLY
