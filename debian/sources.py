@@ -64,7 +64,7 @@ def metrics() -> list[Described]:
                 maker = texts.pop(1)
                 texts[0] += "_total" if maker == "counter" else ""
             if len(texts) > 1 and texts[0].startswith("zonerelay_"):
-                kind = KINDS.get(maker) or re.sub("MetricFamily|ReadGauge", "", maker).lower() or "gauge"
+                kind = KINDS.get(maker) or maker.removesuffix("MetricFamily").lower() or "gauge"
                 found.setdefault(texts[0], Described(texts[0], kind, tuple(texts[2:]), texts[1]))
     return list(found.values())
 

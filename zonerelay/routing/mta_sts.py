@@ -304,7 +304,7 @@ class FetchPolicy(Protocol):
 
 
 class StsObserver(Protocol):
-    """Receives notifications about policies and failures. `telemetry.events.mta_sts.StsEvents` implements
+    """Receives notifications about policies and failures. `telemetry.events.events.StsEvents` implements
     it.
     """
 
