@@ -133,9 +133,10 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
     if carried.lost:
         description.missing = carried.lost
     description.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
-    durable.write(
-        draft / _DESCRIPTION, msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
-    )
+    members = msgspec.to_builtins(description)
+    first = {name: members.pop(name) for name in ("format", "zonerelay", "made", "hostname", "backend")}
+    content = msgspec.json.format(msgspec.json.encode(first | members), indent=2)
+    durable.write(draft / _DESCRIPTION, content + b"\n")
     return description
 
 
