@@ -10,7 +10,7 @@ Who may write
 
     A shared engine also has a **lease**. The lease decides when another node may take over, and the fence
     decides which writer is valid. So a wrong clock can cause a duplicate delivery, but no loss of mail. A
-    writer that knows the token of the former writer (`writer`, stored by `seen_file`) is the successor of a
+    writer that knows the token of the former writer (`writer`, stored by `SeenFile`) is the successor of a
     process that has died, and enters without waiting for the lease.
 
 What is durable

@@ -1,5 +1,4 @@
-"""The access to Redis and Valkey: connections, checks of the server's durability, and limits that relays
-share.
+"""The access to Redis and Valkey: connections, and limits that relays share.
 
 The queue is in `store/keys/redis`. Importing the package imports no driver.
 """
