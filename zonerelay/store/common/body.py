@@ -42,7 +42,9 @@ LARGEST = 4 * 1024 * 1024
 class BodyCache:
     """Caches the bodies of new messages. Others are read from the store."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = CAPACITY, largest: int = LARGEST) -> None:
+        self._capacity = capacity
+        self._largest = largest
         self._size = 0
         self._bodies: dict[MessageId, tuple[bytes, ...]] = {}
 
@@ -61,16 +63,16 @@ class BodyCache:
             if before is None:
                 return  # the beginning was dropped
             body = (*before, *chunks)
-            if sum(map(len, body)) > LARGEST:
+            if sum(map(len, body)) > self._largest:
                 self.drop(message_id)
                 return
         elif before is not None:
             self.drop(message_id)
-        if size > LARGEST:
+        if size > self._largest:
             return
         self._bodies[message_id] = body
         self._size += size
-        if self._size > CAPACITY:
+        if self._size > self._capacity:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
@@ -89,7 +91,7 @@ class BodyCache:
 
     def _evict(self) -> None:
         # Drop the oldest one. In a queue this long it is attempted much later, or it waits for a retry.
-        while self._size > CAPACITY:
+        while self._size > self._capacity:
             self.drop(next(iter(self._bodies)))
 
 
