@@ -226,7 +226,10 @@ class LimitKeeper:
     def _look(self, zone: _ZoneExchange, now: float) -> None:
         allowance, lease = zone.allowance, self.authority.lease
         allowance.note_time(now)
-        self._check_lease(zone, now)
+        is_over = allowance.until is not None and now >= allowance.until
+        if is_over and not allowance.closed and not allowance.is_empty:
+            allowance.closed = zone.everything = True
+            allowance.forget_slots()
         allowance.return_idle(now)
         if allowance.waiters or allowance.is_crowded or allowance.closed:
             self._observer.relieve(allowance.name)
@@ -239,13 +242,6 @@ class LimitKeeper:
             zone.due = True
         if zone.wants_exchange:
             self._changed(zone)
-
-    def _check_lease(self, zone: _ZoneExchange, now: float) -> None:
-        allowance = zone.allowance
-        if allowance.until is None or allowance.closed or now < allowance.until or allowance.is_empty:
-            return
-        allowance.closed = zone.everything = True
-        allowance.forget_slots()
 
     # The exchange
 

@@ -53,20 +53,13 @@ _TOO_CLOSE = 1.0
 STRANGER = "stranger"
 """The reason why no report is made about mail of a client that is not allowed to relay."""
 
-LOCAL_ERROR = Outcome(
-    Verdict.DEFERRED,
-    Reply(451, "3.0", "temporary internal error"),
-    Scope.LOCAL,
-    local=True,
-    counts=False,
-)
-UNREADABLE = Outcome(
-    Verdict.DEFERRED,
-    Reply(451, "3.0", "the message cannot be read from the spool now"),
-    Scope.LOCAL,
-    local=True,
-    counts=False,
-)
+
+def _trouble(text: str) -> Outcome:
+    return Outcome(Verdict.DEFERRED, Reply(451, "3.0", text), Scope.LOCAL, local=True, counts=False)
+
+
+LOCAL_ERROR = _trouble("temporary internal error")
+UNREADABLE = _trouble("the message cannot be read from the spool now")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,23 +59,18 @@ class RestartPolicy:
         self.starts = 0
         self.deaths = 0
         """Consecutive ends that the supervisor did not request."""
-        self._next = now
+        self.next_start = now
         self._heard = now
         self._ready = now
-        self._wanted = True
+        self.wanted = True
+        """Whether the worker is to run. One that is stopping is started again if it is wanted; one that has
+        finished is not.
+        """
         self._killed = False
 
     @property
     def restarts(self) -> int:
         return max(self.starts - 1, 0)
-
-    @property
-    def next_start(self) -> float:
-        return self._next
-
-    @property
-    def wanted(self) -> bool:
-        return self._wanted
 
     def is_well(self, now: float) -> bool:
         """Return whether the worker runs and was not restarted a moment ago, so that its death would be a new
@@ -92,7 +87,7 @@ class RestartPolicy:
         if late:
             self._heard = now
         match self.phase:
-            case WorkerPhase.DOWN if self._wanted and now >= self._next:
+            case WorkerPhase.DOWN if self.wanted and now >= self.next_start:
                 return Action.START
             case WorkerPhase.STARTING if now - self.since > self.timeouts.start:
                 return self._kill()
@@ -114,24 +109,17 @@ class RestartPolicy:
 
     def stop(self, now: float) -> Action | None:
         """Stop the worker for good. Return the action for its process."""
-        self._wanted = False
-        return self._end(now)
-
-    def want(self) -> None:
-        """Let the worker run. A worker that is stopping is started again; one that has finished is not."""
-        self._wanted = True
+        self.wanted = False
+        return self.replace(now)
 
     def replace(self, now: float) -> Action | None:
-        """Stop the worker and start it again at once. Return the action for its process."""
-        return self._end(now)
-
-    def _end(self, now: float) -> Action | None:
+        """Stop the worker, and start it again at once if it is wanted. Return the action for its process."""
         if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
             self._enter(WorkerPhase.STOPPING, now)
             return Action.TERMINATE
         if self.phase is WorkerPhase.DOWN:
-            self._next = now
-            if not self._wanted:
+            self.next_start = now
+            if not self.wanted:
                 self._enter(WorkerPhase.OVER, now)
         return None
 
@@ -161,11 +149,11 @@ class RestartPolicy:
         """Note that the process has ended. `finished` says that the worker has nothing left to do."""
         asked = self.phase is WorkerPhase.STOPPING
         ran_well = self.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG) and now - self._ready > WELL_AFTER
-        if finished or not self._wanted:
+        if finished or not self.wanted:
             self._enter(WorkerPhase.OVER, now)
             return
         self.deaths = 0 if asked else (1 if ran_well else self.deaths + 1)
-        self._next = now + (0.0 if asked else pause(self.deaths))
+        self.next_start = now + (0.0 if asked else pause(self.deaths))
         self._enter(WorkerPhase.DOWN, now)
 
     def _enter(self, phase: WorkerPhase, now: float) -> None:

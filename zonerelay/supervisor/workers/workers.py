@@ -143,7 +143,7 @@ class Workers:
                     index, RestartPolicy(self.timeouts, self.now()), drains_spool
                 )
                 continue
-            member.policy.want()
+            member.policy.wanted = True
             if member.drains_spool != drains_spool:
                 member.drains_spool = drains_spool
                 self._do(member, member.policy.replace(self.now()))
