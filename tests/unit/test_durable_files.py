@@ -48,7 +48,6 @@ ALLOWED = {
     "outbox/attach.py": _LOCK,
     "cli/operate/tail.py": _OUTPUT,
     "cli/main.py": "standard output becomes /dev/null",
-    "supervisor/workers/workers.py": "`policy.replace` is about processes",
     "store/keys/check.py": "records are appended and synced, and the name with the first of them",
     "store/common/keeper/reserve_file.py": "octets that mean nothing",
     "store/objects/directory.py": "values that no batch names yet, and drafts",

@@ -73,7 +73,7 @@ def test_a_supervisor_that_was_held_up_itself_takes_nobodys_silence_for_a_hang()
 
 def test_who_does_not_stop_in_time_is_killed_and_who_was_asked_comes_back_at_once() -> None:
     policy = running()
-    assert policy.replace(5.0) is Action.TERMINATE
+    assert policy.restart(5.0) is Action.TERMINATE
     assert policy.due(44.0) is None
     assert policy.due(46.0) is Action.KILL
     policy.ended(46.0)
@@ -119,14 +119,14 @@ def test_there_is_never_a_second_start_before_an_end(steps: list[str]) -> None:
             alive = False
             policy.ended(now)
         elif step == "replace":
-            assert policy.replace(now) in ((Action.TERMINATE, None) if alive else (None,))
+            assert policy.restart(now) in ((Action.TERMINATE, None) if alive else (None,))
         elif step in ("ready", "heard", "stopping") and alive:
             getattr(policy, step)(now)
     assert pause(policy.deaths) <= LONGEST_PAUSE
 
 
 def come_back(policy: RestartPolicy, now: float = 1.0) -> None:
-    policy.replace(now)
+    policy.restart(now)
     policy.ended(now)
     policy.started(now)
     policy.ready(now)
@@ -138,7 +138,7 @@ def test_a_roll_replaces_one_at_a_time_while_another_takes_the_clients() -> None
     order = []
     while (worker := roll.step(lives, STABLE)) is not None:
         order.append(worker)
-        lives[worker].replace(1.0)
+        lives[worker].restart(1.0)
         assert roll.step(lives, STABLE) is None, "it has not ended yet"
         lives[worker].ended(2.0)
         lives[worker].started(2.0)
@@ -167,7 +167,7 @@ def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
     assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
-    lives[1].replace(2.0)
+    lives[1].restart(2.0)
     lives[1].ended(2.0)
     lives[1].started(2.0)
     lives[1].ended(3.0)
@@ -186,7 +186,7 @@ def test_a_roll_goes_on_with_one_that_had_died_and_come_back_before_its_turn() -
     lives[1].ready(2.0)
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
-    lives[1].replace(3.0)
+    lives[1].restart(3.0)
     lives[1].ended(3.0)
     assert roll.step(lives, STABLE) is None, "it has ended and is about to be started"
     assert roll.failed is None
@@ -209,7 +209,7 @@ def test_one_that_came_up_and_dies_while_the_next_is_replaced_stops_the_roll() -
     assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
-    lives[1].replace(STABLE)
+    lives[1].restart(STABLE)
     lives[0].ended(STABLE + STEADY)
     assert roll.step(lives, STABLE + STEADY) is None
     assert (roll.failed, roll.replaced, roll.done) == (0, [0], True)

@@ -110,9 +110,9 @@ class RestartPolicy:
     def stop(self, now: float) -> Action | None:
         """Stop the worker for good. Return the action for its process."""
         self.wanted = False
-        return self.replace(now)
+        return self.restart(now)
 
-    def replace(self, now: float) -> Action | None:
+    def restart(self, now: float) -> Action | None:
         """Stop the worker, and start it again at once if it is wanted. Return the action for its process."""
         if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
             self._enter(WorkerPhase.STOPPING, now)

@@ -146,7 +146,7 @@ class Workers:
             member.policy.wanted = True
             if member.drains_spool != drains_spool:
                 member.drains_spool = drains_spool
-                self._do(member, member.policy.replace(self.now()))
+                self._do(member, member.policy.restart(self.now()))
         self.wake()
 
     def dismiss(self, workers: int, *, drain: bool) -> None:
@@ -156,7 +156,7 @@ class Workers:
                 continue
             if drain:
                 member.drains_spool = True
-                self._do(member, member.policy.replace(self.now()))
+                self._do(member, member.policy.restart(self.now()))
             else:
                 self._do(member, member.policy.stop(self.now()))
         self.wake()
@@ -167,7 +167,7 @@ class Workers:
         """
         for member in self.members.values():
             if member.drains_spool and member.edition != self.edition:
-                self._do(member, member.policy.replace(self.now()))
+                self._do(member, member.policy.restart(self.now()))
         self.wake()
 
     def tell_to_reload(self, member: SupervisedWorker) -> None:
@@ -236,7 +236,7 @@ class Workers:
         if worker is not None:
             member = self.members[worker]
             self.log.emit("info", "worker-replaced", {"worker": worker, "pid": member.pid})
-            self._do(member, member.policy.replace(self.now()))
+            self._do(member, member.policy.restart(self.now()))
 
     async def _start(self, member: SupervisedWorker) -> None:
         child = Child(
