@@ -100,11 +100,8 @@ def _send(
     recipients = [each for word in arguments for each in _readable(word, "the arguments")]
     aliases = _option(settings, "aliases")
     if verifies:
-        return _verify(
-            settings,
-            sender or "",
-            _aliased([_qualified(each, domain) for each in recipients], domain, aliases),
-        )
+        recipients = _aliased([_qualified(each, domain) for each in recipients], domain, aliases)
+        return _verify(settings, sender or "", recipients)
     message = _read(sys.stdin.buffer, dots_end="i" not in options)
     fields, body = _split(message)
     if "t" in options:
@@ -178,15 +175,11 @@ def _readable(text: str, where: str) -> list[str]:
 
 def _no_recipients(has_arguments: bool, reads_header: bool) -> tuple[int, str]:
     if has_arguments:
-        return (
-            DATAERR,
-            "no recipients: no valid address was found (spaces and control characters are not allowed)",
-        )
+        why = "no valid address was found (spaces and control characters are not allowed)"
+        return DATAERR, f"no recipients: {why}"
     if reads_header:
-        return (
-            USAGE,
-            "no recipients: To, Cc and Bcc of the header (or Resent-To, -Cc, -Bcc) contain no address",
-        )
+        why = "To, Cc and Bcc of the header (or Resent-To, -Cc, -Bcc) contain no address"
+        return USAGE, f"no recipients: {why}"
     return USAGE, "no recipients: specify them, or use -t with To, Cc or Bcc in the header"
 
 
@@ -304,15 +297,9 @@ def _user(fields: Sequence[bytes], domain: str) -> str:
     try:
         return f"{pwd.getpwuid(os.getuid()).pw_name}@{domain}"
     except KeyError:
-        authors = [
-            entry
-            for each in fields
-            if _name(each) == "from"
-            for entry in read_addresses(_value(each)).entries
-        ]
-        return _qualified(
-            next((each.address for each in authors if each.address), f"uid-{os.getuid()}"), domain
-        )
+        values = [_value(each) for each in fields if _name(each) == "from"]
+        authors = [entry.address for value in values for entry in read_addresses(value).entries]
+        return _qualified(next(filter(None, authors), f"uid-{os.getuid()}"), domain)
 
 
 def _qualified(address: str, domain: str) -> str:
@@ -552,9 +539,8 @@ def submit(
         except SendmailError as error:
             if error.status != TEMPFAIL:
                 raise
-            raise RelayDownError(
-                TEMPFAIL, str(error)
-            ) from None  # the relay is stopping, or has no capacity now
+            # the relay is stopping, or has no capacity now
+            raise RelayDownError(TEMPFAIL, str(error)) from None
         offered = ask(b"EHLO localhost\r\n", "EHLO")
         eight_bit = "8BITMIME" in offered and not (message or b"").isascii()
         mail, *rcpts = _commands(sender, recipients, wishes, eight_bit=eight_bit)

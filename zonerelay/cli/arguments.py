@@ -327,9 +327,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .json(),
         Command("spool is-empty", "spool.state:is_empty", "Print the directories of a spool if it is empty"),
         Command("spool accept-empty", "spool.state:accept_empty", "Accept that a shared store is now empty"),
-        Command("outbox status", "operate.outbox:outbox", "Count the rows by status").json(),
-        Command("outbox schema", "operate.outbox:outbox", "Print the SQL of the tables and their privileges"),
-        Command("outbox encrypt-password", "operate.outbox:outbox", "Encrypt the password of a mailbox")
+        Command("outbox status", "operate.outbox:status", "Count the rows by status").json(),
+        Command("outbox schema", "operate.outbox:schema", "Print the SQL of the tables and their privileges"),
+        Command("outbox encrypt-password", "operate.outbox:encrypt", "Encrypt the password of a mailbox")
         .value("--host", "HOST", "smtp_host of the mailbox", required=True)
         .value("--port", "PORT", "smtp_port of the mailbox (default: %(default)s)", _number(), default=587)
         .value("--user", "NAME", "Its smtp_username", required=True),

@@ -318,13 +318,7 @@ class Explainer:
             sources=tuple(sources),
             credential=login,
             destination=findings.entry.name if findings.entry is not None else "",
-            tls_demand=answers.TlsPlan(
-                mode=demand.mode.value,
-                because=demand.because,
-                dane=demand.dane,
-                names=demand.names,
-                certificates=demand.certificates,
-            ),
+            tls_demand=msgspec.convert(demand, answers.TlsPlan, from_attributes=True),
             mta_sts=sts_plan(findings.sts),
             changes=change_plan(
                 zone, sender, request.headers, keys=self.keys, srs=self.srs(), now=self.clock.now()

@@ -16,7 +16,7 @@ from datetime import datetime
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
 from zonerelay.control.history import in_words
-from zonerelay.history.reader import Histories, HistoryGap, HistoryRecord
+from zonerelay.history.reader import Histories, HistoryRecord
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.reply import same_reply
 from zonerelay.operations.answers import RelayStatus
@@ -123,21 +123,20 @@ def report(
         *_totals(figures),
         *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
     ]
-    lines += [*_slowest(figures.slowest), *_queue(now), *_gaps(gaps)]
+    lines += [*_slowest(figures.slowest), *_queue(now)]
+    if gaps:
+        lines.append("The history is incomplete, so these figures are too low:")
+        lines += [f"  {line}" for line in in_words(gaps, _when, several=True)]
     return "\n".join(lines) + "\n"
 
 
 def _totals(figures: Figures) -> Iterable[str]:
     yield from (f"{figures.totals[name]:>12,}  {name}" for name in _COUNTED)
-    yield f"{format_size(_rounded(figures.octets)):>12}  accepted"
+    # a whole number of kilobytes or megabytes has a short form
+    unit = 1 << 20 if figures.octets >= 10 << 20 else 1024 if figures.octets >= 10 << 10 else 1
+    yield f"{format_size(figures.octets // unit * unit):>12}  accepted"
     yield from (f"{figures.totals[name]:>12,}  {name}" for name in _TOTALS)
     yield ""
-
-
-def _rounded(octets: int) -> int:
-    """Round to a kilobyte or a megabyte, which has a short form."""
-    unit = 1 << 20 if octets >= 10 << 20 else 1024 if octets >= 10 << 10 else 1
-    return octets // unit * unit
 
 
 def _list(name: str, found: Counter[str] | None) -> Iterable[str]:
@@ -184,12 +183,6 @@ def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
         yield "Problems now"
         yield from (f"  {each}" for each in status.problems)
         yield ""
-
-
-def _gaps(gaps: Sequence[HistoryGap]) -> Iterable[str]:
-    if gaps:
-        yield "The history is incomplete, so these figures are too low:"
-        yield from (f"  {line}" for line in in_words(gaps, _when, several=True))
 
 
 def _when(at: float) -> str:

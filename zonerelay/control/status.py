@@ -10,8 +10,9 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,26 +114,21 @@ class StatusBoard:
         If the store refuses, the last known ages are kept, because nothing leaves the queue in this state and
         operators need the other numbers most at that time.
         """
-        oldest: dict[str, float] = {}
-        now = self.clock.now()
         self.free_space = await STATUS.run(_free_space, self._spool)
         self.captured = await STATUS.run(self._look_at_captured)
-        try:
-            for queue in self.store.counts():
-                created = await self.store.oldest(queue, now=now)
-                if created is not None:
-                    oldest[queue.zone] = min(created, oldest.get(queue.zone, created))
-        except StoreError:
-            return  # `unhealthy` has the reason, and the store's events have reported it
-        self._oldest = oldest
-        # A store that cannot claim mail has no due times, but still has ages.
-        with contextlib.suppress(StoreError):
-            due: dict[str, float] = {}
-            for queue in self.store.counts():
-                first = await self.store.next_due(queue)
-                if first is not None:
-                    due[queue.zone] = min(first, due.get(queue.zone, first))
-            self._due = due
+        with contextlib.suppress(StoreError):  # `unhealthy` has the reason, and the store's events too
+            self._oldest = await self._earliest(partial(self.store.oldest, now=self.clock.now()))
+            # A store that cannot claim mail has no due times, but still has ages.
+            self._due = await self._earliest(self.store.next_due)
+
+    async def _earliest(self, ask: Callable[[QueueName], Awaitable[float | None]]) -> dict[str, float]:
+        """Return the earliest of the times of each zone's queues."""
+        found: dict[str, float] = {}
+        for queue in self.store.counts():
+            at = await ask(queue)
+            if at is not None:
+                found[queue.zone] = min(at, found.get(queue.zone, at))
+        return found
 
     def _look_at_captured(self) -> Totals | None:
         if not (self.settings.spool.path.parent / CAPTURED).exists():

@@ -65,7 +65,6 @@ def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Oper
         wrapped="changed",
         completes=True,
         preview=True,
-        undoable=request.action != "bounce",
         **more,
     )
 
@@ -195,7 +194,6 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/v1/suspend",
         completes=True,
-        undoable=True,
     ),
     Operation(
         request=requests.Resume,

@@ -239,7 +239,6 @@ class Operation:
     wrapped: str = ""
     completes: bool = False
     preview: bool = False
-    undoable: bool = False
     audited: bool = False
     flags: Mapping[str, str] | None = None
     one_of: tuple[str, ...] = ()

@@ -37,31 +37,21 @@ class OutboxStatus(msgspec.Struct):
     relays: int
 
 
-def outbox(arguments: Namespace) -> int:
-    settings = load_settings(arguments.config).outbox
-    match arguments.verb:
-        case "schema":
-            return _schema(settings)
-        case "encrypt-password":
-            return _encrypt(settings, arguments)
-    return _status(settings, arguments)
-
-
-def _schema(settings: OutboxSettings) -> int:
+def schema(arguments: Namespace) -> int:
     from zonerelay.outbox.database.tables import script
     from zonerelay.outbox.keeper import names_of
 
-    print(script(names_of(settings)), end="")
+    print(script(names_of(load_settings(arguments.config).outbox)), end="")
     return OK
 
 
-def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
+def encrypt(arguments: Namespace) -> int:
     from zonerelay.outbox.attach import read_keys
     from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
     from zonerelay.store.contract import StoreOpenError
 
     with refused(StoreOpenError):
-        keys = read_keys(settings, os.environ)
+        keys = read_keys(load_settings(arguments.config).outbox, os.environ)
     if not keys:
         raise CliError("[outbox] keys is empty: create a key with openssl rand -base64 32 > FILE")
     password = _password()
@@ -79,9 +69,10 @@ def _password() -> str:
     return password
 
 
-def _status(settings: OutboxSettings, arguments: Namespace) -> int:
+def status(arguments: Namespace) -> int:
     from zonerelay.store.contract import StoreError
 
+    settings = load_settings(arguments.config).outbox
     if not settings.url:
         raise CliError("the outbox is not configured: set [outbox] url to its database")
     with refused(StoreError):

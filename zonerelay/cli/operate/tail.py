@@ -50,14 +50,12 @@ def tail(arguments: Namespace) -> int:
     wide = console.width >= output.WIDE
     with contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments).stream(request):
-            if not isinstance(frame, MailEvent | StreamGap):
-                continue
-            if arguments.json:
+            if arguments.json and isinstance(frame, MailEvent | StreamGap):
                 output.print_line(frame)
-            else:
-                _print(
-                    console, _missed(frame) if isinstance(frame, StreamGap) else event_line(frame, wide=wide)
-                )
+            elif isinstance(frame, StreamGap):
+                _print(console, _missed(frame))
+            elif isinstance(frame, MailEvent):
+                _print(console, event_line(frame, wide=wide))
             sys.stdout.flush()
     return OK
 
@@ -103,14 +101,12 @@ def transcript(arguments: Namespace) -> int:
     request = request_of(arguments, Transcript)
     with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments).stream(request):
-            if not isinstance(frame, TranscriptLine | StreamGap):
-                continue
-            if isinstance(frame, StreamGap) and not arguments.json and not frame.count:
-                output.chatter().print(_missed(frame))
-            elif arguments.json:
+            if arguments.json and isinstance(frame, TranscriptLine | StreamGap):
                 output.print_line(frame, stream)
-            else:
-                console.print(_missed(frame) if isinstance(frame, StreamGap) else said(frame), soft_wrap=True)
+            elif isinstance(frame, StreamGap):
+                (console if frame.count else output.chatter()).print(_missed(frame), soft_wrap=True)
+            elif isinstance(frame, TranscriptLine):
+                console.print(said(frame), soft_wrap=True)
             stream.flush()
     return OK
 

@@ -28,7 +28,12 @@ from zonerelay.smtp.server.paths import literal_address
 
 
 def self_signed(arguments: Namespace) -> int:
-    names = [_name(name) for name in arguments.name or _own_names(arguments.config)]
+    given = arguments.name
+    if not given:
+        name = resolve_hostname(_settings(arguments.config), socket.getfqdn)
+        # a machine without a full name reaches itself under both
+        given = ["localhost", name] if name.startswith("[") else [name]
+    names = [_name(name) for name in given]
     paths = _paths(arguments, written(names[0]))
     if not arguments.force:
         refuse_existing(*paths, hint="--force replaces it")
@@ -56,12 +61,6 @@ def _name(name: str) -> Name:
         star = "*." if name.startswith("*.") else ""
     with refused(ValueError, before=f"--name {text.clean(name)}: ", status=USAGE):
         return x509.DNSName(star + ascii_domain(name.removeprefix(star)))
-
-
-def _own_names(config: Path | None) -> list[str]:
-    """Return the relay's host name, or the names under which a machine without a full name reaches itself."""
-    name = resolve_hostname(_settings(config), socket.getfqdn)
-    return ["localhost", name] if name.startswith("[") else [name]
 
 
 def _settings(config: Path | None) -> Settings:
@@ -95,12 +94,6 @@ def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
     return directory / f"{stem}.pem", directory / f"{stem}.key"
 
 
-def _lines(paths: tuple[Path, Path]) -> list[str]:
-    """Return lines for the configuration. A JSON string is also a TOML string."""
-    certificate, key = (json.dumps(str(path), ensure_ascii=False) for path in paths)
-    return ["[[listener]]", 'tls = "starttls"', f"certificate = [{certificate}]", f"key = [{key}]"]
-
-
 def _print_text(issued: IssuedCertificate, names: list[Name], paths: tuple[Path, Path]) -> None:
     console = output.console()
     facts = [
@@ -111,5 +104,7 @@ def _print_text(issued: IssuedCertificate, names: list[Name], paths: tuple[Path,
         ("SHA-256", issued.fingerprint),
     ]
     console.print(output.facts(facts))
-    # Not printed through the console, which would fold long paths; these lines are to be copied.
-    sys.stdout.write("\nIn the configuration:\n\n" + "".join(f"    {line}\n" for line in _lines(paths)))
+    # A JSON string is also a TOML string. Not printed through the console, which would fold long paths.
+    certificate, key = (json.dumps(str(path), ensure_ascii=False) for path in paths)
+    lines = ("[[listener]]", 'tls = "starttls"', f"certificate = [{certificate}]", f"key = [{key}]")
+    sys.stdout.write("\nIn the configuration:\n\n" + "".join(f"    {line}\n" for line in lines))

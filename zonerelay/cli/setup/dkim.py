@@ -181,12 +181,6 @@ def _is_wrong(row: CheckedKey) -> bool:
     return row.signs is not KeyActivity.NO_MORE and row.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
 
 
-def _style(row: CheckedKey) -> str:
-    if _is_wrong(row):
-        return "red"
-    return "green" if row.status is RecordStatus.OK else ""
-
-
 def _table(rows: Sequence[CheckedKey]) -> Table:
     cells = [
         (
@@ -194,7 +188,7 @@ def _table(rows: Sequence[CheckedKey]) -> Table:
             row.record,
             f"{row.algorithm.partition('-')[0]} {row.bits}" if row.algorithm == RSA else "ed25519",
             row.signs,
-            Text(row.status, style=_style(row)),
+            Text(row.status, "red" if _is_wrong(row) else "green" if row.status is RecordStatus.OK else ""),
             text.clean(row.detail),
         )
         for row in rows

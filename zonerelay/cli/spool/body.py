@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect, load_settings
@@ -25,7 +26,7 @@ def cat(arguments: Namespace) -> int:
         raise CliError(
             "--zone can be used only with --as-sent: the stored body is the same in all zones", USAGE
         )
-    show = output.print_line if arguments.json else _ByteWriter().show
+    show = output.print_line if arguments.json else _byte_writer()
     try:
         for frame in connect(arguments).stream(request):
             if isinstance(frame, MessageBody | BodyPiece):
@@ -38,19 +39,19 @@ def cat(arguments: Namespace) -> int:
     return OK
 
 
-class _ByteWriter:
-    """Writes the bytes of a message to standard output."""
+def _byte_writer() -> Callable[[Frame], None]:
+    """Return a function that writes the bytes of a message to standard output."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def show(self, frame: Frame) -> None:
+    def show(frame: Frame) -> None:
         if isinstance(frame, MessageBody) and frame.zone:
             output.chatter().print(f"As zone {frame.zone} sends it, from {text.path(frame.sender)}:")
         elif not isinstance(frame, BodyPiece):
             return
         elif sys.stdout.isatty():
-            shown = self._decoder.decode(frame.octets).replace("\r\n", "\n").replace("\r", "")
+            shown = decoder.decode(frame.octets).replace("\r\n", "\n").replace("\r", "")
             sys.stdout.write("\t".join(map(text.clean_lines, shown.split("\t"))))
         else:
             sys.stdout.buffer.write(frame.octets)
+
+    return show

@@ -155,18 +155,13 @@ def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
         return
     found = [each.stat() for each in (spool.path, spool.path.parent) if each.exists()]
     owner = next((each for each in found if each.st_uid), None)
-    if owner is not None:
-        given = [
-            _give(path, owner)
-            for place in {each for each in places if each.exists()}
-            for path in (place, *place.rglob("*"))
-        ]
-        if any(given):
-            os.sync()  # an owner is lost in a power failure unless it is synced, like a name
-
-
-def _give(path: Path, owner: os.stat_result) -> bool:
-    if path.lstat().st_uid != 0:
-        return False
-    os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-    return True
+    if owner is None:
+        return
+    given = False
+    for place in {each for each in places if each.exists()}:
+        for path in (place, *place.rglob("*")):
+            if path.lstat().st_uid == 0:
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+                given = True
+    if given:
+        os.sync()  # an owner is lost in a power failure unless it is synced, like a name
