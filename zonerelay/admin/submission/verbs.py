@@ -250,13 +250,17 @@ def _problems_for(call: ApiCall) -> Iterator[None]:
         raise ApiError(503, "unavailable", "not enough free space to store the body", fields=again) from None
 
 
+def _is_short(call: ApiCall) -> bool:
+    """Return whether the body has at most `LONG` bytes. aiohttp decompresses one with a Content-Encoding."""
+    length = call.request.content_length
+    return length is not None and length <= LONG and "Content-Encoding" not in call.request.headers
+
+
 async def _json(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> bytes:
     """Read the whole body, and return its document. Raise Problem if it is too large or not JSON."""
     if (kind := media_type(call.request)) != _JSON:
         raise _unsupported(kind)
-    length = call.request.content_length
-    is_plain = "Content-Encoding" not in call.request.headers  # aiohttp decompresses
-    if length is not None and length <= LONG and is_plain:  # no string in it is long
+    if _is_short(call):  # no string in it is long
         if call.request.content.is_eof():
             return call.request.content.read_nowait()
         return b"".join([piece async for piece in _pieces(call, origin)])
@@ -525,8 +529,12 @@ async def _take_raw(call: ApiCall, origin: SubmissionOrigin) -> AcceptedMessage:
         options=SubmitOptions(idempotency_key=origin.key, partial=given.partial),
     )
 
+    begin = front + header.lead + shown + held[scanner.size :]
+    if _is_short(call):
+        return await _submitted_as(call, origin, sending, [begin, *[piece async for piece in pieces]])
+
     async def message() -> AsyncIterator[bytes]:
-        yield front + header.lead + shown + held[scanner.size :]
+        yield begin
         async for piece in pieces:
             yield piece
 
@@ -542,7 +550,9 @@ async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for piece in pieces:
         data = rest + piece
         rest = b"\r" if data.endswith(b"\r") else b""
-        yield _BARE_LF.sub(b"\r\n", data[:-1] if rest else data)
+        data = data[:-1] if rest else data
+        has_bare = data.count(b"\n") != data.count(b"\r\n")
+        yield _BARE_LF.sub(b"\r\n", data) if has_bare else data
     if rest:
         yield rest
 
