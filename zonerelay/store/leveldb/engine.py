@@ -443,6 +443,11 @@ def is_full(error: Exception) -> bool:
     return has_words(error, errno.ENOSPC, errno.EDQUOT)
 
 
+def is_locked(error: Exception) -> bool:
+    """Return whether another process, or this one, has the database open."""
+    return has_words(error, errno.EAGAIN) or words(error).endswith("already locked by this process")
+
+
 def has_words(error: Exception, *numbers: int) -> bool:
     """Return whether LevelDB failed with one of these system errors. It only provides their texts."""
     return any(os.strerror(number) in words(error) for number in numbers)

@@ -53,6 +53,7 @@ from zonerelay.store.leveldb.engine import (
     connect,
     has_words,
     is_full,
+    is_locked,
     is_there,
     peek,
     words,
@@ -109,7 +110,7 @@ class LevelDb(Database):
     def open_error(self, error: Exception) -> StoreOpenError:
         """Return an error whose text describes what failed at opening and advises the operator."""
         path, text = self.path, words(error)
-        if has_words(error, errno.EAGAIN) or text.endswith("already locked by this process"):
+        if is_locked(error):
             return StoreOpenError(
                 f"another zonerelay has opened {path}; stop it or choose another [spool] path"
             )
