@@ -7,7 +7,7 @@ import email.policy
 from email.message import EmailMessage
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zonerelay.message.conversion import (
@@ -275,6 +275,7 @@ def test_long_lines_of_an_encoded_part_are_made_shorter(encoding: str, body: byt
     ),
     cut=st.integers(1, 3000),
 )
+@example(["=41", "x" * 990, "x" * 990, "x" * 990, "=", "=41"], 1)
 def test_any_quoted_printable_text_comes_back(words: list[str], cut: int) -> None:
     fields = "Content-Type: text/plain\r\nContent-Transfer-Encoding: quoted-printable\r\n"
     before = message(("x" * 999 + "".join(words) + "|\r\nend\r\n").encode(), fields)

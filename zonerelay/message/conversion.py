@@ -513,11 +513,14 @@ def _with_encoding(block: bytes, encoding: bytes, *, only_present: bool = False)
 
 
 def _soft_lines(text: bytes) -> bytes:
-    """Break a quoted-printable line softly, but not within an encoded byte."""
+    """Break a quoted-printable line softly, but neither within an encoded byte nor behind an equals sign that
+    belongs to none, because the signs before the break would be read together.
+    """
     lines = []
     while len(text) >= _ENCODED_LINE:
         at = text.find(b"=", _ENCODED_LINE - 3, _ENCODED_LINE - 1)
         at = at if at >= 0 else _ENCODED_LINE - 1
+        at = len(text[:at].rstrip(b"=")) or at
         lines.append(text[:at])
         text = text[at:]
     return b"=\r\n".join([*lines, text])
