@@ -110,10 +110,10 @@ class JsonBody:
     `finish`. Close it when the message has been composed.
     """
 
-    def __init__(self, limit: int, beside: Path) -> None:
-        """Create a parser. The temporary file is created in the directory that contains `beside`."""
+    def __init__(self, limit: int, spool: Path) -> None:
+        """Create a parser. The temporary file is created in the directory that contains the spool."""
         self._limit = limit
-        self._beside = beside
+        self._spool = spool
         self._file: BinaryIO | None = None
         self._document = bytearray()
         self._string: bytearray | None = None  # the string that is being read
@@ -197,7 +197,7 @@ class JsonBody:
         if not self._waiting:
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._beside.parent, buffering=0)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(dir=self._spool.parent, buffering=0)  # noqa: SIM115
         self._written += len(self._waiting)
         while self._waiting:
             del self._waiting[: self._file.write(self._waiting)]
@@ -217,7 +217,7 @@ class JsonBody:
 
     def _stored(self, start: int, size: int) -> StoredFile:
         if self._file is None:  # nothing was ever written, so the file is empty
-            self._file = tempfile.TemporaryFile(dir=self._beside.parent, buffering=0)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(dir=self._spool.parent, buffering=0)  # noqa: SIM115
         return StoredFile(self._file, start, size)
 
     def refers(self, data: bytes) -> bool:

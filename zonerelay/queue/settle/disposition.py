@@ -54,12 +54,12 @@ STRANGER = "stranger"
 """The reason why no report is made about mail of a client that is not allowed to relay."""
 
 
-def _trouble(text: str) -> Outcome:
+def _local_deferral(text: str) -> Outcome:
     return Outcome(Verdict.DEFERRED, Reply(451, "3.0", text), Scope.LOCAL, local=True, counts=False)
 
 
-LOCAL_ERROR = _trouble("temporary internal error")
-UNREADABLE = _trouble("the message cannot be read from the spool now")
+LOCAL_ERROR = _local_deferral("temporary internal error")
+UNREADABLE = _local_deferral("the message cannot be read from the spool now")
 
 
 @dataclass(frozen=True, slots=True)
