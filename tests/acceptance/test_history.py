@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pty
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_full_disk import mounted, occupy
+from tests.support.command import PROGRAM, Ran, ran
 from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
@@ -34,42 +34,25 @@ RETRY: dict[str, Table] = {
 
 
 @dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [row for row in self.rows if row["kind"] == kind]
-
-
-@dataclass
 class Shell:
     capture: pytest.CaptureFixture[str]
 
     def __call__(self, relay: RelayProcess, *words: str) -> Ran:
-        self.capture.readouterr()
-        status = main([*words, "--config", str(relay.config)])
-        out, err = self.capture.readouterr()
-        return Ran(status, out, err)
+        return ran(self.capture, *words, "--config", str(relay.config))
 
     def found(
         self, relay: RelayProcess, *words: str, count: int = 1, timeout: float = 10.0
     ) -> list[dict[str, Any]]:
         """What the history has a moment later; at least so many."""
-        ran = Ran(0, "", "")
+        said = Ran(0, "", "")
 
         def there() -> bool:
-            nonlocal ran
-            ran = self(relay, "log", "find", *words, "--json")
-            return len(ran.of("found")) >= count
+            nonlocal said
+            said = self(relay, "log", "find", *words, "--json")
+            return len(said.of("found")) >= count
 
-        assert wait_until(there, timeout=timeout), (words, ran)
-        return ran.of("found")
+        assert wait_until(there, timeout=timeout), (words, said)
+        return said.of("found")
 
 
 @pytest.fixture
@@ -489,10 +472,9 @@ async def test_it_fits_a_terminal_and_no_text_of_a_stranger_moves_a_cursor(
             assert relay.terminate() == 0
             ours, theirs = pty.openpty()
             environment = {**os.environ, "COLUMNS": "80", "LINES": "24", "NO_COLOR": "1"}
-            program = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
             words = ["log", "find", "app@example.org", "--config", str(relay.config)]
             with subprocess.Popen(
-                [sys.executable, "-c", program, *words], stdout=theirs, stderr=theirs, env=environment
+                [sys.executable, "-c", PROGRAM, *words], stdout=theirs, stderr=theirs, env=environment
             ) as process:
                 assert process.wait(60) == 0
             os.close(theirs)

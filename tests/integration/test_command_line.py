@@ -16,22 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import PROGRAM, Ran, ran
 from tests.support.fake_relay import FakeRelay, delivery
 from zonerelay.cli import relay
-from zonerelay.cli.main import main
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.text import when
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.operations.requests import Explain, Status
-
-RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
-
-
-@dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
 
 
 @dataclass
@@ -41,14 +32,7 @@ class Shell:
 
     async def run(self, *words: str) -> Ran:
         """In this process: standard input is no terminal here, as in a script."""
-        self.capture.readouterr()
-        line = [*words, "--config", str(self.relay.config)]
-        try:
-            status = await asyncio.to_thread(main, line)
-        except SystemExit as error:
-            status = int(error.code or 0)
-        out, err = self.capture.readouterr()
-        return Ran(status, out, err)
+        return await asyncio.to_thread(ran, self.capture, *words, "--config", str(self.relay.config))
 
     async def typing(self, text: str, *words: str) -> Ran:
         """As a process on a terminal, with somebody who types."""
@@ -57,7 +41,7 @@ class Shell:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            RUN,
+            PROGRAM,
             *words,
             "--config",
             str(self.relay.config),
@@ -313,7 +297,7 @@ async def test_a_watch_is_drawn_again_until_q(shell: Shell) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     watching = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RUN, "status", "--watch", "--config", str(shell.relay.config)),
+        *(sys.executable, "-c", PROGRAM, "status", "--watch", "--config", str(shell.relay.config)),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -470,7 +454,7 @@ async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        RUN,
+        PROGRAM,
         "queue",
         "list",
         "--json",
@@ -489,7 +473,7 @@ async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
 
 @pytest.mark.parametrize("words", [("suspend", "--all", "--reason", "x"), ("resume", "--all")], ids=" ".join)
 async def test_ctrl_c_leaves_no_half_of_a_suspension(shell: Shell, words: tuple[str, ...]) -> None:
-    command = (sys.executable, "-c", RUN, *words, "--config", str(shell.relay.config))
+    command = (sys.executable, "-c", PROGRAM, *words, "--config", str(shell.relay.config))
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     await asyncio.wait_for(shell.relay.asked.wait(), 30)
     process.send_signal(signal.SIGINT)

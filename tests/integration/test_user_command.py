@@ -10,26 +10,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import PROGRAM, Ran, ran
 from tests.support.toml import toml_document
-from zonerelay.cli.main import main
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 
-RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 PASSWORD = "correct horse"
-
-
-@dataclass
-class Ran:
-    status: int
-    out: str
-    err: str
 
 
 class Shell:
@@ -44,19 +35,13 @@ class Shell:
         """With standard input that is no terminal, as in a script."""
         data = typed.encode() if isinstance(typed, str) else typed
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        self._capture.readouterr()
-        try:
-            status = main(["user", *words, *(where or ("--file", str(self.file)))])
-        except SystemExit as error:
-            status = int(error.code or 0)
-        out, err = self._capture.readouterr()
-        return Ran(status, out, err)
+        return ran(self._capture, "user", *words, *(where or ("--file", str(self.file))))
 
     def typing(self, lines: Sequence[str], *words: str) -> Ran:
         """On a terminal; each line is typed when something is asked."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-c", RUN, "user", *words, "--file", str(self.file)],
+            [sys.executable, "-c", PROGRAM, "user", *words, "--file", str(self.file)],
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=theirs,
@@ -297,7 +282,7 @@ def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
 
 
 def test_two_commands_for_one_name_make_one_user(shell: Shell) -> None:
-    command = [sys.executable, "-c", RUN, "user", "add", "app", "--generate", "--file", str(shell.file)]
+    command = [sys.executable, "-c", PROGRAM, "user", "add", "app", "--generate", "--file", str(shell.file)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in "ab"]
     outputs = [(process.communicate(timeout=60)[0].decode(), process.returncode) for process in processes]
     [winner] = [out.strip() for out, status in outputs if status == 0]

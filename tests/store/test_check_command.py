@@ -19,12 +19,11 @@ from tests.store.test_leveldb_damage import body, flip, recipient
 from tests.store.test_leveldb_repair import fill
 from tests.store.test_spool_check import LOCAL, mixed
 from tests.support import mounts
+from tests.support.command import PROGRAM
 from zonerelay.cli.main import main
 from zonerelay.cli.terminal import output
 from zonerelay.config.settings import Backend
 from zonerelay.history.database import insert, open_for_writing
-
-PROGRAM = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 
 
 def configured(home: Path, backend: Backend = Backend.LEVELDB) -> Path:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -21,8 +20,8 @@ from tests.store.damage_worker import database_of
 from tests.store.spools import Spool
 from tests.store.test_leveldb_damage import body, filled, flip, numbers, recipient
 from tests.store.test_spool_check import mixed, state_of
+from tests.support.command import PROGRAM, Ran, ran
 from zonerelay import durable
-from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store import leveldb_offline as repair_module
 from zonerelay.store.common import records
@@ -32,29 +31,14 @@ from zonerelay.store.leveldb.damage.format import identities_in
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.leveldb_offline import repair_leveldb
 
-
-class Run(NamedTuple):
-    """What a command has said."""
-
-    status: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Run]
+Command = Callable[..., Ran]
 
 
 @pytest.fixture
 def spool_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     config = tmp_path / "zonerelay.toml"
     config.write_text(f'[spool]\npath = "{tmp_path}/spool"\nmin_free_space = "0"\n')
-
-    def run(*words: str) -> Run:
-        status = main(["spool", *words, "--config", str(config)])
-        said = capsys.readouterr()
-        return Run(status, said.out, said.err)
-
-    return run
+    return lambda *words: ran(capsys, "spool", *words, "--config", str(config))
 
 
 def text(number: int) -> bytes:
@@ -358,8 +342,7 @@ def test_a_failure_of_leveldbs_repair_leaves_the_spool_as_it_was(
 def test_control_c_leaves_nothing_behind(tmp_path: Path, spool_command: Command, words: list[str]) -> None:
     asyncio.run(fill(tmp_path / "spool", 800))
     before = state_of(tmp_path / "spool")
-    program = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "spool", *words, "--config", f"{tmp_path}/zonerelay.toml"]
+    command = [sys.executable, "-c", PROGRAM, "spool", *words, "--config", f"{tmp_path}/zonerelay.toml"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         while not (tmp_path / "spool" / ".repair" / "new").exists() and not left_beside(tmp_path):
             assert running.poll() is None

@@ -16,6 +16,7 @@ import pytest
 from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
 from tests.support import slimta, zonemta
+from tests.support.command import PROGRAM
 from tests.support.ports import wait_until
 from zonerelay.cli.main import main
 from zonerelay.store.contract import Finish
@@ -130,7 +131,7 @@ def test_an_import_that_is_killed_again_and_again_adds_everything_once(
     asyncio.run(_fill_with(tmp_path / "home" / "spool", count))
     target = tmp_path / "mail"
     assert spool(config, "export", str(target)) == 0
-    command = [sys.executable, "-c", "import sys; from zonerelay.cli.main import main; sys.exit(main())"]
+    command = [sys.executable, "-c", PROGRAM]
     register = tmp_path / "other" / "imported"
     for lines in (0, 1, 100, 400, 700):  # that it has when the import is killed
         with subprocess.Popen([*command, "spool", "import", str(target), "--config", str(other)]) as process:

@@ -1,0 +1,40 @@
+"""A command of the relay in this process, and what it said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from zonerelay.cli.main import main
+
+PROGRAM = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
+"""The same in a process of its own: an argument of `python -c`."""
+
+
+@dataclass
+class Ran:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what was said with --json."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["kind"] == kind]
+
+
+def ran(capture: pytest.CaptureFixture[str], *words: str) -> Ran:
+    """Run it, and return what it alone has said."""
+    capture.readouterr()
+    try:
+        status = main(list(words))
+    except SystemExit as error:
+        status = int(error.code or 0)
+    out, err = capture.readouterr()
+    return Ran(status, out, err)
