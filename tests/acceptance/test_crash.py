@@ -27,12 +27,14 @@ IN_FLIGHT = 10
 """Connections out: at most so many deliveries, and what finished in the last 50 ms, may repeat."""
 
 
-async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink) -> None:
+@pytest.mark.parametrize("backend", ["leveldb", pytest.param("disk", marks=pytest.mark.proof)])
+async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink, backend: str) -> None:
     chance = random.Random(7)
     account = Account()
     relay = RelayProcess(
         tmp_path,
         next_hop=f"127.0.0.1:{sink.port}",
+        spool={"backend": backend},
         zone={"max_connections": IN_FLIGHT, "max_connections_per_destination": IN_FLIGHT},
         tables={"retry": {"schedule": ["1s"], "suspend_min": "1s"}},
     )
@@ -56,8 +58,12 @@ async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink) -> No
     assert repeated < ROUNDS * 500
 
 
-async def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path, sink: Sink) -> None:
-    relay = RelayProcess(tmp_path, next_hop=f"127.0.0.1:{sink.port}")
+@pytest.mark.parametrize("backend", ["leveldb", pytest.param("memory", marks=pytest.mark.proof)])
+async def test_sigterm_finishes_what_is_in_flight_and_exits_0(
+    tmp_path: Path, sink: Sink, backend: str
+) -> None:
+    shelf = {"shelve": str(tmp_path / "queue.shelf")} if backend == "memory" else {}
+    relay = RelayProcess(tmp_path, next_hop=f"127.0.0.1:{sink.port}", spool={"backend": backend, **shelf})
     with relay:
         client = Submitter(relay.smtp_port, prefix="drain")
         load = asyncio.create_task(client.run(SESSIONS, 100_000))
