@@ -11,10 +11,9 @@ without an answer is repeated without EDNS, and a server that answers then is qu
 `EDNS_PAUSE` seconds. If DNSSEC is required, EDNS is always used, because an attacker who can drop packets
 could disable DANE otherwise.
 
-A forged answer has to match the id, which is random for each query, and the port, which the kernel chooses
-for each socket. A socket carries only a few queries, then a new one replaces it (RFC 5452 9.2). Packets from
-other hosts, or with an unknown id, are ignored. A socket without an answer is not used again, because the
-machine may have a new address.
+A forged answer has to match the id, which is random, and the port, which the kernel chooses: each query has a
+socket of its own (RFC 5452 9.2), which costs as much CPU as the query. Packets from other hosts, or with
+another id, are ignored.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from random import Random
@@ -167,8 +167,6 @@ TRY_TIMEOUT = 2.0
 """Seconds for one name server, out of the `dns.timeout` for all of them."""
 EDNS_PAUSE = 600.0
 """Seconds without EDNS for a server that answers only without it."""
-PER_SOCKET = 32
-"""Queries per socket. Opening a socket costs as much as one query."""
 LONGEST = 4096
 """Bytes. A longer packet is truncated and therefore not plain."""
 IDS = 1 << 16
@@ -225,7 +223,8 @@ class NameServers:
         wants_dnssec: bool,
         silent: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servers = [_ServerSockets(server, random) for server in servers]
+        self._servers = [_Server(server) for server in servers]
+        self._random = random
         self._silent = silent
         self._wants_dnssec = wants_dnssec
 
@@ -238,16 +237,16 @@ class NameServers:
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
-        with_edns: dict[_ServerSockets, bool] = {}  # what this query has learned
+        with_edns: dict[_Server, bool] = {}  # what this query has learned
         while turns:
             left = ends - clock()
             if left <= 0:
                 raise TimeoutError
             server = turns[0]
             edns = self._wants_dnssec or with_edns.get(server, clock() >= server.plain_until)
-            packet = await server.ask(
-                name, kind.code, min(TRY_TIMEOUT, left), dnssec=self._wants_dnssec, edns=edns
-            )
+            number = self._random.randrange(IDS)
+            query = question(number, name, kind.code, wants_dnssec=self._wants_dnssec, edns=edns)
+            packet = await _exchange(server.place, query, min(TRY_TIMEOUT, left))
             may_do_without = edns and not self._wants_dnssec
             if packet is None:
                 self._silent()
@@ -278,118 +277,34 @@ class NameServers:
                 return reading
         return DnspythonReason.OTHER
 
-    def close(self) -> None:
-        for server in self._servers:
-            server.close()
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    """A name server. It is queried without EDNS until `plain_until`, a time of the event loop."""
+
+    place: NameServer
+    plain_until: float = 0.0
 
 
-class _ServerSockets:
-    """The sockets to one name server."""
-
-    def __init__(self, server: NameServer, random: Random) -> None:
-        self._server = server
-        self._random = random
-        self._line: _QuerySocket | None = None
-        self.plain_until = 0.0
-        """The time of the event loop until which the server is queried without EDNS."""
-
-    async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool, edns: bool) -> bytes | None:
-        """Return the response with the query's id, an empty packet if the server is unreachable, or None
-        after a timeout.
-        """
-        line = self._line
-        try:
-            if line is None or line.left <= 0:
-                line = self._line = _QuerySocket(self._server)
-            number = self._number(line)
-            answer = line.send(number, question(number, name, code, wants_dnssec=dnssec, edns=edns))
-        except OSError:
-            self._line = None
-            return _UNREACHABLE
-        timer = asyncio.get_running_loop().call_later(seconds, _set, answer, None)
-        try:
-            packet = await answer
-        finally:
-            timer.cancel()
-            line.forget(number)
-        if not packet:
-            line.retire()
-        return packet
-
-    def _number(self, line: _QuerySocket) -> int:
-        while True:
-            number = self._random.randrange(IDS)
-            if number not in line.waiting:
-                return number
-
-    def close(self) -> None:
-        if self._line is not None:
-            self._line.retire()
-            self._line = None
-
-
-class _QuerySocket:
-    """A socket with its own port. It closes itself after its last query has ended."""
-
-    def __init__(self, server: NameServer) -> None:
-        """Open a socket. Raise OSError."""
-        family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._loop = asyncio.get_running_loop()
-        self.waiting: dict[int, asyncio.Future[bytes | None]] = {}
-        self.left = PER_SOCKET
-        try:
+async def _exchange(server: NameServer, packet: bytes, seconds: float) -> bytes | None:
+    """Send a query from a port of its own. Return the response with its id, an empty packet if the server is
+    unreachable, or None after a timeout.
+    """
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             # A connected socket receives packets only from the server, and reports an error if no server is
             # there.
-            self._socket.connect((server.address, server.port))
-            self._loop.add_reader(self._socket.fileno(), self._receive)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def send(self, number: int, packet: bytes) -> asyncio.Future[bytes | None]:
-        """Send a query and return a future for its answer. Raise OSError."""
-        self.left -= 1
-        answer: asyncio.Future[bytes | None] = self._loop.create_future()
-        self.waiting[number] = answer
-        try:
-            self._socket.send(packet)
-        except OSError:
-            self.forget(number)
-            self.retire()
-            raise
-        return answer
-
-    def forget(self, number: int) -> None:
-        self.waiting.pop(number, None)
-        self._close_if_done()
-
-    def retire(self) -> None:
-        """Accept no more queries."""
-        self.left = 0
-        self._close_if_done()
-
-    def _receive(self) -> None:
-        try:
-            packet = self._socket.recv(LONGEST)
-        except BlockingIOError:
-            return
-        except OSError:
-            # ICMP reports that no server is there, but not for which query, so every query fails.
-            for answer in self.waiting.values():
-                _set(answer, _UNREACHABLE)
-            self.retire()
-            return
-        number = int.from_bytes(packet[:2])
-        if number in self.waiting:
-            _set(self.waiting[number], packet)
-
-    def _close_if_done(self) -> None:
-        if self.left <= 0 and not self.waiting and self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket.fileno())
-            self._socket.close()
-
-
-def _set(answer: asyncio.Future[bytes | None], packet: bytes | None) -> None:
-    if not answer.done():
-        answer.set_result(packet)
+            sock.connect((server.address, server.port))
+            sock.send(packet)
+            async with asyncio.timeout(seconds):
+                answer = await loop.sock_recv(sock, LONGEST)
+                while answer[:2] != packet[:2]:
+                    await asyncio.sleep(0)  # a flood of forged answers does not stop other work
+                    answer = await loop.sock_recv(sock, LONGEST)
+                return answer
+    except TimeoutError:
+        return None
+    except OSError:
+        return _UNREACHABLE
