@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.certificates import Made, context_files, make
 from tests.support.credentials import file_of, user
 from tests.support.dns import SERVFAIL, FakeDns, OnError
-from tests.support.inbound import HOSTNAME, EventLog, House, RememberingStore, events_into, listening
+from tests.support.inbound import HOSTNAME, EventLog, House, events_into, listening
 from tests.support.tls_client import trusting
 from zonerelay.config.load import settings_in
 from zonerelay.config.options.options import options_of
@@ -115,14 +115,13 @@ async def staged(
 
 
 @asynccontextmanager
-async def listening_with_tls(
-    settings: ListenerSettings, directory: Path, store: RememberingStore | None = None
-) -> AsyncIterator[House]:
+async def listening_with_tls(directory: Path, **options: Any) -> AsyncIterator[House]:
+    # Any: options of the listener, by name.
     files, keys = context_files([server()], directory)
-    settings = replace(settings, certificate=files, key=keys)
+    settings = ListenerSettings(address="127.0.0.1:0", certificate=files, key=keys, **options)
     log, clock = EventLog(), ManualClock()
     certificates = Certificates(settings, clock=clock, events=events_into(log, clock))
-    async with listening(settings, certificates=certificates, store=store, log=log, clock=clock) as house:
+    async with listening(settings, certificates=certificates, log=log, clock=clock) as house:
         yield house
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import pytest
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.inbound import Hold, Talk, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
@@ -34,6 +34,7 @@ from zonerelay.smtp.server.sasl import Credentials
 
 PLAIN = b"AUTH PLAIN " + base64.b64encode(b"\0app\0secret")
 BODY = b"Subject: x\r\n\r\nbody\r\n"
+ENVELOPE = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n"
 
 
 class Gate:
@@ -69,13 +70,9 @@ class Gate:
         self._open.set()
 
 
-def with_auth(**changes: float) -> ListenerSettings:
-    return ListenerSettings(
-        address="127.0.0.1:0",
-        auth=ListenerAuth.OPTIONAL,
-        unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
-        **changes,  # type: ignore[arg-type]  # only times and numbers
-    )
+WITH_AUTH = ListenerSettings(
+    address="127.0.0.1:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
+)
 
 
 async def silent(talk: Talk) -> None:
@@ -88,13 +85,15 @@ async def silent(talk: Talk) -> None:
 # Leaving.
 
 
+@pytest.mark.parametrize("event", [None, Helo, Mail, Rcpt], ids=["password", "helo", "mail", "rcpt"])
 @pytest.mark.parametrize("abruptly", [False, True])
-async def test_leaving_while_a_password_is_checked(abruptly: bool) -> None:
-    gate = Gate()
-    async with listening(with_auth(), shared=SharedContext(users=gate)) as house:
+async def test_leaving_while_somebody_is_asked(event: type[Event] | None, abruptly: bool) -> None:
+    gate = Gate([event] if event else [])
+    async with listening(WITH_AUTH, policy=gate, shared=SharedContext(users=gate)) as house:
         talk = await house.connect()
-        await talk.ask(b"EHLO x")
-        talk.send(PLAIN + b"\r\n")
+        talk.send(b"EHLO x\r\n")
+        await asyncio.sleep(0.01)
+        talk.send(ENVELOPE if event else PLAIN + b"\r\n")
         await gate.reached()
         await talk.leave(abruptly=abruptly)
         if not abruptly:
@@ -102,26 +101,7 @@ async def test_leaving_while_a_password_is_checked(abruptly: bool) -> None:
             gate.open()
         await house.gone()
         await until(lambda: not house.listener._admission.sessions)
-        assert gate.cancelled == abruptly
-        assert house.log.named("trouble") == []
-
-
-@pytest.mark.parametrize("event", [Helo, Mail, Rcpt])
-@pytest.mark.parametrize("abruptly", [False, True])
-async def test_leaving_while_the_policy_thinks_about_a_command(event: type[Event], abruptly: bool) -> None:
-    gate = Gate([event])
-    async with listening(policy=gate) as house:
-        talk = await house.connect()
-        talk.send(b"EHLO x\r\n")
-        await asyncio.sleep(0.01)
-        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
-        await gate.reached()
-        await talk.leave(abruptly=abruptly)
-        if not abruptly:
-            gate.open()
-        await house.gone()
-        await until(lambda: not house.listener._admission.sessions)
-        assert house.store.begun == 0
+        assert (gate.cancelled, house.store.begun) == (abruptly, 0)
         assert house.log.named("trouble") == []
 
 
@@ -170,7 +150,7 @@ async def test_leaving_while_the_policy_thinks_about_a_whole_message(event: type
 async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
     """Nothing can follow it: the hash of a password is not computed for nobody."""
     gate = Gate()
-    async with listening(with_auth(), shared=SharedContext(users=gate)) as house:
+    async with listening(WITH_AUTH, shared=SharedContext(users=gate)) as house:
         talk = await house.connect()
         await talk.ask(b"EHLO client")
         talk.send(PLAIN + b"\r\n")
@@ -183,7 +163,7 @@ async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
 
 async def test_half_closing_while_somebody_is_asked_still_gets_the_answers() -> None:
     gate = Gate([Mail])
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (_, talk):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\nNOOP\r\n")
         talk.writer.write_eof()
@@ -198,9 +178,9 @@ async def test_half_closing_while_somebody_is_asked_still_gets_the_answers() -> 
 
 async def test_what_comes_while_somebody_is_asked_is_answered_afterwards_in_order() -> None:
     gate = Gate([Rcpt])
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (house, talk):
         await talk.ask(b"EHLO x")
-        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
+        talk.send(ENVELOPE)
         assert await talk.line() == b"250 2.1.0 Sender OK"
         await gate.reached()
         for piece in (b"VRFY x\r\nBDA", b"T 20 LAST\r\n" + BODY[:7], BODY[7:] + b"NO", b"OP\r\nQUIT\r\n"):
@@ -218,7 +198,7 @@ async def test_what_comes_while_somebody_is_asked_is_answered_afterwards_in_orde
 
 async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
     gate = Gate([Mail, Rcpt])
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (_, talk):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\nRCPT TO:<c@example.com>\r\n")
         await gate.reached()
@@ -232,10 +212,7 @@ async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
 async def test_a_command_behind_auth_waits_when_it_came_later() -> None:
     """In one packet it would have been refused; here the client did not wait, but nobody is harmed."""
     gate = Gate()
-    async with (
-        listening(with_auth(), shared=SharedContext(users=gate)) as house,
-        await house.connect() as talk,
-    ):
+    async with talking(WITH_AUTH, shared=SharedContext(users=gate)) as (_, talk):
         await talk.ask(b"EHLO x")
         talk.send(PLAIN + b"\r\n")
         await gate.reached()
@@ -248,7 +225,7 @@ async def test_a_command_behind_auth_waits_when_it_came_later() -> None:
 
 async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> None:
     gate = Gate([Mail])
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (house, talk):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
         await gate.reached()
@@ -262,7 +239,7 @@ async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> Non
 
 async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bounded() -> None:
     gate = Gate([Headers], accept(add=[("X-New", "1")]))
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (house, talk):
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
@@ -279,7 +256,7 @@ async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bou
 
 async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same() -> None:
     gate = Gate([Headers], refuse(550, "7.1", "No"))
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (house, talk):
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\nNOOP\r\n")
         session = house.session
@@ -292,9 +269,8 @@ async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same()
 
 async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end() -> None:
     """What waited is dropped then, and the rest must still be read."""
-    store = RememberingStore()
-    hold = store.before_write = Hold(OSError(28, "No space left on device"))
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold(OSError(28, "No space left on device"))
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\n")
         session = house.session
@@ -309,8 +285,7 @@ async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end
 
 async def test_waiting_for_whom_we_ask_is_not_held_against_the_client() -> None:
     gate = Gate([Mail, Headers])
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.08, transaction_timeout=5)
-    async with listening(settings, policy=gate) as house, await house.connect() as talk:
+    async with talking(idle_timeout=0.08, transaction_timeout=5, policy=gate) as (_, talk):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\nNOOP\r\n")
         await asyncio.sleep(0.25)
@@ -326,8 +301,7 @@ async def test_drain_lets_who_is_asked_answer_first(
     asked: list[type[Event]], said: bytes, reply: bytes
 ) -> None:
     gate = Gate(asked)
-    shared = SharedContext(users=gate)
-    async with listening(with_auth(), policy=gate, shared=shared) as house, await house.connect() as talk:
+    async with talking(WITH_AUTH, policy=gate, shared=SharedContext(users=gate)) as (house, talk):
         if not asked:
             await talk.ask(b"EHLO x")
         talk.send(said + b"\r\n")
@@ -344,7 +318,7 @@ async def test_drain_lets_who_is_asked_answer_first(
 
 async def test_drain_does_not_wait_longer_than_told_for_an_answer() -> None:
     gate = Gate([Mail])
-    async with listening(policy=gate) as house, await house.connect() as talk:
+    async with talking(policy=gate) as (house, talk):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
         await gate.reached()
@@ -357,10 +331,7 @@ async def test_drain_does_not_wait_longer_than_told_for_an_answer() -> None:
 async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> None:
     gate = Gate([Mail])
     memory = SessionMemory(SESSION_COST + 30_000)
-    async with (
-        listening(policy=gate, shared=SharedContext(memory=memory)) as house,
-        await house.connect() as talk,
-    ):
+    async with talking(policy=gate, shared=SharedContext(memory=memory)) as (house, talk):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
         await gate.reached()
@@ -375,9 +346,8 @@ async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> No
 @pytest.mark.parametrize("abruptly", [False, True])
 async def test_what_a_leaving_client_held_leaves_the_account(abruptly: bool) -> None:
     memory = SessionMemory(10_000_000)
-    store = RememberingStore()
-    hold = store.before_write = Hold()
-    async with listening(store=store, shared=SharedContext(memory=memory)) as house:
+    async with listening(shared=SharedContext(memory=memory)) as house:
+        hold = house.store.before_write = Hold()
         talk = await house.connect()
         await talk.begin(*(f"b{number}@example.com".encode() for number in range(10)))
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 200_000)
@@ -394,7 +364,7 @@ async def test_a_bug_behind_a_question_is_temporary() -> None:
         async def ask(self, event: Event) -> Decision:
             raise ZeroDivisionError("/secret/path")
 
-    async with listening(policy=Broken([Mail])) as house, await house.connect() as talk:
+    async with talking(policy=Broken([Mail])) as (house, talk):
         assert (await talk.ask(b"EHLO x")).startswith(b"250-")
         assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"451 4.3.0 Local error, try again later"
         assert len(house.log.named("trouble")) == 1

@@ -12,7 +12,7 @@ from dkim.canonicalization import Relaxed
 
 from tests.dialogs.staging import Step, staged
 from tests.support.feeding import cuts
-from tests.support.inbound import House, Stored, Talk, listening
+from tests.support.inbound import House, Stored, Talk, talking
 from zonerelay.inbound.state.context import SharedContext
 
 HASHING = SharedContext(hash_bodies=True)
@@ -32,14 +32,8 @@ def hash_of(stored: Stored) -> str:
     return base64.b64encode(hashlib.sha256(body).digest()).decode()
 
 
-async def begin(talk: Talk) -> None:
-    assert (await talk.ask(b"MAIL FROM:<a@example.org>")).startswith(b"250")
-    assert (await talk.ask(b"RCPT TO:<b@example.com>")).startswith(b"250")
-
-
 async def by_data(house: House, talk: Talk, pieces: list[bytes]) -> Stored:
-    await begin(talk)
-    assert (await talk.ask(b"DATA")).startswith(b"354")
+    await talk.begin()
     for piece in pieces:
         talk.send(piece)
         await talk.writer.drain()
@@ -48,7 +42,7 @@ async def by_data(house: House, talk: Talk, pieces: list[bytes]) -> Stored:
 
 
 async def by_chunks(house: House, talk: Talk, pieces: list[bytes]) -> Stored:
-    await begin(talk)
+    await talk.address()
     for piece in pieces:
         talk.send(b"BDAT %d\r\n" % len(piece) + piece)
     talk.send(b"BDAT 0 LAST\r\n")
@@ -63,7 +57,7 @@ def on_the_wire(message: bytes) -> bytes:
 
 @pytest.mark.parametrize("message", SHORT)
 async def test_short_messages_in_every_way(message: bytes) -> None:
-    async with listening(shared=HASHING) as house, await house.connect() as talk:
+    async with talking(shared=HASHING) as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         for pieces in cuts(message):
             stored = await by_chunks(house, talk, pieces)
@@ -79,7 +73,7 @@ async def test_a_large_message_with_line_ends_of_all_kinds() -> None:
     message = b"Subject: x\r\n\r\n" + b"".join(chance.choices(words, k=60_000)) + b"\r\n"
     at = sorted(chance.choices(range(len(message)), k=40))
     pieces = [message[a:b] for a, b in zip([0, *at], [*at, len(message)], strict=True)]
-    async with listening(shared=HASHING) as house, await house.connect() as talk:
+    async with talking(shared=HASHING) as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         stored = await by_chunks(house, talk, pieces)
         assert stored.message.body_hash == hash_of(stored)
@@ -96,6 +90,6 @@ async def test_a_policy_that_thinks_about_the_header_and_edits_it_changes_nothin
 
 
 async def test_nobody_computes_it_when_nothing_is_signed() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         assert (await by_chunks(house, talk, [b"A: b\r\n\r\nc\r\n"])).message.body_hash == ""

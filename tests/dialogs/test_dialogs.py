@@ -19,7 +19,7 @@ The stage, wherever it stands in the file:
 
 The conversation, in order:
 
-    store full                             full | broken | bug | sick: what the store does next
+    store full                             full | broken | bug | sick | slow: what the store does next
     C: EHLO client                         the client sends a line; consecutive ones go out in one packet
     R: a\nb\r\n                            the client sends exactly these octets
     flush                                  the packet ends here
@@ -29,6 +29,7 @@ The conversation, in order:
     X:                                     the server closes; with words: after saying these octets;
                                            `*` at their end stands for any
     leave                                  the client is gone, without a word
+    half-close                             the client says no more, and still listens
     connect                                another client, which speaks from here on; the one before stays
 
 In C, R and S `{base64 \0app1\0secret}` stands for that in base64, and `{500 xy}` for 500 times `xy`.
@@ -128,6 +129,8 @@ class Stage:
                 self.clients.append(await self.house.connect_raw())
             case "leave":
                 await self.clients.pop().close()
+            case "half-close":
+                self.talk.writer.write_eof()
             case "T":
                 await self.talk.start_tls(client_context(step.rest, self.directory))
             case "S" | "E" | "X":
@@ -211,7 +214,9 @@ def break_store(store: RememberingStore, how: str) -> None:
     async def fail() -> None:
         raise STORE_ERRORS[how]
 
-    if how == "sick":
+    if how == "slow":
+        store.before_commit = lambda: asyncio.sleep(0.02)
+    elif how == "sick":
         store.sick = Unhealthy.NO_SPACE
     else:
         store.before_commit = fail

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.inbound import Hold, Talk, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 
@@ -45,9 +45,8 @@ async def test_leaving_before_the_final_dot_stores_nothing(body: bytes, abruptly
 @pytest.mark.parametrize("abruptly", [False, True])
 @pytest.mark.parametrize("body", [b"Subject: x\r\n", LARGE])
 async def test_leaving_after_the_final_dot_does_not_cancel_the_commit(body: bytes, abruptly: bool) -> None:
-    store = RememberingStore()
-    hold = store.before_commit = Hold()
-    async with listening(store=store) as house:
+    async with listening() as house:
+        hold = house.store.before_commit = Hold()
         talk = await house.connect()
         await talk.begin()
         talk.send(body + b".\r\n")
@@ -58,53 +57,16 @@ async def test_leaving_after_the_final_dot_does_not_cancel_the_commit(body: byte
         else:
             await talk.close()
         hold.go.set()
-        await until(lambda: len(store.stored) == 1)
+        await until(lambda: len(house.store.stored) == 1)
         if abruptly:
             await until(lambda: bool(house.log.named("reply-lost")))
         await house.gone()
-        assert store.aborted == 0
-
-
-@pytest.mark.parametrize("chunks", [False, True])
-async def test_half_closing_after_the_end_still_gets_the_reply(chunks: bool) -> None:
-    """`printf … | nc` closes its sending side at once."""
-    store = RememberingStore()
-    store.before_commit = lambda: asyncio.sleep(0.02)
-    async with listening(store=store) as house, await house.connect() as talk:
-        await (begin_chunks(talk) if chunks else talk.begin())
-        talk.send(b"BDAT 2 LAST\r\n\r\nQUIT\r\n" if chunks else b"Subject: x\r\n.\r\nQUIT\r\n")
-        talk.writer.write_eof()
-        assert (await talk.line()).startswith(b"250 2.0.0 OK queued as")
-        assert await talk.line() == b"221 2.0.0 Bye"
-        assert await talk.closed() == b""
-
-
-async def test_half_closing_in_mid_conversation_closes() -> None:
-    async with listening() as house, await house.connect() as talk:
-        talk.send(b"NOOP\r\nNOO")
-        talk.writer.write_eof()
-        assert await talk.line() == b"250 2.0.0 OK"
-        assert await talk.closed() == b""
-
-
-@pytest.mark.parametrize("chunks", [False, True])
-async def test_half_closing_inside_a_message_stores_nothing(chunks: bool) -> None:
-    async with listening() as house, await house.connect() as talk:
-        if chunks:
-            await begin_chunks(talk)
-        else:
-            await talk.begin()
-            talk.send(b"Subject: x\r\n")
-        talk.writer.write_eof()
-        assert await talk.closed() == b""
-        await until(lambda: house.store.aborted == house.store.begun)
-        assert house.store.stored == []
+        assert house.store.aborted == 0
 
 
 async def test_commands_behind_the_dot_wait_for_its_reply() -> None:
-    store = RememberingStore()
-    hold = store.before_commit = Hold()
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking() as (house, talk):
+        hold = house.store.before_commit = Hold()
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\nNOOP\r\n")
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
@@ -118,9 +80,8 @@ async def test_commands_behind_the_dot_wait_for_its_reply() -> None:
 
 
 async def test_drain_awaits_a_commit_whose_client_is_gone() -> None:
-    store = RememberingStore()
-    hold = store.before_commit = Hold()
-    async with listening(ListenerSettings(address="127.0.0.1:0"), store=store) as house:
+    async with listening(ListenerSettings(address="127.0.0.1:0")) as house:
+        hold = house.store.before_commit = Hold()
         talk = await house.connect()
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\n")
@@ -132,7 +93,7 @@ async def test_drain_awaits_a_commit_whose_client_is_gone() -> None:
         assert not draining.done()
         hold.go.set()
         await draining
-        assert len(store.stored) == 1
+        assert len(house.store.stored) == 1
 
 
 # Messages in chunks (BDAT).
@@ -142,34 +103,17 @@ CHUNK = b"Subject: x\r\n\r\n" + b"y" * 100_000
 
 async def begin_chunks(talk: Talk) -> None:
     """One chunk is here, and on its way into the store; the client is expected to send more."""
-    await talk.ask(b"EHLO x")
-    await talk.ask(b"MAIL FROM:<a@example.org>")
-    await talk.ask(b"RCPT TO:<b@example.com>")
-    talk.send(b"BDAT %d\r\n" % len(CHUNK) + CHUNK)
+    await talk.begin(opening=b"BDAT %d" % len(CHUNK))
+    talk.send(CHUNK)
     assert await talk.line() == b"250 2.0.0 %d octets received" % len(CHUNK)
 
 
-@pytest.mark.parametrize("said", [b"", b"BDAT", b"BDAT 5 LAST\r\n", b"BDAT 5 LAST\r\nbody", b"NOOP\r\n"])
-@pytest.mark.parametrize("abruptly", [False, True])
-async def test_leaving_between_two_chunks_stores_nothing(said: bytes, abruptly: bool) -> None:
-    async with listening() as house:
-        talk = await house.connect()
-        await begin_chunks(talk)
-        talk.send(said)
-        await talk.leave(abruptly=abruptly)
-        await house.gone()
-        await until(lambda: house.store.aborted == 1)
-        assert (house.store.begun, house.store.stored) == (1, [])
-        await until(lambda: house.log.reasons() == ["client-left"])
-
-
 async def test_store_that_fails_between_two_chunks_is_answered_with_the_next() -> None:
-    store = RememberingStore()
-    hold = store.before_write = Hold(OSError(28, "No space left on device"))
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold(OSError(28, "No space left on device"))
         await begin_chunks(talk)
         hold.go.set()
-        await until(lambda: store.aborted == 1)
+        await until(lambda: house.store.aborted == 1)
         talk.send(b"BDAT 6\r\nQUIT\r\nBDAT 6 LAST\r\nQUIT\r\n")
         assert await talk.line() == b"451 4.3.0 Local error, try again later"
         assert await talk.line() == b"503 5.5.1 Send MAIL first"
@@ -178,7 +122,7 @@ async def test_store_that_fails_between_two_chunks_is_answered_with_the_next() -
 
 
 async def test_drain_lets_a_message_in_chunks_end() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await begin_chunks(talk)
         house.listener.stop_accepting()
         draining = asyncio.create_task(house.listener.drain(5))
@@ -192,7 +136,7 @@ async def test_drain_lets_a_message_in_chunks_end() -> None:
 
 
 async def test_drain_closes_hard_between_chunks_when_time_is_up() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await begin_chunks(talk)
         async with asyncio.timeout(2):
             await house.listener.drain(0.02)
@@ -203,10 +147,9 @@ async def test_drain_closes_hard_between_chunks_when_time_is_up() -> None:
 @pytest.mark.parametrize("size", [1_000, 50_000, 300_000])
 async def test_chunks_wait_while_the_store_is_behind(size: int) -> None:
     """The answer to a chunk does not say that it is stored, but only so much is taken ahead of the store."""
-    store = RememberingStore()
-    hold = store.before_write = Hold()
     count = 6_000_000 // size
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold()
         await begin_chunks(talk)
         talk.send((b"BDAT %d\r\n" % size + b"z" * size) * count)
         session = house.session
@@ -219,13 +162,12 @@ async def test_chunks_wait_while_the_store_is_behind(size: int) -> None:
             assert await talk.line() == b"250 2.0.0 %d octets received" % size
         talk.send(b"BDAT 0 LAST\r\n")
         assert (await talk.line()).startswith(b"250 2.0.0 OK queued as")
-        assert len(store.stored[0].body) > 6_000_000
+        assert len(house.store.stored[0].body) > 6_000_000
 
 
 async def test_a_client_that_waits_for_each_chunk_is_held_up_too() -> None:
-    store = RememberingStore()
-    hold = store.before_write = Hold()
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold()
         await begin_chunks(talk)
         session = house.session
         taken = 0

@@ -10,51 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.inbound import Hold, RememberingStore, Talk, listening, talking
 from tests.support.waiting import until
-from zonerelay.config.settings import MB, ListenerSettings
+from zonerelay.config.settings import MB
 from zonerelay.inbound.cleanup.intake import BACKLOG
-
-
-async def test_total_connections_are_limited() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", max_connections=2)
-    async with listening(settings) as house, await house.connect() as first, await house.connect():
-        refused = await house.connect_raw()
-        assert await refused.line() == b"421 4.3.2 Too many connections"
-        assert await refused.closed() == b""
-        await refused.close()
-        assert house.log.reasons() == ["connections"]
-        assert house.listener.connections == 2
-        await first.ask(b"QUIT")
-        await until(lambda: house.listener.connections == 1)
-        async with await house.connect() as again:
-            assert await again.ask(b"NOOP") == b"250 2.0.0 OK"
-
-
-async def test_connections_of_one_client_are_limited() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", max_connections_per_client=1)
-    async with listening(settings) as house, await house.connect():
-        refused = await house.connect_raw()
-        assert (await refused.line()).startswith(b"421 4.7.0")
-        assert await refused.closed() == b""
-        await refused.close()
-        assert house.log.reasons() == ["client-connections"]
-
-
-@pytest.mark.parametrize("said", [b"", b"EHLO x\r\n", b"NOO"])
-async def test_idle_client_is_told_and_closed(said: bytes) -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.5)
-    async with listening(settings) as house, await house.connect() as talk:
-        talk.send(said)
-        rest = await talk.closed()
-        assert rest.endswith(b"421 4.4.2 Timeout waiting for the client\r\n")
-        assert house.log.reasons() == ["idle-timeout"]
 
 
 @pytest.mark.alone
 async def test_dribbling_a_command_is_idling() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.15)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(idle_timeout=0.15) as (house, talk):
         began = time.monotonic()
         while time.monotonic() - began < 2 and not talk.reader.at_eof():
             talk.send(b"x")
@@ -66,27 +30,15 @@ async def test_dribbling_a_command_is_idling() -> None:
 
 @pytest.mark.alone
 async def test_commands_in_time_keep_the_connection() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(idle_timeout=0.2) as (_, talk):
         for _ in range(6):
             await asyncio.sleep(0.05)
             assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
 
 
-async def test_idling_inside_data() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.5)
-    async with listening(settings) as house, await house.connect() as talk:
-        await talk.begin()
-        talk.send(b"Subject: x\r\n")
-        assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
-        assert await talk.closed() == b""
-        assert house.store.stored == []
-
-
 @pytest.mark.alone
 async def test_steady_upload_may_take_longer_than_the_idle_time() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2, min_data_rate=20)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(idle_timeout=0.2, min_data_rate=20) as (_, talk):
         await talk.begin()
         for _ in range(8):
             talk.send(b"Subject: x\r\n")
@@ -97,8 +49,7 @@ async def test_steady_upload_may_take_longer_than_the_idle_time() -> None:
 
 @pytest.mark.alone
 async def test_transaction_has_an_overall_limit() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", transaction_timeout=0.2)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(transaction_timeout=0.2) as (house, talk):
         await talk.begin()
         reply = asyncio.create_task(talk.line())  # a byte that crosses the close resets the connection
         for _ in range(100):
@@ -112,8 +63,7 @@ async def test_transaction_has_an_overall_limit() -> None:
 
 @pytest.mark.alone
 async def test_transaction_limit_ends_with_the_transaction() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", transaction_timeout=0.15)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(transaction_timeout=0.15) as (_, talk):
         for _ in range(5):
             await talk.begin()
             talk.send(b".\r\n")
@@ -123,10 +73,8 @@ async def test_transaction_limit_ends_with_the_transaction() -> None:
 
 @pytest.mark.alone
 async def test_waiting_for_our_store_is_not_held_against_the_client() -> None:
-    store = RememberingStore()
-    store.before_commit = lambda: asyncio.sleep(0.3)
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1, transaction_timeout=0.2)
-    async with listening(settings, store=store) as house, await house.connect() as talk:
+    async with talking(idle_timeout=0.1, transaction_timeout=0.2) as (house, talk):
+        house.store.before_commit = lambda: asyncio.sleep(0.3)
         await talk.begin()
         talk.send(b".\r\n")
         assert (await talk.line()).startswith(b"250 ")
@@ -164,7 +112,7 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
 
 
 async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
         session = house.session
         chunk = b"VRFY x\r\n" * 5_000
@@ -205,8 +153,7 @@ async def pour(talk: Talk, piece: bytes, total: int) -> int:
 
 async def test_stream_without_line_end_in_data_does_not_grow_memory() -> None:
     """60 MB against a limit of 1 MB: far beyond it the connection is closed, and memory stays flat."""
-    settings = ListenerSettings(address="127.0.0.1:0", max_message_size=1 * MB)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(max_message_size=1 * MB) as (house, talk):
         await talk.begin()
         piece = b"x" * 256 * 1024
         before = resident()
@@ -218,8 +165,7 @@ async def test_stream_without_line_end_in_data_does_not_grow_memory() -> None:
 
 
 async def test_large_message_beyond_the_limit_is_read_to_its_end_and_refused() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", max_message_size=20 * MB)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(max_message_size=20 * MB) as (house, talk):
         house.store.keep_bodies = False
         await talk.begin()
         piece = b"x" * 256 * 1024
@@ -233,7 +179,7 @@ async def test_large_message_beyond_the_limit_is_read_to_its_end_and_refused() -
 
 
 async def test_command_without_line_end_does_not_grow_memory() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (_, talk):
         before = resident()
         await pour(talk, b"x" * 256 * 1024, 30 * MB)
         talk.send(b"\r\n")
@@ -243,7 +189,7 @@ async def test_command_without_line_end_does_not_grow_memory() -> None:
 
 
 async def test_body_of_one_endless_line_is_taken_as_it_is() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         house.store.keep_bodies = False
         await talk.begin()
         before = resident()
@@ -261,7 +207,7 @@ async def test_store_that_fails_in_mid_body_is_answered_at_its_end() -> None:
         raise OSError(28, "No space left on device", "/secret/path")
 
     store.before_write = fail
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking(store=store) as (house, talk):
         await talk.begin()
         await pour(talk, b"x" * 256 * 1024, 8 * MB)
         talk.send(b"\r\n.\r\n")

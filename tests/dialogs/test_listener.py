@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening
+from tests.support.inbound import Hold, RememberingStore, Talk, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
@@ -31,8 +31,7 @@ async def test_port_zero_is_resolved() -> None:
 
 async def test_ipv6_and_its_mapped_ipv4_clients() -> None:
     """A dual-stack socket shows IPv4 clients as ::ffff:127.0.0.1: they are in 127.0.0.0/8 all the same."""
-    settings = ListenerSettings(address="127.0.0.1:0", allow_networks=(ipaddress.ip_network("127.0.0.0/8"),))
-    async with listening(settings) as house:
+    async with listening(allow_networks=(ipaddress.ip_network("127.0.0.0/8"),)) as house:
         client = house.listener._admission._access.identify(("::ffff:127.0.0.1", 4711, 0, 0))
         assert (client.address, client.may_relay) == ("127.0.0.1", True)
         assert not house.listener._admission._access.identify(("::1", 4711, 0, 0)).may_relay
@@ -134,7 +133,7 @@ async def test_stored_message_knows_all_about_itself() -> None:
         bulk, default = ZoneChoice("bulk", "route=1 because"), ZoneChoice("default", "no route")
         return lambda recipient: bulk if recipient.startswith("c@") else default
 
-    async with listening(choose_zone=by_subject) as house, await house.connect() as talk:
+    async with talking(choose_zone=by_subject) as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         await talk.ask(b"MAIL FROM:<a@example.org> BODY=8BITMIME")
         for recipient in (b"b@example.com", b"c@example.com", b"d@example.com"):
@@ -171,7 +170,7 @@ async def test_stored_message_knows_all_about_itself() -> None:
 
 
 async def test_accepted_is_said_before_the_client_hears_250() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.begin()
         talk.send(b"Subject: x\n.\r\n.\r\n")
         await talk.line()
@@ -185,7 +184,7 @@ async def test_trouble_after_the_commit_is_still_a_250(monkeypatch: pytest.Monke
         raise RuntimeError(message.id)
 
     monkeypatch.setattr(Events, "accepted", fail)
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\n")
         assert b"250 2.0.0 OK queued" in await talk.line()
@@ -194,7 +193,7 @@ async def test_trouble_after_the_commit_is_still_a_250(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("recipients", "is_due"), [(1, False), (MANY + 1, True)])
 async def test_what_many_recipients_get_is_stored_as_due(recipients: int, is_due: bool) -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.begin(*(b"u%d@example.com" % number for number in range(recipients)))
         talk.send(b"Subject: x\r\n.\r\n")
         assert b"250 2.0.0 OK queued" in await talk.line()
@@ -206,7 +205,7 @@ async def test_zone_that_cannot_be_chosen_is_temporary() -> None:
     def fail(envelope: Envelope, /, *, headers: Fields, size: int, named: str = "") -> ZoneOf:
         raise KeyError(size)
 
-    async with listening(choose_zone=fail) as house, await house.connect() as talk:
+    async with talking(choose_zone=fail) as (house, talk):
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\n")
         assert await talk.line() == b"451 4.3.0 Local error, try again later"
@@ -217,7 +216,7 @@ async def test_zone_that_cannot_be_chosen_is_temporary() -> None:
 @pytest.mark.parametrize("cuts", [1, 2, 3, 7])
 async def test_a_message_is_the_same_in_any_packets(cuts: int) -> None:
     wire = b"Subject: x\r\n\r\n..a\r\nb\n.\nc\r\n.\r\nNOOP\r\n"
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.begin()
         for at in range(0, len(wire), cuts):
             talk.send(wire[at : at + cuts])
@@ -233,7 +232,7 @@ def test_the_same_under_uvloop() -> None:
     async def talk_to_it() -> None:
         store = RememberingStore()
         store.before_write = lambda: asyncio.sleep(0.001)
-        async with listening(store=store) as house, await house.connect() as talk:
+        async with talking(store=store) as (house, talk):
             await talk.begin()
             body = b"Subject: x\r\n\r\n" + b"y" * 3_000_000 + b"\r\n"
             talk.send(body + b".\r\nNOOP\r\n")
@@ -263,7 +262,7 @@ def test_small_replies_are_not_delayed_by_nagle(run: object) -> None:
 
 
 async def test_trouble_in_a_command_is_temporary_and_resets_the_transaction() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         house.store.unhealthy = None  # type: ignore[assignment,method-assign]  # the bug
         assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"451 4.3.0 Local error, try again later"
@@ -272,9 +271,8 @@ async def test_trouble_in_a_command_is_temporary_and_resets_the_transaction() ->
 
 
 async def test_commands_that_pile_up_behind_a_slow_commit_stop_the_reading() -> None:
-    store = RememberingStore()
-    hold = store.before_commit = Hold()
-    async with listening(store=store) as house, await house.connect() as talk:
+    async with talking() as (house, talk):
+        hold = house.store.before_commit = Hold()
         await talk.begin()
         talk.send(b".\r\n" + b"NOOP\r\n" * 90_000)
         session = house.session

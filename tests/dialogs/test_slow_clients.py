@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.dialogs.staging import listening_with_tls
-from tests.support.inbound import Talk, listening
+from tests.support.inbound import listening, talking
 from tests.support.tls_client import trusting
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings, ListenerTls
@@ -21,8 +20,7 @@ from zonerelay.inbound.state import context, replies
 
 pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other
 
-ANYWHERE = ListenerSettings(address="127.0.0.1:0")
-BALANCED = replace(ANYWHERE, proxy_networks=(ipaddress.ip_network("127.0.0.0/8"),))
+BALANCED = ListenerSettings(address="127.0.0.1:0", proxy_networks=(ipaddress.ip_network("127.0.0.0/8"),))
 TIMEOUT = b"421 4.4.2 Timeout waiting for the client"
 
 
@@ -59,8 +57,7 @@ async def test_dribbling_a_proxy_header_does_not_help() -> None:
 
 @pytest.mark.usefixtures("short_handshake")
 async def test_after_its_header_a_client_has_the_idle_time() -> None:
-    settings = replace(BALANCED, idle_timeout=1.0)
-    async with listening(settings) as house, await house.connect_raw() as talk:
+    async with listening(BALANCED, idle_timeout=1.0) as house, await house.connect_raw() as talk:
         talk.send(b"PROXY TCP4 127.0.0.9 192.0.2.1 4711 25\r\n")
         assert (await talk.line()).startswith(b"220 ")
         await asyncio.sleep(0.3)
@@ -72,8 +69,10 @@ async def test_after_its_header_a_client_has_the_idle_time() -> None:
 async def test_a_handshake_has_its_own_time_and_its_end_says_nothing_in_clear_text(
     said: bytes, tmp_path: Path
 ) -> None:
-    settings = replace(ANYWHERE, tls=ListenerTls.IMPLICIT)
-    async with listening_with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
+    async with (
+        listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house,
+        await house.connect_raw() as talk,
+    ):
         talk.send(said)
         assert await talk.closed() == b""
         assert house.log.reasons() == ["idle-timeout"]
@@ -81,8 +80,7 @@ async def test_a_handshake_has_its_own_time_and_its_end_says_nothing_in_clear_te
 
 @pytest.mark.usefixtures("short_handshake")
 async def test_a_handshake_behind_starttls_too(tmp_path: Path) -> None:
-    settings = replace(ANYWHERE, tls=ListenerTls.STARTTLS)
-    async with listening_with_tls(settings, tmp_path) as house, await house.connect() as talk:
+    async with listening_with_tls(tmp_path, tls=ListenerTls.STARTTLS) as house, await house.connect() as talk:
         assert await talk.ask(b"STARTTLS") == b"220 2.0.0 Ready to start TLS"
         began = time.monotonic()
         for octet in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60):
@@ -97,8 +95,10 @@ async def test_a_handshake_behind_starttls_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("short_handshake")
 async def test_in_tls_a_client_has_the_idle_time_and_is_told(tmp_path: Path) -> None:
-    settings = replace(ANYWHERE, tls=ListenerTls.IMPLICIT, idle_timeout=0.3)
-    async with listening_with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
+    async with (
+        listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT, idle_timeout=0.3) as house,
+        await house.connect_raw() as talk,
+    ):
         await talk.start_tls(trusting())
         assert (await talk.line()).startswith(b"220 ")
         await asyncio.sleep(0.2)
@@ -112,9 +112,8 @@ async def test_in_tls_a_client_has_the_idle_time_and_is_told(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("opening", [b"DATA", b"BDAT 100000 LAST"])
 async def test_a_body_that_comes_too_slowly_is_cut_off(opening: bytes) -> None:
-    settings = replace(ANYWHERE, idle_timeout=0.15, min_data_rate=1000)
-    async with listening(settings) as house, await house.connect() as talk:
-        await begin(talk, opening)
+    async with talking(idle_timeout=0.15, min_data_rate=1000) as (house, talk):
+        await talk.begin(opening=opening)
         for _ in range(100):
             talk.send(b"0123456789")  # about 500 octets a second
             await asyncio.sleep(0.02)
@@ -128,9 +127,8 @@ async def test_a_body_that_comes_too_slowly_is_cut_off(opening: bytes) -> None:
 
 @pytest.mark.parametrize("opening", [b"DATA", b"BDAT 100000 LAST"])
 async def test_a_body_that_comes_fast_enough_may_take_long(opening: bytes) -> None:
-    settings = replace(ANYWHERE, idle_timeout=0.15, min_data_rate=1000)
-    async with listening(settings) as house, await house.connect() as talk:
-        await begin(talk, opening)
+    async with talking(idle_timeout=0.15, min_data_rate=1000) as (house, talk):
+        await talk.begin(opening=opening)
         for _ in range(20):
             talk.send(b"Subject: " + b"x" * 989 + b"\r\n")
             await asyncio.sleep(0.02)
@@ -138,9 +136,8 @@ async def test_a_body_that_comes_fast_enough_may_take_long(opening: bytes) -> No
 
 
 async def test_between_chunks_a_client_has_the_idle_time() -> None:
-    settings = replace(ANYWHERE, idle_timeout=0.15)
-    async with listening(settings) as house, await house.connect() as talk:
-        await begin(talk, b"BDAT 12")
+    async with talking(idle_timeout=0.15) as (house, talk):
+        await talk.begin(opening=b"BDAT 12")
         talk.send(b"Subject: x\r\n")
         assert await talk.line() == b"250 2.0.0 12 octets received"
         assert await talk.line() == TIMEOUT
@@ -150,9 +147,8 @@ async def test_between_chunks_a_client_has_the_idle_time() -> None:
 
 
 async def test_chunks_have_the_transaction_time_together() -> None:
-    settings = replace(ANYWHERE, transaction_timeout=0.2)
-    async with listening(settings) as house, await house.connect() as talk:
-        await begin(talk, b"BDAT 0")
+    async with talking(transaction_timeout=0.2) as (house, talk):
+        await talk.begin(opening=b"BDAT 0")
         assert await talk.line() == b"250 2.0.0 0 octets received"
         for _ in range(50):
             talk.send(b"BDAT 1\r\nx")
@@ -165,7 +161,7 @@ async def test_chunks_have_the_transaction_time_together() -> None:
 
 async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "LINGER", 0.1)
-    async with listening(replace(ANYWHERE, max_commands=10_000_000)) as house, await house.connect() as talk:
+    async with talking(max_commands=10_000_000) as (house, talk):
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
         session = house.session
         for _ in range(400):
@@ -177,12 +173,3 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
         house.listener.stop_accepting()
         session._say_goodbye(replies.IDLE)
         await house.gone()
-
-
-async def begin(talk: Talk, opening: bytes) -> None:
-    await talk.ask(b"EHLO x")
-    await talk.ask(b"MAIL FROM:<a@example.org>")
-    await talk.ask(b"RCPT TO:<b@example.com>")
-    talk.send(opening + b"\r\n")
-    if opening == b"DATA":
-        assert (await talk.line()).startswith(b"354")

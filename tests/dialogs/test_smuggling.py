@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 
 from tests.data.smuggling import END_OF_DATA, SEQUENCES, SMUGGLED, bodies
-from tests.support.inbound import House, Talk, listening
-from zonerelay.config.settings import BareLineEnds, ListenerSettings
+from tests.support.inbound import House, Talk, talking
+from zonerelay.config.settings import BareLineEnds
 
 BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")
 
 
-async def begin(talk: Talk) -> None:
-    assert (await talk.ask(b"MAIL FROM:<a@example.org>")).startswith(b"250 ")
-    assert (await talk.ask(b"RCPT TO:<b@example.com>")).startswith(b"250 ")
-    assert (await talk.ask(b"DATA")).startswith(b"354 ")
-
-
 async def send(talk: Talk, body: bytes) -> bytes:
     """The answer to it; another answer in between would be the one to NOOP."""
-    await begin(talk)
+    await talk.begin()
     talk.send(body + b".\r\n")
     answer = await talk.reply()
     assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
@@ -35,7 +29,7 @@ def check_last(house: House, sequence: bytes) -> None:
 
 
 async def test_no_sequence_makes_a_second_message() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         sent = 0
         for sequence in SEQUENCES:
@@ -47,8 +41,7 @@ async def test_no_sequence_makes_a_second_message() -> None:
 
 
 async def test_whoever_rejects_bare_line_ends_takes_none_of_these_messages() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", bare_line_ends=BareLineEnds.REJECT, max_errors=100_000)
-    async with listening(settings) as house, await house.connect() as talk:
+    async with talking(bare_line_ends=BareLineEnds.REJECT, max_errors=100_000) as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         accepted = 0
         for sequence in SEQUENCES:
@@ -59,26 +52,13 @@ async def test_whoever_rejects_bare_line_ends_takes_none_of_these_messages() -> 
             assert len(house.store.stored) == accepted, sequence
 
 
-async def test_bytes_behind_the_true_end_are_commands() -> None:
-    """The other side of it: what a client pipelines is answered, each in its turn."""
-    async with listening() as house, await house.connect() as talk:
-        await talk.ask(b"EHLO client.example.org")
-        await begin(talk)
-        talk.send(b"Subject: x\r\n\r\nfirst\r\n.\r\nMAIL FROM:<second@example.org>\r\nRSET\r\n")
-        assert (await talk.reply()).startswith(b"250 2.0.0 OK queued")
-        assert (await talk.reply()).startswith(b"250 2.1.0")
-        assert await talk.reply() == b"250 2.0.0 OK"
-        assert len(house.store.stored) == 1
-
-
 async def test_no_sequence_ends_a_chunk() -> None:
-    async with listening() as house, await house.connect() as talk:
+    async with talking() as (house, talk):
         await talk.ask(b"EHLO client.example.org")
         for number, sequence in enumerate([*SEQUENCES, END_OF_DATA], 1):
             body = b"Subject: x\r\n\r\nfirst" + sequence + SMUGGLED
             half = body.index(b"first") + len(b"first") + len(sequence) // 2
-            assert (await talk.ask(b"MAIL FROM:<a@example.org>")).startswith(b"250 ")
-            assert (await talk.ask(b"RCPT TO:<b@example.com>")).startswith(b"250 ")
+            await talk.address()
             first, last = body[:half], body[half:]
             talk.send(b"BDAT %d\r\n%b" % (len(first), first))
             assert (await talk.reply()).startswith(b"250 2.0.0 "), sequence

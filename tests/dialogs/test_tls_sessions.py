@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.dialogs.staging import listening_with_tls
-from tests.support.inbound import Hold, House, RememberingStore, Talk
-from tests.support.tls_client import trusting
+from tests.support.inbound import Hold, House, Talk
+from tests.support.tls_client import TlsWire, trusting
 from tests.support.waiting import until
-from zonerelay.config.settings import ListenerSettings, ListenerTls
-
-IMPLICIT = ListenerSettings(address="127.0.0.1:0", tls=ListenerTls.IMPLICIT)
+from zonerelay.config.settings import ListenerTls
 
 
 async def greeted(house: House) -> Talk:
@@ -26,49 +20,41 @@ async def greeted(house: House) -> Talk:
 
 
 async def test_the_end_of_tls_is_no_end_of_data(tmp_path: Path) -> None:
-    async with listening_with_tls(IMPLICIT, tmp_path) as house:
-        wire = await RawTls.connect(house)
-        await wire.say(b"EHLO x\r\n")
-        await wire.say(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
-        await wire.say(b"DATA\r\n")
-        wire.send(b"Subject: x\r\n")
-        wire.end()
-        await house.gone()
+    async with listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house:
+        async with await house.connect_raw() as talk:
+            wire = RawTls(talk)
+            await wire.begin()
+            talk.send(wire.encrypt(b"Subject: x\r\n") + wire.close())
+            await house.gone()
         assert house.store.stored == []
         assert house.log.reasons() == ["client-left"]
-        await wire.close()
 
 
 async def test_the_end_of_tls_still_gets_the_answers(tmp_path: Path) -> None:
     """close_notify says that the client has said all; it may still be listening."""
-    store = RememberingStore()
-    store.before_commit = lambda: asyncio.sleep(0.02)
-    async with listening_with_tls(IMPLICIT, tmp_path, store) as house:
-        wire = await RawTls.connect(house)
-        await wire.say(b"EHLO x\r\n")
-        await wire.say(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
-        await wire.say(b"DATA\r\n")
-        wire.send(b"Subject: x\r\n.\r\nNOOP\r\n")
-        wire.end()
-        assert b"queued as" in await wire.heard()
-        await house.gone()
-        assert len(store.stored) == 1
-        await wire.close()
+    async with listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house:
+        house.store.before_commit = lambda: asyncio.sleep(0.02)
+        async with await house.connect_raw() as talk:
+            wire = RawTls(talk)
+            await wire.begin()
+            talk.send(wire.encrypt(b"Subject: x\r\n.\r\nNOOP\r\n") + wire.close())
+            assert b"queued as" in await wire.heard()
+            await house.gone()
+        assert len(house.store.stored) == 1
 
 
 async def test_clear_text_in_the_middle_of_tls_ends_the_session(tmp_path: Path) -> None:
-    async with listening_with_tls(IMPLICIT, tmp_path) as house:
-        wire = await RawTls.connect(house)
-        wire.writer.write(b"NOOP\r\n")
-        await house.gone()
+    async with listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house:
+        async with await house.connect_raw() as talk:
+            await RawTls(talk).begin()
+            talk.send(b"NOOP\r\n")
+            await house.gone()
         assert house.log.reasons() == ["tls"]
-        await wire.close()
 
 
 async def test_reading_stops_in_tls_too_while_the_store_is_behind(tmp_path: Path) -> None:
-    store = RememberingStore()
-    hold = store.before_write = Hold()
-    async with listening_with_tls(IMPLICIT, tmp_path, store) as house:
+    async with listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house:
+        hold = house.store.before_write = Hold()
         talk = await greeted(house)
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * 8_000_000 + b"\r\n"
@@ -78,13 +64,14 @@ async def test_reading_stops_in_tls_too_while_the_store_is_behind(tmp_path: Path
         assert session.held < 1_500_000
         hold.go.set()
         assert b"queued" in await talk.line()
-        assert store.stored[0].body.endswith(body)
+        assert house.store.stored[0].body.endswith(body)
         await talk.close()
 
 
 async def test_many_sessions_in_tls_are_all_forgotten(tmp_path: Path) -> None:
-    settings = replace(IMPLICIT, max_connections_per_client=100)
-    async with listening_with_tls(settings, tmp_path) as house:
+    async with listening_with_tls(
+        tmp_path, tls=ListenerTls.IMPLICIT, max_connections_per_client=100
+    ) as house:
         talks = [await greeted(house) for _ in range(20)]
         assert house.listener.connections == 20
         for at, talk in enumerate(talks):
@@ -98,57 +85,30 @@ async def test_many_sessions_in_tls_are_all_forgotten(tmp_path: Path) -> None:
         await until(lambda: not house.listener._admission.sessions)
 
 
-class RawTls:
+class RawTls(TlsWire):
     """A client that can end TLS and go on listening, which asyncio's cannot."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = trusting().wrap_bio(self._in, self._out)
+    def __init__(self, talk: Talk) -> None:
+        super().__init__()
+        self.talk = talk
 
-    @classmethod
-    async def connect(cls, house: House) -> RawTls:
-        talk = await house.connect_raw()
-        wire = cls(talk.reader, talk.writer)
-        while True:
-            try:
-                wire._tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await wire._exchange()
-        wire.writer.write(wire._out.read())
-        assert (await wire.say(b"")).startswith(b"220 ")
-        return wire
-
-    def send(self, data: bytes) -> None:
-        if data:
-            self._tls.write(data)
-        self.writer.write(self._out.read())
-
-    def end(self) -> None:
-        with pytest.raises(ssl.SSLWantReadError):
-            self._tls.unwrap()
-        self.writer.write(self._out.read())
-
-    async def say(self, data: bytes) -> bytes:
-        """Send; the next reply there is."""
-        self.send(data)
-        while True:
-            try:
-                return self._tls.read(1 << 16)
-            except ssl.SSLWantReadError:
-                await self._exchange()
+    async def begin(self) -> None:
+        """From the handshake to 354."""
+        self.talk.send(self.hello())
+        while not (answer := self.answer(await self._read())):
+            pass
+        self.talk.send(answer)
+        await self.heard()
+        for said in (b"EHLO x", b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>", b"DATA"):
+            self.talk.send(self.encrypt(said + b"\r\n"))
+            await self.heard()
 
     async def heard(self) -> bytes:
-        """Everything until the server closes."""
-        async with asyncio.timeout(5):
-            self._in.write(await self.reader.read(1 << 16))
-        return self._tls.read(1 << 16)
+        """The next reply there is."""
+        while not (reply := self.decrypt(await self._read())):
+            pass
+        return reply
 
-    async def close(self) -> None:
-        await Talk(self.reader, self.writer).close()
-
-    async def _exchange(self) -> None:
-        self.writer.write(self._out.read())
+    async def _read(self) -> bytes:
         async with asyncio.timeout(5):
-            self._in.write(await self.reader.read(1 << 16))
+            return await self.talk.reader.read(1 << 16)

@@ -9,7 +9,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -250,13 +250,18 @@ class Talk:
         self.send(data + b"\r\n")
         return await self.reply()
 
-    async def begin(self, *recipients: bytes) -> None:
-        """EHLO to 354."""
+    async def begin(self, *recipients: bytes, opening: bytes = b"DATA") -> None:
+        """EHLO to 354, or to an opening of another kind, whose answer is not awaited."""
         await self.ask(b"EHLO client.example.org")
+        await self.address(*recipients)
+        self.send(opening + b"\r\n")
+        assert opening != b"DATA" or (await self.line()).startswith(b"354")
+
+    async def address(self, *recipients: bytes) -> None:
+        """MAIL and RCPT."""
         assert (await self.ask(b"MAIL FROM:<a@example.org>")).startswith(b"250")
         for recipient in recipients or (b"b@example.com",):
             assert (await self.ask(b"RCPT TO:<" + recipient + b">")).startswith(b"250")
-        assert (await self.ask(b"DATA")).startswith(b"354")
 
     async def closed(self) -> bytes:
         """What the server still sends until it closes."""
@@ -313,12 +318,13 @@ async def listening(
     policy: AskedPolicy | None = None,
     log: EventLog | None = None,
     clock: ManualClock | None = None,
-) -> AsyncIterator[House]:
+    **options: Any,
+) -> AsyncIterator[House]:  # Any: options of the listener, by name, in place of those of its settings
     clock = clock or ManualClock()
     log = log or EventLog()
     store = store or RememberingStore()
     listener = Listener(
-        settings or ListenerSettings(address="127.0.0.1:0"),
+        replace(settings or ListenerSettings(address="127.0.0.1:0"), **options),
         hostname=HOSTNAME,
         store=store.as_store(),
         ids=MessageIdSource(clock),
@@ -337,3 +343,12 @@ async def listening(
         async with asyncio.timeout(PATIENCE):
             await listener.drain(0.0)
         assert listener.connections == 0
+
+
+@asynccontextmanager
+async def talking(
+    settings: ListenerSettings | None = None, **options: Any
+) -> AsyncIterator[tuple[House, Talk]]:
+    """Listen to one client, who has read the greeting."""
+    async with listening(settings, **options) as house, await house.connect() as talk:
+        yield house, talk

@@ -39,39 +39,21 @@ def trusting(newest: ssl.TLSVersion | None = None) -> ssl.SSLContext:
     return context
 
 
-class TlsClient:
-    """`error` is what ended the client's handshake."""
+class TlsWire:
+    """A client's octets in TLS. `error` is what ended its handshake."""
 
     def __init__(
         self,
-        channel: TlsChannel,
         context: ssl.SSLContext | None = None,
         *,
         name: str | None = None,
         session: ssl.SSLSession | None = None,
-        cut: Cut = whole,
     ) -> None:
-        self.channel = channel
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.ssl = (context or trusting()).wrap_bio(
             self._in, self._out, server_hostname=name, session=session
         )
-        self._cut = cut
         self.error: ssl.SSLError | None = None
-
-    def shake(self) -> bytes:
-        """The whole handshake; what the channel read meanwhile. A fault of the channel's is raised."""
-        got = b""
-        for _ in range(20):
-            self._step()
-            sent = self._out.read()
-            for piece in self._cut(sent):
-                got += self.channel.receive(piece)
-            answer = self.channel.take_output()
-            self._in.write(answer)
-            if not (sent or answer):
-                break
-        return got
 
     def _step(self) -> None:
         try:
@@ -87,12 +69,8 @@ class TlsClient:
             sent += self.ssl.write(data[sent:])
         return self._out.read()
 
-    def send(self, data: bytes) -> bytes:
-        """What the channel makes of `data`."""
-        return b"".join([self.channel.receive(piece) for piece in self._cut(self.encrypt(data))])
-
     def hello(self) -> bytes:
-        """The first flight, which `shake` sends when it was not asked for."""
+        """The first flight."""
         self._step()
         return self._out.read()
 
@@ -117,3 +95,37 @@ class TlsClient:
         with contextlib.suppress(ssl.SSLWantReadError):
             self.ssl.unwrap()
         return self._out.read()
+
+
+class TlsClient(TlsWire):
+    """A client of a channel."""
+
+    def __init__(
+        self,
+        channel: TlsChannel,
+        context: ssl.SSLContext | None = None,
+        *,
+        name: str | None = None,
+        session: ssl.SSLSession | None = None,
+        cut: Cut = whole,
+    ) -> None:
+        super().__init__(context, name=name, session=session)
+        self.channel = channel
+        self._cut = cut
+
+    def shake(self) -> bytes:
+        """The whole handshake; what the channel read meanwhile. A fault of the channel's is raised."""
+        got = b""
+        for _ in range(20):
+            sent = self.hello()
+            for piece in self._cut(sent):
+                got += self.channel.receive(piece)
+            answer = self.channel.take_output()
+            self._in.write(answer)
+            if not (sent or answer):
+                break
+        return got
+
+    def send(self, data: bytes) -> bytes:
+        """What the channel makes of `data`."""
+        return b"".join([self.channel.receive(piece) for piece in self._cut(self.encrypt(data))])
