@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.support.queueing import Sink
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest, SlotGrant
 from zonerelay.limits.worker.keeper import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
+from zonerelay.telemetry.events.events import LimitEvents
+from zonerelay.telemetry.metrics.metrics import LimitMetrics
 
 LEASE = 15.0
 
@@ -48,30 +51,17 @@ class Authority:
         pass
 
 
-class Told:
-    """A listener."""
-
-    def __init__(self) -> None:
-        self.grants = 0
-        self.lost: list[str] = []
-
-    def granted(self, zone: str) -> None:
-        self.grants += 1
-
-    def relieve(self, zone: str) -> None: ...
-
-    def waited(self, zone: str, seconds: float) -> None: ...
-
-    def authority_lost(self, reason: str) -> None:
-        self.lost.append(reason)
-
-    def authority_restored(self) -> None: ...
-
-
 class Kept:
     def __init__(self) -> None:
-        self.clock, self.authority, self.told = ManualClock(), Authority(), Told()
-        self.keeper = LimitKeeper(self.authority, self.clock, self.told)
+        self.clock, self.authority, self.sink = ManualClock(), Authority(), Sink()
+        self.granted: list[str] = []
+        self.keeper = LimitKeeper(
+            self.authority,
+            self.clock,
+            LimitEvents(self.sink, LimitMetrics()),
+            granted=self.granted.append,
+            relieve=lambda zone: None,
+        )
         self.zone = self.keeper.zone("z")
 
     def may_start(self, zone_limit: int = 20) -> bool:
@@ -99,10 +89,10 @@ async def test_who_was_refused_because_a_lease_had_run_out_hears_when_it_is_rene
         assert it.may_start()
         it.clock.advance(LEASE * SAFE + 0.1)
         assert not it.may_start()
-        grants = it.told.grants
+        grants = len(it.granted)
         it.authority.news("z")
         await it.settled()
-        assert it.told.grants > grants
+        assert len(it.granted) > grants
         assert it.may_start()
 
 
@@ -141,7 +131,7 @@ async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None
             it.authority.problem = trouble
             assert not it.may_start()
             await it.settled()
-            assert it.told.lost
+            assert it.sink.named("limits-lost")
             it.authority.news("z")
             await it.settled()
             assert it.may_start()
@@ -161,7 +151,7 @@ async def test_an_outage_is_told_once_although_other_zones_are_answered() -> Non
                 it.authority.news(news)
                 await it.settled()
             it.authority.back()
-        assert it.told.lost == ["read only"]
+        assert [lost["reason"] for lost in it.sink.named("limits-lost")] == ["read only"]
         assert "read only" in (it.keeper.problem or "")
         it.authority.failing = ""
         it.authority.back()

@@ -143,7 +143,6 @@ class OutboundSide:
         settings, events, clock = tables.settings, context.events, context.clock
         self._events = events
         self._environment = context.environment
-        self._granted = granted
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
         self.resolver = Resolver(settings.dns, clock, observer=events.name_servers)
@@ -157,7 +156,7 @@ class OutboundSide:
             own_addresses=OwnAddresses(parse_listen(each.address) for each in settings.listener),
             sts=self._sts,
         )
-        self.limits = self._shared_limits(settings, context)
+        self.limits = self._shared_limits(settings, context, granted)
         self.sources = SourceSelection(clock, events)
         self.logins = Logins(
             clock,
@@ -212,7 +211,9 @@ class OutboundSide:
         self.logins.configure(settings.credential, senders, settings.zone)
         self._captures = any(zone.next_hop == CAPTURE for zone in settings.zone)
 
-    def _shared_limits(self, settings: Settings, context: WorkerContext) -> LimitKeeper | None:
+    def _shared_limits(
+        self, settings: Settings, context: WorkerContext, granted: Callable[[str], None]
+    ) -> LimitKeeper | None:
         """Return the keeper of the limits that this worker shares with others, or None if it shares none.
 
         If the store is Redis or PostgreSQL, the store is the authority, because relays on other machines may
@@ -225,30 +226,18 @@ class OutboundSide:
             authority = SocketAuthority(context.identity.limits, owner)
         if authority is None:
             return None
-        keeper = LimitKeeper(authority, context.clock, self)
-        self._events.limits.read(keeper.figures)
-        return keeper
 
-    # Reports of the keeper of shared limits
+        def start_more(zone: str) -> None:
+            granted(zone)
+            self.courier.pool.wake()
 
-    def granted(self, zone: str) -> None:
-        self._granted(zone)
-        self.courier.pool.wake()
-
-    def relieve(self, zone: str) -> None:
-        self.courier.pool.relieve(zone)
-
-    def waited(self, zone: str, seconds: float) -> None:
-        del zone  # a histogram for each zone would be many time series of little use
-        self._events.limits.waited(seconds)
-
-    def authority_lost(self, reason: str) -> None:
-        assert self.limits is not None
-        self._events.limits.lost(self.limits.authority.name, reason)
-
-    def authority_restored(self) -> None:
-        assert self.limits is not None
-        self._events.limits.restored(self.limits.authority.name)
+        return LimitKeeper(
+            authority,
+            context.clock,
+            context.events.limits,
+            granted=start_more,
+            relieve=lambda zone: self.courier.pool.relieve(zone),
+        )
 
     def problems(self) -> tuple[str, ...]:
         """Return the problems that prevent mail from being sent, as sentences for operators."""

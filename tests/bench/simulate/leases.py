@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from tests.bench.simulate.figures import Figures
 from tests.support.limits import MemoryAuthority
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.values import LimitAnswer, LimitRequest
+from zonerelay.telemetry.events.events import LimitEvents
 
 ONE_WAY = (0.0003, 0.003)
 """Seconds, from–to: between a socket of the machine and a server beside it that syncs each write."""
@@ -54,33 +55,14 @@ class DistantAuthority:
         return least + (most - least) * self._random.random()
 
 
-class Served(Protocol):
-    """What of a node has to know that there may be more."""
-
-    def granted(self, zone: str) -> None: ...
-
-    def relieve(self, zone: str) -> None: ...
-
-
-class Told:
+@dataclass(frozen=True)
+class KeeperEvents(LimitEvents):
     """What a node's keeper tells of."""
 
-    def __init__(self, node: Served, figures: Figures) -> None:
-        self._node = node
-        self._figures = figures
+    figures: Figures
 
-    def granted(self, zone: str) -> None:
-        self._node.granted(zone)
+    def waited(self, seconds: float) -> None:
+        self.figures.leases.add(seconds)
 
-    def relieve(self, zone: str) -> None:
-        self._node.relieve(zone)
-
-    def waited(self, zone: str, seconds: float) -> None:
-        del zone
-        self._figures.leases.add(seconds)
-
-    def authority_lost(self, reason: str) -> None:
-        self._figures.fault(f"the limits are out of reach: {reason}")
-
-    def authority_restored(self) -> None:
-        """It never was away."""
+    def lost(self, authority: str, reason: str) -> None:
+        self.figures.fault(f"{authority} is out of reach: {reason}")

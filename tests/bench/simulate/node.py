@@ -6,7 +6,7 @@ from random import Random
 
 from tests.bench.simulate.couriers import SimCourier, SimRouter
 from tests.bench.simulate.figures import Figures
-from tests.bench.simulate.leases import DistantAuthority, Told
+from tests.bench.simulate.leases import DistantAuthority, KeeperEvents
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.world import World
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
@@ -28,7 +28,7 @@ from zonerelay.routing.destinations.route import DestinationLimits
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.telemetry.metrics.metrics import LimitMetrics, Metrics
 
 ZONE = "default"
 TEXT = b"From: a@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"
@@ -117,7 +117,14 @@ class Node:
             return None
         self._lives += 1
         authority = DistantAuthority(self._table, f"node{self._number}.{self._lives}", self._random)
-        return LimitKeeper(authority, self.clock, Told(self, self._figures))
+        events = KeeperEvents(self._figures, LimitMetrics(), self._figures)
+        return LimitKeeper(
+            authority,
+            self.clock,
+            events,
+            granted=self.granted,
+            relieve=lambda zone: self.courier.relieve(zone),
+        )
 
     async def start(self) -> None:
         self.alive = True
@@ -139,14 +146,11 @@ class Node:
         self._build()
         await self.start()
 
-    # What the settler and the keeper tell
+    # What the keeper tells
 
     def granted(self, zone: str) -> None:
         self.scheduler.granted(zone)
         self.courier.granted()
-
-    def relieve(self, zone: str) -> None:
-        self.courier.relieve(zone)
 
     # Mail
 

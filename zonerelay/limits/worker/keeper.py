@@ -1,8 +1,7 @@
 """Keeps the allowances of one worker in all zones up to date by exchanging them with the authority.
 
 No batch waits for an exchange. Exchanges run in the background, one at a time for each zone, with all
-requests that have accumulated. The observer is notified (`granted`) when an exchange has brought slots or
-turns.
+requests that have accumulated. `granted` is called when an exchange has brought slots or turns.
 
 Failure: while the authority is unreachable, the worker continues with the slots it holds. If leases expire,
 it stops in time: after the part `SAFE` of a lease without an answer it opens no connection and closes idle
@@ -13,8 +12,8 @@ declares everything it holds.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
@@ -22,6 +21,7 @@ from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitAuthority,
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns, ZoneAllowance
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
+from zonerelay.telemetry.events.events import LimitEvents
 
 TICK = 0.1
 """Seconds between two checks for idle, overdue or expiring items. There is no check while
@@ -41,25 +41,6 @@ SAFE = 2 / 3
 
 FORGET = 60.0
 """Seconds for which a destination's turns are remembered after the last one."""
-
-
-class KeeperObserver(Protocol):
-    """Receives notifications when the limits of a zone change for this worker."""
-
-    def granted(self, zone: str) -> None:
-        """Note that something may start that was refused before."""
-
-    def relieve(self, zone: str) -> None:
-        """Note that idle connections may block others (`ZoneAllowance.is_contended`, `may_keep`)."""
-
-    def waited(self, zone: str, seconds: float) -> None:
-        """Record that a slot was granted `seconds` after the request."""
-
-    def authority_lost(self, reason: str) -> None:
-        """Note that the authority does not answer."""
-
-    def authority_restored(self) -> None:
-        """Note that the authority answers again."""
 
 
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
@@ -92,12 +73,26 @@ class _ZoneExchange:
 
 
 class LimitKeeper:
-    """Keeps a worker's limits up to date, on one event loop."""
+    """Keeps a worker's limits up to date, on one event loop. `granted(zone)` is called when something may
+    start that was refused before, and `relieve(zone)` when idle connections may block others
+    (`ZoneAllowance.is_contended`, `may_keep`).
+    """
 
-    def __init__(self, authority: LimitAuthority, clock: Clock, observer: KeeperObserver) -> None:
+    def __init__(
+        self,
+        authority: LimitAuthority,
+        clock: Clock,
+        events: LimitEvents,
+        *,
+        granted: Callable[[str], None],
+        relieve: Callable[[str], None],
+    ) -> None:
         self.authority = authority
-        self._observer = observer
         self._clock = clock
+        self._events = events
+        self._granted = granted
+        self._relieve = relieve
+        events.read(self.figures)
         self._zones: dict[str, _ZoneExchange] = {}
         self._busy: dict[_ZoneExchange, None] = {}
         """The zones that have slots or want some. There may be thousands of zones of mailboxes
@@ -232,7 +227,7 @@ class LimitKeeper:
             allowance.forget_slots()
         allowance.return_idle(now)
         if allowance.waiters or allowance.is_crowded or allowance.closed:
-            self._observer.relieve(allowance.name)
+            self._relieve(allowance.name)
         for turns in list(zone.turns):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
                 del zone.turns[turns]
@@ -295,19 +290,19 @@ class LimitKeeper:
             turns.given(given)
         self._note_back("", allowance.name)
         for seconds in waited:
-            self._observer.waited(allowance.name, seconds)
+            self._events.waited(seconds)
         if opened or answer.held or any(answer.turns):
-            self._observer.granted(allowance.name)
+            self._granted(allowance.name)
 
     def _note_lost(self, reason: str, zone: str = "") -> None:
         is_new = not self._lost
         self._lost[zone] = reason
         if is_new:
-            self._observer.authority_lost(reason)
+            self._events.lost(self.authority.name, reason)
 
     def _note_back(self, *zones: str) -> None:
         was = bool(self._lost)
         for zone in zones:
             self._lost.pop(zone, None)
         if was and not self._lost:
-            self._observer.authority_restored()
+            self._events.restored(self.authority.name)
