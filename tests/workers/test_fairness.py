@@ -43,7 +43,7 @@ class Tarpit:
 
 
 def claims_of(running: Running) -> OutboxClaims:
-    return running.worker.parts.queue._outbox.store.claims  # type: ignore[union-attr]  # what it has at hand
+    return running.worker.parts.queue.outbox.claims  # type: ignore[union-attr]  # what it has at hand
 
 
 @pytest.mark.proof

@@ -15,7 +15,7 @@ async def cut_off(bed: OutboxBed, running: Running) -> AsyncIterator[None]:
     """The relay's role may not log in, and its connections have ended."""
     bed.psql(f"ALTER ROLE {bed.role} NOLOGIN")
     bed.psql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{bed.role}'")
-    keeper = running.worker.parts.queue._outbox._keeper  # type: ignore[union-attr]  # what the relay knows of it
+    keeper = running.worker.parts.queue.outbox.keeper  # type: ignore[union-attr]  # what the relay knows of it
     await running.until(lambda: not keeper.usable, what="trouble")
     try:
         yield
@@ -31,7 +31,8 @@ async def test_what_is_to_be_sent_after_the_lease_has_lapsed_waits_for_the_lease
         first = bed.insert(to_addresses=["slow-1s@example.com"])
         await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")
         row = bed.insert()
-        store = running.worker.parts.queue._outbox.store  # type: ignore[union-attr]  # what waits for the first
+        store = running.worker.parts.queue.outbox  # what waits for the first
+        assert store is not None
         await running.until(lambda: len(store._handed) == 2, what="handed out")
         store.keeper._held_until = float("-inf")  # as after a standstill
         await running.until(lambda: not store._handed, what="given back")
@@ -67,9 +68,9 @@ async def test_a_row_that_is_queued_again_while_it_is_sent_is_not_sent_twice(
             "UPDATE outbound_messages SET status = 'queued', claimed_by = NULL, claim_token = NULL"
             " WHERE status = 'processing'"
         )
-        running.worker.parts.queue._outbox.store.claims.look()  # type: ignore[union-attr]  # as the next poll does
+        running.worker.parts.queue.outbox.claims.look()  # type: ignore[union-attr]  # as the next poll does
         await bed.until(running, row, "sent", timeout=4)
-        claims = running.worker.parts.queue._outbox.store.claims  # type: ignore[union-attr]  # nothing is left
+        claims = running.worker.parts.queue.outbox.claims  # type: ignore[union-attr]  # nothing is left
         await running.until(lambda: not claims.rows and not claims.queues(), what="forgotten")
     assert len(sink.messages) == 1
 
@@ -83,7 +84,8 @@ async def test_a_row_that_is_deleted_while_it_waits_is_forgotten(bed: OutboxBed,
         bed.psql(f"DELETE FROM outbound_messages WHERE id = {large}")
         after = bed.insert()
         await bed.until(running, after, "sent")
-        store = running.worker.parts.queue._outbox.store  # type: ignore[union-attr]  # nothing is left
+        store = running.worker.parts.queue.outbox  # nothing is left
+        assert store is not None
         await running.until(lambda: not store.claims.rows, what="forgotten")
         assert not store._lost
         assert not store._handed

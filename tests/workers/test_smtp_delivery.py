@@ -116,7 +116,7 @@ async def test_who_has_a_message_is_not_sent_it_again(bed: OutboxBed, sink: Sink
         assert 50 < bed.retry_in(row) <= 60
         bed.psql("UPDATE outbound_messages SET next_retry_at = now()")
         found = await bed.until(running, row, "queued")
-        running.worker.parts.queue._outbox.store.claims.look()  # type: ignore[union-attr]  # as the next poll does
+        running.worker.parts.queue.outbox.claims.look()  # type: ignore[union-attr]  # as the next poll does
         found = await bed.until(running, row, "failed")
     assert sink.recipients() == [*("a@example.com", "greylist@example.com")]
     assert {message.body for message in sink.messages} == {sink.messages[0].body}
@@ -135,7 +135,7 @@ async def test_wrong_rows_fail_at_once_and_hinder_nobody(bed: OutboxBed, sink: S
             assert "b@example.com" not in str(found["error_log"])
         assert [message.recipients for message in sink.messages] == [("someone@example.com",)]
         bed.insert(zone="alice@example.com", next_retry_at="tomorrow")
-        reader = running.worker.parts.queue._outbox.store.reader  # type: ignore[union-attr]  # as it does now and then
+        reader = running.worker.parts.queue.outbox.reader  # type: ignore[union-attr]  # as it does now and then
         await reader.count()
         assert "alice@example.com" not in {queue.text for queue in reader.counts}  # it would be a label
 

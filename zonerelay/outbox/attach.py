@@ -1,4 +1,4 @@
-"""Opens the outbox and connects it to the relay's scheduler, logins and pseudonym key."""
+"""Builds the outbox of a worker: its keys, the access to its database, and the name of the relay in it."""
 
 from __future__ import annotations
 
@@ -11,50 +11,25 @@ from pathlib import Path
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import OutboxSettings, SpoolSettings
 from zonerelay.outbox.database.passwords import PasswordError, read_key
-from zonerelay.outbox.joined import JoinedStore
 from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
-from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
+from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.context import secret_of
-from zonerelay.store.contract import Store, StoreOpenError
+from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
-from zonerelay.telemetry.metrics.metrics import OutboxFigures
 
 NAME_FILE = "outbox-{:02d}.name"
 
 
-class Outbox:
-    """The outbox of a worker, if `[outbox] url` is set. `join` combines it and the spool into one store."""
-
-    def __init__(
-        self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxContext
-    ) -> None:
-        """Prepare the outbox for worker `index`. Raises StoreOpenError if a secret cannot be read."""
-        load_driver()
-        outbox = around.settings
-        name = _locked_name(spool.path.parent / NAME_FILE.format(index))
-        self._is_first = index == 0
-        self.mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
-        self._keeper = OutboxKeeper(access_of(outbox, environment), name, around)
-        self.store = OutboxStore(self._keeper, self.mailboxes)
-        around.events.metrics.outbox.attach(self._figures)
-
-    def join(self, spool: Store) -> Store:
-        return JoinedStore(spool, self.store, counts=self._is_first)
-
-    async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
-        """Start the outbox after the scheduler. Raises StoreOpenError."""
-        self.mailboxes.attach(zones, logins)
-        await self.store.start()
-
-    def problems(self) -> tuple[str, ...]:
-        keeper = self._keeper
-        problems_found = [f"the outbox cannot be used: {keeper.problem}"] if keeper.problem else []
-        return (*problems_found, *self.mailboxes.problems())
-
-    def _figures(self) -> OutboxFigures:
-        reader, keeper = self.store.reader, self._keeper
-        return OutboxFigures(reader.rows, reader.lag, self.store.claims.claimed, keeper.reaped, keeper.usable)
+def build_outbox(
+    spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxContext
+) -> OutboxStore:
+    """Return the outbox of worker `index`. Raises StoreOpenError if a secret cannot be read."""
+    load_driver()
+    outbox = around.settings
+    name = _locked_name(spool.path.parent / NAME_FILE.format(index))
+    mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
+    return OutboxStore(OutboxKeeper(access_of(outbox, environment), name, around), mailboxes)
 
 
 def _locked_name(path: Path) -> str:

@@ -37,7 +37,7 @@ class JoinedStore:
     counts the rows.
     """
 
-    def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool = True) -> None:
+    def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool) -> None:
         self._counts_rows = counts
         self._spool = spool
         self._outbox = outbox
@@ -45,7 +45,6 @@ class JoinedStore:
         self._waiting: list[dict[DeliveryKey, Delivery]] = []
         # Only the spool has new mail and assigns ids.
         self.unhealthy = spool.unhealthy
-        self.problems = spool.problems
         self.usable = spool.usable
         self.probe = spool.probe
         # A table that cannot be queried has its own metric, and does not affect the spool's.
@@ -60,6 +59,9 @@ class JoinedStore:
     @property
     def node(self) -> int:
         return self._spool.node
+
+    def problems(self) -> Sequence[str]:
+        return (*self._spool.problems(), *self._outbox.problems())
 
     # --- claims
 

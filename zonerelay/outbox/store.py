@@ -24,7 +24,7 @@ from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.composer import ComposedMessage, Composer, read
-from zonerelay.outbox.rows.mailboxes import Mailboxes
+from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
 from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
 from zonerelay.outbox.rows.table import OutboxReader, OutboxWriter
 from zonerelay.process.tasks import Tasks
@@ -38,6 +38,7 @@ from zonerelay.store.contract import (
     Postpone,
     StoreError,
 )
+from zonerelay.telemetry.metrics.metrics import OutboxFigures
 
 CLOSE_TIMEOUT = 5.0
 
@@ -49,6 +50,7 @@ class OutboxStore:
         self.keeper = keeper
         self._around = keeper.around
         self.reader = OutboxReader(keeper)
+        self._mailboxes = mailboxes
         self._writer = OutboxWriter(keeper, self._stored)
         claims = self.claims = OutboxClaims(keeper, mailboxes, self._writer, self._lose)
         self._tasks = Tasks()
@@ -61,9 +63,13 @@ class OutboxStore:
         keeper.resumed = self._resumed
         keeper.heard = claims.look
         keeper.regained = claims.tell_all
+        self._around.events.metrics.outbox.attach(self._figures)
 
-    async def start(self) -> None:
-        """Connect and start to claim rows. Raises StoreOpenError if the tables cannot be used."""
+    async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
+        """Connect and start to claim rows. The scheduler must run. Raises StoreOpenError if the tables cannot
+        be used.
+        """
+        self._mailboxes.attach(zones, logins)
         await self.keeper.start()
         self._tasks.start(self.claims.run())
         self._tasks.start(self.reader.run())
@@ -74,6 +80,15 @@ class OutboxStore:
         await self._writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
         await self.keeper.close()
         self._composer.clear()
+
+    def problems(self) -> tuple[str, ...]:
+        problem = self.keeper.problem
+        own = (f"the outbox cannot be used: {problem}",) if problem else ()
+        return (*own, *self._mailboxes.problems())
+
+    def _figures(self) -> OutboxFigures:
+        reader, keeper = self.reader, self.keeper
+        return OutboxFigures(reader.rows, reader.lag, self.claims.claimed, keeper.reaped, keeper.usable)
 
     # --- claims
 

@@ -54,6 +54,7 @@ from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.mta_sts import HTTPS_PORT
+from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_record_store
 from zonerelay.store.spool_paths import name_of
@@ -65,7 +66,7 @@ from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import WorkerParts, build_answers, build_board, build_handler
 from zonerelay.worker.outbound import MailReporter, OutboundSide
-from zonerelay.worker.queue import number_of, open_queue
+from zonerelay.worker.queue import number_of, open_queue, siblings_of
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import build_tables
 from zonerelay.worker.worker import Worker, retry_of
@@ -178,10 +179,6 @@ async def _assemble(
     zones = tables.zones
     worker: Worker | None = None
 
-    def notify(name: QueueName) -> None:
-        if worker is not None:
-            scheduler.notify(name)
-
     def on_news(name: QueueName) -> None:
         """Claim mail that other workers have left, some of it new and some deferred."""
         if worker is None:
@@ -212,14 +209,22 @@ async def _assemble(
     queue = await open_queue(
         settings,
         context,
+        StoreContext(
+            clock=clock,
+            on_health=events.store_health,
+            on_damage=events.store_damaged,
+            observe_commit=events.metrics.commits.observe,
+            on_stored=lambda some, is_next: 0 if worker is None else worker.stored(some, is_next),
+            on_news=on_news,
+            on_lost=on_lost,
+            environment=context.environment,
+            siblings=siblings_of(settings, identity.index),
+            # Called by other nodes of a shared queue, whose requests the store serves once it is open.
+            withdraw=lambda keys: set() if worker is None else scheduler.withdraw(keys),
+            give_back=lambda keys: None if worker is None else scheduler.give_back(keys),
+        ),
         zones=lambda: zones.names,
-        on_stored=lambda some, is_next: 0 if worker is None else worker.stored(some, is_next),
-        notify=notify,
-        on_news=on_news,
-        on_lost=on_lost,
-        # Called by other nodes of a shared queue, whose requests the store serves once it is open.
-        withdraw=lambda keys: set() if worker is None else scheduler.withdraw(keys),
-        give_back=lambda keys: None if worker is None else scheduler.give_back(keys),
+        notify=lambda name: scheduler.notify(name),
     )
     store = queue.store
     stack.push_async_callback(store.close)
@@ -452,7 +457,8 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     outages = Tasks("queue.names", parts.context.events)
     stack.push_async_callback(outages.cancel)
     parts.sending.resolver.when_restored(lambda after: outages.start(parts.operations.ask_names_again(after)))
-    await parts.queue.start(parts.scheduler, parts.sending.logins)
+    if parts.queue.outbox is not None:
+        await parts.queue.outbox.start(parts.scheduler, parts.sending.logins)
     if not identity.drains_spool:
         stack.push_async_callback(worker.close_listeners)
         # The supervisor serves the address of [admin], and passes on what is submitted there.

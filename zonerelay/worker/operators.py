@@ -27,6 +27,7 @@ from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.open import acknowledge_loss
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.outbound import MailReporter, OutboundSide
 from zonerelay.worker.queue import MailQueue
@@ -124,7 +125,7 @@ async def _acknowledge(parts: WorkerParts, loss: str) -> bool:
     """Dismiss a loss of the spool, or confirm a leap of the clock."""
     if loss == NAME:
         return parts.leaps.confirm()
-    return await parts.queue.acknowledge(loss)
+    return await acknowledge_loss(parts.queue.spool, loss)
 
 
 def _build_bodies(parts: WorkerParts) -> Bodies:

@@ -6,98 +6,63 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from zonerelay.config.settings import Settings
-from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.context import SiblingWorkers, StoreContext
-from zonerelay.store.contract import Lost, News, Store, Stored
-from zonerelay.store.open import acknowledge_loss, open_store
+from zonerelay.store.contract import Store
+from zonerelay.store.open import open_store
 from zonerelay.store.spool_paths import KEYS, count_of, is_shared, spools_beyond
 from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
-    from zonerelay.outbox.attach import Outbox
-    from zonerelay.outbox.rows.mailboxes import LoginHost, ZoneHost
+    from zonerelay.outbox.store import OutboxStore
 
 
-class MailQueue:
+class MailQueue(NamedTuple):
     """The queue of one worker. `store` combines the spool and the outbox. Closing it closes both."""
 
-    def __init__(self, store: Store, spool: Store, outbox: Outbox | None = None) -> None:
-        self.store = store
-        self._spool = spool
-        self._outbox = outbox
-
-    async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
-        """Begin to claim rows of the outbox. The scheduler must run. Raise StoreError."""
-        if self._outbox is not None:
-            await self._outbox.start(zones, logins)
-
-    async def acknowledge(self, loss: str) -> bool:
-        """Dismiss a loss. Return false if the spool has no such loss. Raise StoreError."""
-        return await acknowledge_loss(self._spool, loss)
-
-    def problems(self) -> tuple[str, ...]:
-        """Return the problems for the operator's status."""
-        return () if self._outbox is None else self._outbox.problems()
+    store: Store
+    spool: Store
+    outbox: OutboxStore | None = None
 
 
 async def open_queue(
     settings: Settings,
     context: WorkerContext,
+    around: StoreContext,
     *,
     zones: Callable[[], Collection[str]],
-    on_stored: Stored,
     notify: Callable[[QueueName], None],
-    on_news: News,
-    on_lost: Lost,
-    withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]],
-    give_back: Callable[[Collection[DeliveryKey]], None],
 ) -> MailQueue:
-    """Open the queue of a worker. `zones` returns the names of all zones. Raise StoreError, leaving nothing
-    open.
+    """Open the queue of a worker. `zones` returns the names of all zones. `notify` is called when rows of the
+    outbox can be claimed. Raise StoreError, leaving nothing open.
     """
-    index, events = context.identity.index, context.events
-    spool = await open_store(
-        settings,
-        StoreContext(
-            clock=context.clock,
-            on_health=events.store_health,
-            on_damage=events.store_damaged,
-            observe_commit=events.metrics.commits.observe,
-            on_stored=on_stored,
-            on_news=on_news,
-            on_lost=on_lost,
-            environment=context.environment,
-            siblings=siblings_of(settings, index),
-            withdraw=withdraw,
-            give_back=give_back,
-        ),
-        index,
-    )
+    index = context.identity.index
+    spool = await open_store(settings, around, index)
     if not settings.outbox.url or context.identity.drains_spool:
         return MailQueue(spool, spool)
     try:
         # The driver of the outbox is an optional dependency.
-        from zonerelay.outbox.attach import Outbox  # noqa: PLC0415
+        from zonerelay.outbox.attach import build_outbox  # noqa: PLC0415
+        from zonerelay.outbox.joined import JoinedStore  # noqa: PLC0415
         from zonerelay.outbox.keeper import OutboxContext  # noqa: PLC0415
 
         outbox_around = OutboxContext(
             settings=settings.outbox,
             clock=context.clock,
             redact=context.redactor.always(),
-            events=events,
+            events=context.events,
             known_zones=zones,
             on_news=notify,
-            on_lost=on_lost,
+            on_lost=around.on_lost,
         )
-        outbox = Outbox(settings.spool, index, context.environment, outbox_around)
+        outbox = build_outbox(settings.spool, index, context.environment, outbox_around)
     except BaseException:
         await spool.close()
         raise
-    return MailQueue(outbox.join(spool), spool, outbox)
+    return MailQueue(JoinedStore(spool, outbox, counts=index == 0), spool, outbox)
 
 
 def number_of(settings: Settings, index: int, store: Store) -> int:

@@ -214,7 +214,6 @@ class Worker:
             self.drop,
             self.endpoints.parts,
             parts.sending,
-            parts.queue,
             parts.scheduler,
             self.store,
             self.history,
