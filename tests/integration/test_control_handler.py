@@ -13,17 +13,17 @@ from typing import cast
 import pytest
 
 from tests.support.control import control_socket
+from tests.support.mail import make_sources
 from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.config.user_limits import UserLimits
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.client import ControlClient
-from zonerelay.control.explain import ActiveSuspension, Explainer, SilentReports
+from zonerelay.control.explain import ActiveSuspension, Explainer
 from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import LiveStreams
 from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryState
@@ -168,7 +168,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             resolver=resolver,
             hostname="relay.example.org",
             clock=relay.clock,
-            selection=SourceSelection(relay.clock, SilentReports()),
+            selection=make_sources(relay.clock),
             listeners=tuple,
             rewriting=lambda: None,
             srs=lambda: None,

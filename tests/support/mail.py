@@ -6,12 +6,12 @@ import random
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from zonerelay.config.settings import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.auth.logins import Logins, senders_of
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.address import Mailbox
@@ -24,9 +24,9 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch, MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
 from zonerelay.telemetry.events.events import Events, Field, SmarthostEvents
-from zonerelay.telemetry.events.transcript import Transcripts
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics, SmarthostMetrics
 
@@ -146,9 +146,12 @@ class Log:
         self.events.append((event, fields))
 
 
+def make_events(clock: Clock, log: Log | None = None) -> Events:
+    return Events(log or Log(), Metrics(), Redactor(b"", enabled=False), clock)
+
+
 def make_renderer(bodies: Bodies, *, clock: Clock, log: Log | None = None) -> Renderer:
-    events = Events(log or Log(), Metrics(), Redactor(b"", enabled=False), clock)
-    return Renderer(read_body=bodies.read, events=events, clock=clock)
+    return Renderer(read_body=bodies.read, events=make_events(clock, log), clock=clock)
 
 
 def make_logins(
@@ -173,23 +176,23 @@ def make_courier(
     names: Names | None = None,
     clock: Clock | None = None,
     sources: SourceSelection | None = None,
-    observe_tls: TlsObserver | None = None,
+    observe_tls: TlsResults | None = None,
     renderer: Renderer | None = None,
     logins: Logins | None = None,
 ) -> SmtpCourier:
     clock, bodies = clock or ManualClock(), bodies or Bodies()
+    events = make_events(clock)
+    events.outbound_tls = observe_tls or TlsResults()  # type: ignore[method-assign]
     return SmtpCourier(
         settings or DeliverySettings(quit_timeout=0.5),
         hostname="relay.example.org",
-        addresses=names or Names(),
+        resolver=cast(Resolver, names or Names()),
         sources=sources or make_sources(clock),
         logins=logins or make_logins(clock),
         read_body=bodies.read,
         check_claim=bodies.check_claim,
         renderer=renderer or make_renderer(bodies, clock=clock),
-        observe_tls=observe_tls or TlsResults(),
-        skipped=lambda host, address, line: None,
-        transcripts=Transcripts(clock),
+        events=events,
         clock=clock,
         random=random.Random(1),
     )
@@ -230,6 +233,6 @@ class Reported:
 def make_sources(
     clock: Clock, sources: Sequence[SourceSettings] = (), reported: Reported | None = None
 ) -> SourceSelection:
-    selection = SourceSelection(clock, reported or Reported())
+    selection = SourceSelection(clock, cast(Events, reported or Reported()))
     selection.configure(sources)
     return selection

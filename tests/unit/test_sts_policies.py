@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,7 +18,9 @@ from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import Resolve, Response, WebError
 from zonerelay.routing import mta_sts as sts_policies
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
+from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import MAX_POLICY, RETRY_AFTER, PolicyLookup, StsFiles, StsPolicies
+from zonerelay.telemetry.events.events import StsEvents
 
 DOMAIN = "example.com"
 ZONE = ZoneSettings()
@@ -103,7 +106,11 @@ class Stage:
 
     def start(self) -> StsPolicies:
         self.policies = StsPolicies(
-            self.domain, self.log, self.clock, files=StsFiles(self.directory), fetch=self.domain.fetch
+            cast(Resolver, self.domain),
+            cast(StsEvents, self.log),
+            self.clock,
+            files=StsFiles(self.directory),
+            fetch=self.domain.fetch,
         )
         return self.policies
 

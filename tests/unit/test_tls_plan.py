@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.tls.plan import TlsPlanner, TlsRequirements
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.routing.dns.resolver import Resolver
 
 HOST = MxHost("mx.example.com", 25)
 SECURE = Addresses(("192.0.2.1",), secure=True)
@@ -38,7 +40,7 @@ async def plan(
 ) -> TlsRequirements:
     route = Route("default", name, (host,), 1e12, tls=demand, terms="destination[1]")
     terms = Terms(replace(ZONE, tls_on_connect=on_connect), route)
-    return await TlsPlanner(names or Names()).plan(terms, host, found)
+    return await TlsPlanner(cast(Resolver, names or Names())).plan(terms, host, found)
 
 
 async def refusal(

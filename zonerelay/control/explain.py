@@ -38,7 +38,6 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import Priority, QueueKind, queue_of
-from zonerelay.model.reply import Reply
 from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain
@@ -136,20 +135,6 @@ def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
     return author_domain("".join(f"From: {value}\r\n" for value in given).encode()), True
-
-
-class SilentReports:
-    """An observer of sources that ignores all notifications, for use outside a relay."""
-
-    def source_refused(
-        self, zone: str, source: str, destination: str, reply: Reply, until: float
-    ) -> None: ...
-
-    def source_refused_again(self, source: str) -> None: ...
-
-    def source_absent(self, source: str, address: str, problem: str) -> None: ...
-
-    def source_back(self, source: str, address: str) -> None: ...
 
 
 def penalties_of(selection: SourceSelection) -> tuple[answers.SourcePenalty, ...]:

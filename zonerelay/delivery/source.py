@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import ip_address
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -42,6 +42,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_address_of_this_machine
 from zonerelay.routing.destinations.route import Route, SiteKey
 from zonerelay.smtp.client.reputation import blames_address
+from zonerelay.telemetry.events.events import Events
 
 MAX_REMEMBERED = 10_000
 ABSENT_FOR = 60.0
@@ -111,20 +112,6 @@ def _draw(source: SourceSettings, key: str) -> float:
     return math.log((int.from_bytes(digest, "big") + 0.5) / _SPAN) / source.weight
 
 
-class SourceObserver(Protocol):
-    """Receives notifications about rejected and missing sources. `telemetry.events` implements it."""
-
-    def source_refused(
-        self, zone: str, source: str, destination: str, reply: Reply, until: float
-    ) -> None: ...
-
-    def source_refused_again(self, source: str) -> None: ...
-
-    def source_absent(self, source: str, address: str, problem: str) -> None: ...
-
-    def source_back(self, source: str, address: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
     """The state of one source for one destination. `share` is its share of the zone's mail, 0 to 1.
@@ -146,9 +133,9 @@ class SourceSelection:
     The remembered times are monotonic, so setting the clock does not extend a penalty.
     """
 
-    def __init__(self, clock: Clock, observer: SourceObserver) -> None:
+    def __init__(self, clock: Clock, events: Events) -> None:
         self._clock = clock
-        self._observer = observer
+        self._events = events
         self._refusals: BoundedDict[tuple[str, str, bool], _SourceRejection] = BoundedDict(MAX_REMEMBERED)
         self._absences: dict[tuple[str, str], _MissingAddress] = {}
         self._sources: dict[str, SourceSettings] = {}
@@ -265,9 +252,9 @@ class SourceSelection:
         self._refusals[source.name, hosts, ipv6_alone] = _SourceRejection(now, now + seconds, reply)
         if is_new:
             until = self._clock.now() + seconds
-            self._observer.source_refused(zone.name, source.name, hosts, reply, until)
+            self._events.source_refused(zone.name, source.name, hosts, reply, until)
         else:
-            self._observer.source_refused_again(source.name)
+            self._events.source_refused_again(source.name)
         return True
 
     def lost(self, source: SourceSettings, failure: SourceFailure) -> bool:
@@ -281,13 +268,13 @@ class SourceSelection:
 
     def _present(self, source: str, ip: str) -> None:
         if self._absences.pop((source, ip), None) is not None:
-            self._observer.source_back(source, ip)
+            self._events.source_back(source, ip)
 
     def _absent(self, source: str, ip: str, reason: str) -> None:
         is_new = (source, ip) not in self._absences
         self._absences[source, ip] = _MissingAddress(self._clock.monotonic() + ABSENT_FOR, reason)
         if is_new:
-            self._observer.source_absent(source, ip, reason)
+            self._events.source_absent(source, ip, reason)
 
     # Reports for operators.
 

@@ -33,8 +33,10 @@ from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
 from zonerelay.routing.addresses import is_private
-from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain
+from zonerelay.telemetry.events.events import StsEvents
 
 # MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, and the hosts that it allows. Pure.
 #
@@ -289,48 +291,10 @@ MAX_NAME = 244  # characters of a domain; with the prefix "_mta-sts." it must st
 _log = logging.getLogger(__name__)
 
 
-class StsNames(Protocol):
-    """Interface: the DNS lookups that MTA-STS needs."""
-
-    async def txt(self, name: str) -> DnsAnswer[str]: ...
-
-    async def addresses(self, name: str, *, ipv6: bool) -> Addresses: ...
-
-
 class FetchPolicy(Protocol):
     """Interface: fetches a URL, like `webclient.fetch`."""
 
     async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
-
-
-class StsObserver(Protocol):
-    """Receives notifications about policies and failures. `telemetry.events.events.StsEvents` implements
-    it.
-    """
-
-    def looked_up(self, result: str) -> None: ...
-
-    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
-
-    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
-
-    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
-
-    def files(self, problem: str) -> None: ...
-
-
-class SilentStsObserver:
-    """An observer that ignores all notifications, for lookups outside the relay."""
-
-    def looked_up(self, result: str) -> None: ...
-
-    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
-
-    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
-
-    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
-
-    def files(self, problem: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +321,8 @@ class _FetchFailure(NamedTuple):
 class StsPolicies:
     """Looks up, fetches and caches MTA-STS policies. Without `files` no policy survives a restart."""
 
-    names: StsNames
-    observer: StsObserver
+    names: Resolver
+    observer: StsEvents
     clock: Clock
     _: KW_ONLY
     files: StsFiles | None = None

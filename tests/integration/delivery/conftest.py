@@ -12,14 +12,13 @@ import pytest
 import trustme
 import uvloop
 
-from tests.support.mail import Bodies, Names, make_courier
+from tests.support.mail import Bodies, Names, TlsResults, make_courier
 from tests.support.ports import LOOPBACK
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners, Script
 from tests.support.smarthost import Smarthost
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.model.clock import Clock
 
 
@@ -47,7 +46,7 @@ class StartCourier(Protocol):
         settings: DeliverySettings | None = None,
         names: Names | None = None,
         clock: Clock | None = None,
-        observe_tls: TlsObserver | None = None,
+        observe_tls: TlsResults | None = None,
     ) -> SmtpCourier: ...
 
 
@@ -103,7 +102,7 @@ async def start_courier() -> AsyncIterator[StartCourier]:
         settings: DeliverySettings | None = None,
         names: Names | None = None,
         clock: Clock | None = None,
-        observe_tls: TlsObserver | None = None,
+        observe_tls: TlsResults | None = None,
     ) -> SmtpCourier:
         courier = make_courier(bodies, settings=settings, names=names, clock=clock, observe_tls=observe_tls)
         couriers.append(courier)

@@ -15,7 +15,7 @@ from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.explain import Explainer, SilentReports
+from zonerelay.control.explain import Explainer
 from zonerelay.delivery.auth.logins import first_for, senders_of
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.inbound.state.rewriting import RewriteRules
@@ -27,8 +27,11 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts import SilentStsObserver, StsFiles, StsPolicies, policy_directory
+from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
 from zonerelay.routing.zones.zones import Zones
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.outbound import build_srs
 from zonerelay.worker.tables import build_dkim_keys
 
@@ -42,10 +45,11 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     resolver = Resolver(settings.dns, clock)
     # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
-    sts = StsPolicies(resolver, SilentStsObserver(), clock, files=files)
+    events = Events(_Silence(), Metrics(), Redactor(b"", enabled=False), clock)
+    sts = StsPolicies(resolver, events.sts, clock, files=files)
     try:
         with refused(ValueError, status=USAGE):
-            explainer = _explainer(settings, resolver, sts, clock, hostname)
+            explainer = _explainer(settings, resolver, sts, events, hostname)
         return await explainer.explain(request)
     finally:
         await sts.close()
@@ -53,9 +57,10 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
 
 
 def _explainer(
-    settings: Settings, resolver: Resolver, sts: StsPolicies, clock: SystemClock, hostname: str
+    settings: Settings, resolver: Resolver, sts: StsPolicies, events: Events, hostname: str
 ) -> Explainer:
     """Build the explainer. Raise ValueError if the configuration is not valid."""
+    clock = SystemClock()
     rewriting = RewriteRules(settings.rewrite)
     senders = senders_of(settings.credential)
     router = MxRouter(
@@ -67,7 +72,7 @@ def _explainer(
         sts=sts,
         destinations=DestinationTable(settings.destination),
     )
-    sources = SourceSelection(clock, SilentReports())
+    sources = SourceSelection(clock, events)
     sources.configure(settings.source)
     return Explainer(
         zones=Zones(settings.zone, settings.route),
@@ -84,6 +89,12 @@ def _explainer(
         credential=lambda zone, sender: first_for(sender, zone, senders),
         relay_running=False,
     )
+
+
+class _Silence:
+    """Ignores the events that a relay would log."""
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
 
 
 async def _rails(settings: Settings, user: str) -> user_limits.UserLimits | None:

@@ -40,7 +40,7 @@ Otherwise it returns its outcomes, so that mail that a peer has accepted is not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, replace
 from random import Random
@@ -58,7 +58,6 @@ from zonerelay.delivery.connection.session import (
     SessionOpener,
     Slot,
     TlsFailure,
-    TlsObserver,
 )
 from zonerelay.delivery.connection.session_limits import (
     REMEMBER_FOR,
@@ -77,16 +76,18 @@ from zonerelay.delivery.peer import (
 )
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import HostLookup, TlsPlanner, TlsPolicy, TlsRequirements, named_after
+from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements, named_after
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import NO_NAMES, TLS_REQUIRED, Reply
 from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
+from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.smtp.client.transaction import ClientTransaction, TransactionPhase
 from zonerelay.store.contract import ClaimLostError, StoreError
-from zonerelay.telemetry.events.transcript import SessionRecorder, Transcripts
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.events.transcript import SessionRecorder
 
 MAX_ASKED_AGAIN = 3
 """Suspect refusals, without an accepted message in between, until a batch stops trying."""
@@ -105,15 +106,13 @@ class SmtpCourier:
     settings: DeliverySettings
     _: KW_ONLY
     hostname: str
-    addresses: HostLookup
+    resolver: Resolver
     sources: SourceSelection
     logins: Logins
     read_body: ReadBody
     check_claim: CheckClaim
     renderer: Renderer
-    observe_tls: TlsObserver
-    skipped: Callable[[str, str, str], None]
-    transcripts: Transcripts
+    events: Events
     clock: Clock
     random: Random
     shared: AllowanceOf | None = None
@@ -122,12 +121,12 @@ class SmtpCourier:
         settings, clock = self.settings, self.clock
         self._timeouts = phase_timeouts(settings)
         self._order = HostOrder(clock, self.random)
-        self._planner = TlsPlanner(self.addresses)
+        self._planner = TlsPlanner(self.resolver)
         self._opener = SessionOpener(
             settings,
             TlsPolicy(clock, remember_broken=settings.remember_broken_tls),
             hostname=self.hostname,
-            observe_tls=self.observe_tls,
+            events=self.events,
             logins=self.logins,
         )
         self._carried: set[BatchState] = set()
@@ -334,7 +333,7 @@ class SmtpCourier:
         peer = session.peer
         if line and peer.address not in self._seen_skipped:
             self._seen_skipped.add(peer.address)
-            self.skipped(peer.host, peer.address, line)
+            self.events.reply_without_code(peer.host, peer.address, line)
 
     def _record(
         self, state: BatchState, host: str, peer: str, before: SessionRecorder | None
@@ -342,10 +341,10 @@ class SmtpCourier:
         """Return the record of a connection that carries this batch, if an operator has started a transcript
         of it.
         """
-        if not self.transcripts.on:
+        if not self.events.transcripts.on:
             return None
         names = {state.terms.route.name, host, peer, *(each.domain for each in state.batch.deliveries)}
-        return self.transcripts.outbound(names, state.batch.message.id, peer, before)
+        return self.events.transcripts.outbound(names, state.batch.message.id, peer, before)
 
     def _failed(self, failure: HostFailure, host: MxHost, ip: str, state: BatchState) -> None:
         is_too_many = failure.said is not None and self.pool.open_at(state.terms) > 1
@@ -424,7 +423,7 @@ class SmtpCourier:
         return replace(found, ips=reachable)
 
     async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
-        found = await self.addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
+        found = await self.resolver.addresses(host.name, ipv6=state.batch.zone.ipv6)
         if not found.ips:
             reply = found.failure.reply if found.failure else Reply(451, NO_NAMES, "no address")
             # The failure is transient even if the name does not exist: the MX record may be corrected.
@@ -457,7 +456,7 @@ class SmtpCourier:
         """Run transactions as `_use` does, only on this connection."""
         in_step, transaction = False, None
         protocol = session.protocol
-        if self.transcripts.on or protocol.record is not None:
+        if self.events.transcripts.on or protocol.record is not None:
             peer = session.peer
             protocol.record = self._record(state, peer.host, peer.address, protocol.record)
         try:

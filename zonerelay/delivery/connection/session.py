@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import aiosmtplib
 from aiosmtplib.protocol import SMTPProtocol
@@ -48,6 +48,7 @@ from zonerelay.routing.destinations.route import DestinationKey, MxHost, SiteKey
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
 from zonerelay.smtp.client.replies import PeerError, ReplyParser, make_reply, printable
 from zonerelay.smtp.client.transaction import Peer
+from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.events.transcript import SessionRecorder
 
 
@@ -84,15 +85,6 @@ class TlsFailure(HostFailure):
     """
 
     unanswered = False
-
-
-class TlsObserver(Protocol):
-    """Receives a notification about each connection for which TLS was attempted. `telemetry.events`
-    implements it.
-    """
-
-    def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
-        """Note the `result`: ok, failed or fallback. `why` is given with the first fallback of a host."""
 
 
 IN_CLEAR = PeerVerification("none")
@@ -155,7 +147,7 @@ class SessionOpener:
     tls: TlsPolicy
     _: KW_ONLY
     hostname: str
-    observe_tls: TlsObserver
+    events: Events
     logins: Logins
 
     async def open(
@@ -186,14 +178,14 @@ class SessionOpener:
                 session = await self._open_asking_twice(key, plan, attempt)
             except TlsFailure as failure:
                 if not plan.may_fall_back:
-                    self.observe_tls(zone, plan.level, "failed")
+                    self.events.outbound_tls(zone, plan.level, "failed")
                     raise
                 why = failure.reply.text
                 self.tls.broken.add(key)
                 session = await attempt(plan.in_clear())
         if plan.encrypts:
             result = "ok" if session.security != IN_CLEAR.security else "fallback"
-            self.observe_tls(zone, plan.level, result, host=host.name, why=why)
+            self.events.outbound_tls(zone, plan.level, result, host=host.name, why=why)
         return session
 
     async def _open_asking_twice(

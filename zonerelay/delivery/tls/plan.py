@@ -37,7 +37,7 @@ import functools
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -50,7 +50,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import SystemTrust, trusting
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
-from zonerelay.routing.dns.answers import Addresses, DnsAnswer, TlsaRecord
+from zonerelay.routing.dns.answers import Addresses, TlsaRecord
+from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain
 
 MAX_SESSIONS = 500
@@ -150,20 +151,6 @@ class TlsPolicy:
 MTA_STS = "mta-sts"
 
 
-class HostLookup(Protocol):
-    """The DNS lookups that TLS planning needs.
-
-    Every method raises only CancelledError.
-    """
-
-    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Return the addresses, most preferred first, or a `failure` if there are none."""
-
-    async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]: ...
-
-    async def alias(self, name: str) -> DnsAnswer[str]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TlsRequirements:
     """The TLS requirements of a connection. `level` is the demand that applies: a `TlsMode`, or "mta-sts".
@@ -223,7 +210,7 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
 class TlsPlanner:
     """Decides the TLS requirements of connections. HostFailure is raised if DNS excludes a host."""
 
-    def __init__(self, lookup: HostLookup) -> None:
+    def __init__(self, lookup: Resolver) -> None:
         self._lookup = lookup
 
     async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsRequirements:

@@ -1,8 +1,7 @@
 """The conditions of one `[[route]]`.
 
-Most conditions are about the message and are evaluated once for it. `recipient_domain` and `recipient` are
-evaluated for each recipient. Both kinds are evaluated in the order of their cost. A condition returns the
-text that matched, for display.
+Conditions are evaluated for each recipient, in the order of their cost: those about the message first. A
+condition returns the text that matched, for display.
 
 Everything is prepared when the settings are loaded. Evaluation never raises.
 """
@@ -61,8 +60,11 @@ class RoutedMail:
         return self._fields.get(name, ())
 
 
-AboutMail = Callable[[RoutedMail], str]
-AboutRecipient = Callable[[str], str]
+Ask = Callable[[RoutedMail, str], str]
+"""Returns what matches of a message, for one of its recipients, or `""`."""
+
+_OF_MESSAGE = frozenset(("header", "min_size", "max_size", "priority"))
+"""Conditions that can be evaluated only when the message has been received."""
 
 
 class RouteRule:
@@ -76,82 +78,67 @@ class RouteRule:
         self.zone = route.zone
         self.number = number
         self.priority = Priority(route.set_priority) if route.set_priority else None
-        self.needs_message = bool(route.header or route.min_size or route.max_size or route.priority)
-        """Whether the route can be evaluated only when the message has been received."""
         try:
-            self._about_mail = tuple(_about_mail(route))
-            self.about_recipient = tuple(_about_recipient(route))
+            self._conditions = tuple(_conditions(route))
         except ValueError as error:
             raise ValueError(f"route[{number - 1}]: {error}") from error
+        self.needs_message = any(name in _OF_MESSAGE for name, _ in self._conditions)
 
-    def takes(self, mail: RoutedMail) -> bool:
-        """Return whether every condition on the message matches. The recipient decides then."""
-        for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
-            if not ask(mail):
+    def matches(self, mail: RoutedMail, recipient: str) -> bool:
+        for _, ask in self._conditions:  # noqa: SIM110 - all() with a generator takes twice as long
+            if not ask(mail, recipient):
                 return False
         return True
 
-    def goes_to(self, recipient: str) -> bool:
-        for _, ask in self.about_recipient:  # noqa: SIM110 - as above
-            if not ask(recipient):
-                return False
-        return True
+    def may_match(self, mail: RoutedMail, recipient: str) -> bool:
+        """Return whether mail that has not been received yet may match."""
+        return _OF_MESSAGE.issuperset(self.unmatched(mail, recipient))
 
-    def said_of_mail(self, mail: RoutedMail) -> tuple[str, ...]:
+    def reason(self, mail: RoutedMail, recipient: str) -> str:
         """Return the matching values, by condition."""
-        asked = ((name, ask(mail)) for name, ask in self._about_mail)
-        return tuple(f"{name} matches {what}" for name, what in asked if what)
-
-    def said_of_recipient(self, recipient: str) -> tuple[str, ...]:
-        asked = ((name, ask(recipient)) for name, ask in self.about_recipient)
-        return tuple(f"{name} matches {what}" for name, what in asked if what)
+        said = [f"{name} matches {ask(mail, recipient)}" for name, ask in self._conditions]
+        return " and ".join(said) or "the route has no condition"
 
     def unmatched(self, mail: RoutedMail, recipient: str) -> tuple[str, ...]:
         """Return the names of the conditions that do not match."""
-        of_mail = [name for name, ask in self._about_mail if not ask(mail)]
-        return (*of_mail, *(name for name, ask in self.about_recipient if not ask(recipient)))
+        return tuple(name for name, ask in self._conditions if not ask(mail, recipient))
 
 
-def reason(said: Sequence[str]) -> str:
-    return " and ".join(said) or "the route has no condition"
-
-
-def _about_mail(route: RouteSettings) -> Iterator[tuple[str, AboutMail]]:
+def _conditions(route: RouteSettings) -> Iterator[tuple[str, Ask]]:
     if route.listener:
         listeners = frozenset(route.listener)
-        yield "listener", lambda mail: mail.listener if mail.listener in listeners else ""
+        yield "listener", lambda mail, _: mail.listener if mail.listener in listeners else ""
     if route.priority:
         priorities = frozenset(route.priority)
-        yield "priority", lambda mail: mail.priority if mail.priority in priorities else ""
+        yield "priority", lambda mail, _: mail.priority if mail.priority in priorities else ""
     if route.user:
         users = frozenset(route.user)
-        yield "user", lambda mail: mail.user if mail.user in users or _ANY in users else ""
+        yield "user", lambda mail, _: mail.user if mail.user in users or _ANY in users else ""
     if route.certificate:
         certificates = frozenset(route.certificate)
-        yield "certificate", lambda mail: mail.certificate if mail.certificate in certificates else ""
+        yield "certificate", lambda mail, _: mail.certificate if mail.certificate in certificates else ""
     if route.min_size:
-        yield "min_size", lambda mail: _size(mail) if (mail.size or 0) >= route.min_size else ""
+        yield "min_size", lambda mail, _: _size(mail) if (mail.size or 0) >= route.min_size else ""
     if route.max_size:
-        yield "max_size", lambda mail: _size(mail) if (mail.size or 0) <= route.max_size else ""
+        yield "max_size", lambda mail, _: _size(mail) if (mail.size or 0) <= route.max_size else ""
     if route.client:
         networks = Networks(route.client)
-        yield "client", lambda mail: mail.client if networks.match(mail.client) else ""
+        yield "client", lambda mail, _: mail.client if networks.match(mail.client) else ""
     if route.sender_domain:
-        find = _domain_finder(route.sender_domain)
-        yield "sender_domain", lambda mail: find(mail.sender)
+        of_sender = _domain_finder(route.sender_domain)
+        yield "sender_domain", lambda mail, _: of_sender(mail.sender)
     if route.sender:
         senders = AddressPatterns(route.sender)
-        yield "sender", lambda mail: senders.find(mail.sender)
+        yield "sender", lambda mail, _: senders.find(mail.sender)
     if route.header:
         headers = tuple(_HeaderCondition(text) for text in route.header)
-        yield "header", lambda mail: next((header.text for header in headers if header.match(mail)), "")
-
-
-def _about_recipient(route: RouteSettings) -> Iterator[tuple[str, AboutRecipient]]:
+        yield "header", lambda mail, _: next((each.text for each in headers if each.match(mail)), "")
     if route.recipient_domain:
-        yield "recipient_domain", _domain_finder(route.recipient_domain)
+        of_recipient = _domain_finder(route.recipient_domain)
+        yield "recipient_domain", lambda _, recipient: of_recipient(recipient)
     if route.recipient:
-        yield "recipient", AddressPatterns(route.recipient).find
+        recipients = AddressPatterns(route.recipient)
+        yield "recipient", lambda _, recipient: recipients.find(recipient)
 
 
 def _size(mail: RoutedMail) -> str:
@@ -171,7 +158,7 @@ class _HeaderCondition:
         return any(self._value in value for value in mail.values(self._name))
 
 
-def _domain_finder(patterns: Sequence[str]) -> AboutRecipient:
+def _domain_finder(patterns: Sequence[str]) -> Callable[[str], str]:
     """Return the look-up of the pattern that matches a mailbox's domain. A bare postmaster has none."""
     find = AddressPatterns(patterns).find
     return lambda mailbox: find(f"@{domain}") if (domain := domain_of(Mailbox(mailbox))) else ""

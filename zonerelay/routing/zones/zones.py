@@ -24,7 +24,7 @@ from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.address_patterns import AddressTable
-from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule, reason
+from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule
 from zonerelay.routing.zones.rule_index import NetworkIndex, RuleIndex, TextIndex
 
 DEFAULT_ZONE = "default"
@@ -123,7 +123,7 @@ class Zones:
         mail = RoutedMail.of(origin, sender)
         for at in self._index.find(_asked(mail, recipient)):
             rule = self._rules[at]
-            if rule.goes_to(recipient) and (rule.needs_message or rule.takes(mail)):
+            if rule.may_match(mail, recipient):
                 return None if rule.needs_message else rule.zone
         return DEFAULT_ZONE
 
@@ -137,7 +137,20 @@ class Zones:
             return _always(_NOTHING_TO_CHOOSE)
         mail = RoutedMail.of(envelope.origin, envelope.sender)
         mail.priority, mail.headers, mail.size = envelope.priority, headers, size
-        return _RouteEvaluation(self._rules, self._index, mail).choose
+        return self._by_routes(mail)
+
+    def _by_routes(self, mail: RoutedMail) -> ZoneOf:
+        rules, index = self._rules, self._index
+
+        def choose(recipient: str) -> ZoneChoice:
+            for at in index.find(_asked(mail, recipient)):
+                rule = rules[at]
+                if rule.matches(mail, recipient):
+                    why = f"route={rule.number} {rule.reason(mail, recipient)}"
+                    return ZoneChoice(rule.zone, why, rule.priority)
+            return _NO_ROUTE
+
+        return choose
 
     def _named(self, name: str, envelope: Envelope, headers: Headers, size: int) -> ZoneOf:
         if name in self._zones:
@@ -163,37 +176,10 @@ class Zones:
             unmatched = rule.unmatched(mail, recipient)
             checks.append(RuleCheck(rule.number, rule.zone, unmatched))
             if not unmatched:
-                why = reason((*rule.said_of_mail(mail), *rule.said_of_recipient(recipient)))
+                why = rule.reason(mail, recipient)
                 return ZoneExplanation(rule.zone, rule.number, why, tuple(checks), rule.priority)
         why = "no route matches" if self._rules else "there are no routes"
         return ZoneExplanation(DEFAULT_ZONE, 0, why, tuple(checks))
-
-
-class _RouteEvaluation:
-    """Evaluates the routes for one message. Conditions about the message are evaluated once for each
-    route.
-    """
-
-    def __init__(self, rules: Sequence[RouteRule], index: RuleIndex, mail: RoutedMail) -> None:
-        self._rules, self._index, self._mail = rules, index, mail
-        self._takes: dict[int, bool] = {}
-        self._said: dict[int, tuple[str, ...]] = {}  # by the number of the route
-
-    def choose(self, recipient: str) -> ZoneChoice:
-        for at in self._index.find(_asked(self._mail, recipient)):
-            rule = self._rules[at]
-            takes = self._takes.get(at)
-            if takes is None:
-                takes = self._takes[at] = rule.takes(self._mail)
-            if takes and rule.goes_to(recipient):
-                return self._choice(rule, recipient)
-        return _NO_ROUTE
-
-    def _choice(self, rule: RouteRule, recipient: str) -> ZoneChoice:
-        if rule.number not in self._said:
-            self._said[rule.number] = rule.said_of_mail(self._mail)
-        said = (*self._said[rule.number], *rule.said_of_recipient(recipient))
-        return ZoneChoice(rule.zone, f"route={rule.number} {reason(said)}", rule.priority)
 
 
 def _index(routes: Sequence[RouteSettings]) -> RuleIndex:
