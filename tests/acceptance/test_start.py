@@ -34,7 +34,7 @@ LATER = {
     "zonerelay.policies",
     "zonerelay.sendmail",
     "zonerelay.admin.operators",
-    "zonerelay.store.common.once.register",
+    "zonerelay.store.queue.key_index",
     "zonerelay.webhook",
 }
 """What a relay with one worker, a spool in LevelDB, HTTP and a next hop does without."""
@@ -53,7 +53,7 @@ def test_a_plain_relay_loads_what_it_needs_and_nothing_else(tmp_path: Path) -> N
     try:
         relay.start(statuses=(0,))  # no question over HTTP
         loaded = set(IMPORTED.findall(relay.log_text()))
-        assert {"aiosmtplib", "zonerelay.worker.build", "zonerelay.store.leveldb.store"} <= loaded
+        assert {"aiosmtplib", "zonerelay.worker.build", "zonerelay.store.queue.store"} <= loaded
         assert loaded & LATER == set()
         relay.admin_port = int(http.rpartition(":")[2])
         assert relay.http("/healthz") == (200, "ok\n")

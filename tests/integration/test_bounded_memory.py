@@ -17,7 +17,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.zone import window
-from zonerelay.store.leveldb import claims, in_flight
+from zonerelay.store.queue import claims, in_flight
 
 BOUNDS = {
     window: ("LOW_MARK", "CLAIM_LIMIT", "MAX_PASSED_OVER"),

@@ -130,7 +130,7 @@ async def test_a_part_that_is_not_stopped_is_seen(tmp_path: Path, monkeypatch: p
         if asyncio.iscoroutine(ended):
             await ended
     assert seen >= {
-        "LevelDbStore.close",
+        "PartitionStore.close",
         "Endpoints.close",
         "MailReporter.close",
         "Worker.stop_scheduler",

@@ -15,7 +15,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.inbound.cleanup.intake import LIST
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.store.common.body import BodyWriter
+from zonerelay.store.queue.body import BodyWriter
 
 
 async def submitted(port: int, recipients: int) -> bytes:

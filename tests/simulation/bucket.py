@@ -19,7 +19,7 @@ from sortedcontainers import SortedDict
 from tests.simulation.loop import PROCESS, Process
 from zonerelay.store.contract import StoreError
 from zonerelay.store.objects.client import ConflictError, MissingError, UnknownResultError
-from zonerelay.store.objects.objects import Heartbeat, LogEntry, unpacked
+from zonerelay.store.objects.engine import Heartbeat, LogEntry, unpacked
 
 SLOWEST = 0.03
 """Seconds that a request takes at most on its way, and on its way back."""

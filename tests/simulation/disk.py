@@ -18,9 +18,9 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from tests.simulation.loop import PROCESS
-from zonerelay.store.common import records
-from zonerelay.store.common.write.group_commit import JobFailure
+from zonerelay.store import records
 from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.keys.group_commit import JobFailure
 from zonerelay.store.leveldb import engine
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.engine import Database

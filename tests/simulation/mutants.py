@@ -170,9 +170,9 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.1: every batch is synced.
     "sync-left-out": (1, "store.leveldb.engine:Database.batch", _leave_sync_out),
     # 2.1: 250 after the write.
-    "answer-before-the-write": (11, "store.leveldb.store:LevelDbStore.submit_message", _answer_first),
+    "answer-before-the-write": (11, "store.queue.store:PartitionStore.submit_message", _answer_first),
     # 2.1: a failed write is no 250.
-    "failed-write-answered-with-250": (73, "store.common.write.group_commit:refuse", _answer_all),
+    "failed-write-answered-with-250": (73, "store.keys.group_commit:refuse", _answer_all),
     # 2.1: a chunk that is not the last ends no message.
     "chunk-cut-short": (
         1,
@@ -180,9 +180,9 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
         lambda real, text: (real(text)[0], True),
     ),
     # 2.1: message ids are never used again.
-    "ids-forgotten": (16, "store.leveldb.reads:QueueReads.last_message_id", _return_later),
+    "ids-forgotten": (16, "store.queue.reads:QueueReads.last_message_id", _return_later),
     # 2.2: a bounce and its report are one write.
-    "report-in-a-second-write": (24, "store.leveldb.store:LevelDbStore.settle", _report_second),
+    "report-in-a-second-write": (24, "store.queue.store:PartitionStore.settle", _report_second),
     # 2.2: a bounce is reported.
     "no-reports": (5, "queue.settle.disposition:DispositionPolicy._silence", "mutant"),
     # 2.2: a lost reply is no delivery.
@@ -192,11 +192,11 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: an outcome that could not be written is kept.
     "outcome-not-tried-again": (3, "queue.settle.outcome_log:OutcomeLog._keep", _forget_outcomes),
     # 2.2: the last delivery takes the message, no other.
-    "message-removed-too-early": (1, "store.leveldb.in_flight:WritePlan._close", _close_early),
+    "message-removed-too-early": (1, "store.queue.in_flight:WritePlan._close", _close_early),
     # 2.2: outcomes are stored.
     "outcomes-late": (15, "queue.settle.outcome_log:OutcomeLog._flush", _delay),
     # 2.2: claims outlive a failed write.
-    "claims-forgotten": (12, "store.leveldb.in_flight:InFlight.reset", _forget_claims),
+    "claims-forgotten": (12, "store.queue.in_flight:InFlight.reset", _forget_claims),
     # 2.3: a connection that fails is a deferral.
     "dead-host-bounces": (1, "delivery.batch.batch_state:BatchProgress.host_failed", _bounce),
     # 2.3: 4yz is temporary.
@@ -204,7 +204,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.3: a retry comes.
     "put-off-forgotten": (4, "queue.settle.settler:Settler.post_unattempted", None),
     # 2.3: deferred mail is found when it is due.
-    "due-mail-not-found": (1, "store.leveldb.claims:ClaimCursors.next_due", _return_later),
+    "due-mail-not-found": (1, "store.queue.claims:ClaimCursors.next_due", _return_later),
     # 2.3: a suspension ends.
     "suspended-for-ever": (1, "queue.destination.destinations:Suspension.duration", 1e9),
     # 5.1: mail expires.
@@ -212,7 +212,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.5: lines that begin with a dot are doubled.
     "no-dot-stuffing": (1, "smtp.client.stuffing:DotStuffer.feed", lambda real, self, data: bytes(data)),
     # Bodies leave as they came.
-    "chunks-out-of-order": (1, "store.leveldb.reads:QueueReads.chunks", _reverse_chunks),
+    "chunks-out-of-order": (1, "store.queue.reads:QueueReads.chunks", _reverse_chunks),
     # A connection with a lost reply is not used again.
     "connection-not-closed": (16, "delivery.connection.client_protocol:ClientProtocol.abort", None),
     # Orders outlive a restart.
@@ -248,17 +248,17 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Several machines: a lease ends while a node stands still.
     "lease-for-ever": (11, "store.keys.partition:Partition.check", None),
     # Several machines: mail of the living is left alone.
-    "living-not-seen": (9, "store.objects.objects:ObjectEngine.is_over", True),
+    "living-not-seen": (9, "store.objects.engine:ObjectEngine.is_over", True),
     # Several machines: the claim is checked before the body leaves.
-    "claim-not-checked": (11, "store.nodes.store:NodeStore.check_claim", None),
+    "claim-not-checked": (11, "store.nodes:NodeStore.check_claim", None),
     # Several machines: a write is fenced.
     "write-not-fenced": (142, "store.objects.s3:BucketPlace.create", _write_anyhow),
     # Several machines: mail of a dead node is taken over.
-    "no-take-over": (12, "store.nodes.store:NodeStore._adopt", _return_later),
+    "no-take-over": (12, "store.nodes:NodeStore._adopt", _return_later),
     # Several machines: a lease counts suspended time.
     "lease-by-monotonic": (103, "store.keys.partition:Partition.check", _check_monotonic),
     # Several machines: a relay that stops gives its lease back.
-    "lease-kept-at-stop": (42, "store.objects.objects:ObjectKeys.leave", _return_later),
+    "lease-kept-at-stop": (42, "store.objects.engine:ObjectKeys.leave", _return_later),
     # Several machines: it comes back by itself.
     "trouble-for-ever": (59, "store.keys.partition:Partition._come_back", _return_later),
     # A clock that is set back delays no mail.
@@ -268,11 +268,11 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.4: the window is bounded.
     "window-without-bound": (17, "queue.zone.window:PriorityWindow.room", 1000),
     # 2.4: bodies in memory are bounded.
-    "bodies-without-bound": (17, "store.common.body:BodyCache._evict", None),
+    "bodies-without-bound": (17, "store.queue.body:BodyCache._evict", None),
     # A key has one message.
-    "key-not-looked-for": (24, "store.common.once.reservations:Reservations._reserve", _return_later),
+    "key-not-looked-for": (24, "store.queue.reservations:Reservations._reserve", _return_later),
     # The key is in the write of the message.
-    "key-not-stored": (25, "store.leveldb.scan:once_ops", lambda real, *args: []),
+    "key-not-stored": (25, "store.queue.store:_once_ops", lambda real, *args: []),
 }
 """By name: a seed that finds it, the place as `module:attribute`, and what is there instead: the result, or a
 function that is called with the real one as first argument. The comment has the promise that it breaks.

@@ -27,7 +27,7 @@ from zonerelay.process.setup import Identity
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.dns.packets import ParsedAnswer
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.store.common.body import BodyCache
+from zonerelay.store.queue.body import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import build
@@ -127,11 +127,11 @@ NARROW = {
     "queue.zone.window.CLAIM_LIMIT": 3,
     "queue.zone.window.MAX_PASSED_OVER": 2,
     "queue.settle.outcome_log.MAX_CHANGES": 2,
-    "store.leveldb.claims._READ_AHEAD": 2,
-    "store.leveldb.in_flight.HOT_MESSAGES": 2,
-    "store.leveldb.in_flight.HOT_RECIPIENTS": 4,
-    "store.objects.objects.LEAST_LOG": 2_000,
-    "store.objects.objects.SHARE": 0.5,
+    "store.queue.claims._READ_AHEAD": 2,
+    "store.queue.in_flight.HOT_MESSAGES": 2,
+    "store.queue.in_flight.HOT_RECIPIENTS": 4,
+    "store.objects.engine.LEAST_LOG": 2_000,
+    "store.objects.engine.SHARE": 0.5,
 }
 
 
@@ -149,11 +149,11 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
     draw = Random(loop.random.getrandbits(64))
     with (
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),
-        patch("zonerelay.store.leveldb.store.LevelDb", SimLevelDb),
+        patch("zonerelay.store.queue.store.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
-        patch("zonerelay.store.common.keeper.health.INTERVAL", 60.0),
+        patch("zonerelay.store.queue.keeper.INTERVAL", 60.0),
         patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
         patch("zonerelay.store.objects.s3.Bucket", SimBucket),
@@ -162,7 +162,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
         patch("zonerelay.worker.build.CpuDemand", lambda: SimpleNamespace(since_last=lambda: 0.0)),
         patch.object(secrets, "token_hex", lambda size=16: draw.randbytes(size).hex()),
         patch.object(secrets, "token_bytes", lambda size=16: draw.randbytes(size)),
-        patch("zonerelay.store.common.keeper.reader_threads.ThreadPoolExecutor"),  # the loop runs it
+        patch("zonerelay.store.directories.ThreadPoolExecutor"),  # the loop runs it
     ):
         yield
 

@@ -9,8 +9,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.store.common.body import split
 from zonerelay.store.contract import QueueStore
+from zonerelay.store.queue.body import split
 
 NOW = 1_700_000_000.0
 

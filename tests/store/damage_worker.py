@@ -30,8 +30,8 @@ from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
+from zonerelay.store import records
 from zonerelay.store.check import CheckOptions, Findings, SalvagedMessage
-from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
 from zonerelay.store.leveldb.damage.directory import (
@@ -50,8 +50,8 @@ from zonerelay.store.leveldb.damage.format import (
 )
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
 from zonerelay.store.leveldb.damage.table import data_blocks
+from zonerelay.store.leveldb.offline import check_leveldb, repair_leveldb
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb_offline import check_leveldb, repair_leveldb
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
 KEYS = {

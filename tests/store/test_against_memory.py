@@ -26,16 +26,16 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import Change, Finish, MessageWriter, OwnMessage, Postpone, QueueCounts
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import Write
-from zonerelay.store.leveldb import claims as leveldb_claims
-from zonerelay.store.leveldb import in_flight
-from zonerelay.store.leveldb import reads as queue_reads
 from zonerelay.store.leveldb import scan as leveldb_scan
-from zonerelay.store.nodes.store import NodeStore
-from zonerelay.store.objects import objects
+from zonerelay.store.nodes import NodeStore
+from zonerelay.store.objects import engine as objects
+from zonerelay.store.queue import claims as leveldb_claims
+from zonerelay.store.queue import in_flight
+from zonerelay.store.queue import reads as queue_reads
 
 T = TypeVar("T")
 

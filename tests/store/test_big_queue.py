@@ -13,9 +13,10 @@ from tests.support.memory_store import MemoryStore
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
-from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Row, View
+from zonerelay.store.keys.port import Row
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, View
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.queue.store import PartitionStore
 
 LIST = 5000
 MANY = 300
@@ -53,15 +54,15 @@ class Counted(LevelDb):
 
 
 @pytest.fixture
-async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LevelDbStore]:
-    monkeypatch.setattr("zonerelay.store.leveldb.store.LevelDb", Counted)
+async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PartitionStore]:
+    monkeypatch.setattr("zonerelay.store.queue.store.LevelDb", Counted)
     async with Spool(tmp_path / "spool") as spool:
-        assert isinstance(spool.store, LevelDbStore)
+        assert isinstance(spool.store, PartitionStore)
         Counted.reset()
         yield spool.store
 
 
-async def deliver_all(store: LevelDbStore, together: int, each: Callable[[list[Delivery]], None]) -> int:
+async def deliver_all(store: PartitionStore, together: int, each: Callable[[list[Delivery]], None]) -> int:
     """Claim, read and finish until nothing is left; how many were delivered."""
     count = 0
     while claimed := await store.claim(queue_of("default"), 500, now=NOW):
@@ -75,7 +76,7 @@ async def deliver_all(store: LevelDbStore, together: int, each: Callable[[list[D
 
 
 async def test_a_list_of_thousands_is_stored_once_and_finished_in_as_many_steps_as_recipients(
-    store: LevelDbStore,
+    store: PartitionStore,
 ) -> None:
     recipients = [f"r{number}@d{number % 100}.example" for number in range(LIST)]
     await store_message(store, 1, *recipients, body=b"x" * 10_000)
@@ -90,9 +91,9 @@ async def test_a_list_of_thousands_is_stored_once_and_finished_in_as_many_steps_
 
 
 async def test_the_store_holds_a_page_in_memory_and_finds_the_rest(
-    store: LevelDbStore, monkeypatch: pytest.MonkeyPatch
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zonerelay.store.leveldb.claims._READ_AHEAD", 20)
+    monkeypatch.setattr("zonerelay.store.queue.claims._READ_AHEAD", 20)
     for number in range(1, MANY + 1):
         await store_message(store, number)
     cursors = store._claims[queue_of("default")]
@@ -105,7 +106,7 @@ async def test_the_store_holds_a_page_in_memory_and_finds_the_rest(
     assert Counted.rows_read <= 2 * MANY
 
 
-async def test_who_is_looked_for_is_found_without_reading_the_others(store: LevelDbStore) -> None:
+async def test_who_is_looked_for_is_found_without_reading_the_others(store: PartitionStore) -> None:
     for number in range(1, 51):
         await store_message(store, number, f"a@d{number % 10}.example")
     decoded: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 
 from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.leveldb import keeper as leveldb_compaction
 from zonerelay.store.leveldb.keeper import slices
 from zonerelay.store.leveldb.spool import LevelDb

@@ -26,8 +26,8 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueCounts, Store, StoreError
+from zonerelay.store.keys import group_commit
 from zonerelay.store.leveldb import keeper
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb

@@ -37,7 +37,7 @@ from zonerelay.store.contract import (
     StoreFullError,
     StoreOpenError,
 )
-from zonerelay.store.objects import objects
+from zonerelay.store.objects import engine as objects
 from zonerelay.store.objects.directory import DirectoryPlace
 
 LARGE = bytes(range(256)) * 4000

@@ -24,9 +24,8 @@ from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Finish, OwnMessage, Store, StoreError
-from zonerelay.store.keys import partition
+from zonerelay.store.keys import group_commit, partition
 
 CALLS = ("writev", "link", "rename", "unlink", "fsync")
 BODIES = {1: b"original", 2: b"other", 3: b"refused", 5: b"bounce"}

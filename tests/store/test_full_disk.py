@@ -27,9 +27,9 @@ from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common import records
-from zonerelay.store.common.body import GROUP_CHUNKS
+from zonerelay.store import records
 from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueCounts, StoreError, StoreFullError
+from zonerelay.store.queue.body import GROUP_CHUNKS
 
 
 @contextlib.contextmanager

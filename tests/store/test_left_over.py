@@ -14,10 +14,10 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import bin_of, queue_of
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import SHARED, Finish, Store
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.queue.saved_queue import SavedQueueFile
+from zonerelay.store.memory import SavedQueueFile
 from zonerelay.worker import worker as heir
 
 SHARED_ONES = ("redis", "postgres", "s3")

@@ -16,7 +16,7 @@ from zonerelay.cli.main import main
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
 from zonerelay.store.leveldb import keeper as leveldb_keeper
 from zonerelay.store.leveldb.spool import LevelDb

@@ -16,13 +16,13 @@ from tests.store.test_leveldb_open import contents, refusal
 from tests.support.waiting import until
 from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, judge, newest_log, read_mark
 from zonerelay.store.leveldb.damage.format import BLOCK, read_log, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_KEPT, Loss, Losses
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.queue.store import PartitionStore
 
 MESSAGES = 40
 
@@ -135,7 +135,7 @@ async def test_hole_in_the_log_takes_one_message_and_is_told_until_it_is_acknowl
         assert kept.read_bytes() == damaged
         await spool.reopen()
         assert spool.store.problems() == (problem,)
-        assert isinstance(spool.store, LevelDbStore)
+        assert isinstance(spool.store, PartitionStore)
         identity = kept.name.partition("-")[0]
         assert not await spool.store.acknowledge("00000000")
         assert await spool.store.acknowledge(identity)

@@ -14,12 +14,13 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of, webhook_queue
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, SyncMark, write_mark
-from zonerelay.store.leveldb.engine import Op, plyvel
-from zonerelay.store.leveldb.reads import QueueReads
+from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.queue.reads import QueueReads
 
 
 def raw_rows(path: Path, *, then: list[Op] | None = None) -> dict[bytes, bytes]:

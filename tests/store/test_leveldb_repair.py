@@ -23,13 +23,13 @@ from tests.store.test_spool_check import mixed, state_of
 from tests.support.command import PROGRAM, Ran, ran
 from zonerelay import durable
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store import leveldb_offline as repair_module
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.leveldb import offline as repair_module
 from zonerelay.store.leveldb.damage.directory import MARK_NAME
 from zonerelay.store.leveldb.damage.format import identities_in
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.leveldb_offline import repair_leveldb
+from zonerelay.store.leveldb.offline import repair_leveldb
 
 Command = Callable[..., Ran]
 

@@ -40,8 +40,8 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
-from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.nodes.store import NodeStore
+from zonerelay.store.nodes import NodeStore
+from zonerelay.store.queue.reads import QueueReads
 
 QUEUE = queue_of("default")
 

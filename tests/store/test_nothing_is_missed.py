@@ -20,10 +20,10 @@ from tests.support.waiting import until
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
-from zonerelay.store.leveldb import claims as leveldb_claims
-from zonerelay.store.leveldb import reads as queue_reads
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.queue import claims as leveldb_claims
+from zonerelay.store.queue import reads as queue_reads
 
 DOMAINS = ("one.example", "two.example", "three.example")
 HOUR = 3600.0

@@ -23,7 +23,6 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import CheckOptions, Findings
-from zonerelay.store.common.once import register, reservations
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -38,6 +37,8 @@ from zonerelay.store.contract import (
     StoreError,
 )
 from zonerelay.store.offline import check_spool
+from zonerelay.store.queue import key_index as register
+from zonerelay.store.queue import reservations
 
 NOW = time.time()
 """Reservations of shared stores end by the clocks of servers, and the tests may run long after the import."""

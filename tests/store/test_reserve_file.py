@@ -12,8 +12,8 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common.keeper.reserve_file import FILE_NAME, ReserveFile
 from zonerelay.store.contract import Finish
+from zonerelay.store.directories import FILE_NAME, ReserveFile
 
 MB = 1024 * 1024
 

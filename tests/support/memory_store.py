@@ -15,8 +15,6 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common.body import BodyWriter, NewMessage, check_own_message, split
-from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     Change,
@@ -33,7 +31,9 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.leveldb.queue_keeper import Counts
+from zonerelay.store.queue.body import BodyWriter, NewMessage, check_own_message, split
+from zonerelay.store.queue.keeper import Counts
+from zonerelay.store.queue.reservations import Reservations, register_for
 
 
 class MemoryStore:

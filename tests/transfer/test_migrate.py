@@ -30,7 +30,7 @@ from zonerelay.cli.main import main
 from zonerelay.history.database import insert, open_for_reading, open_for_writing
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import Finish, IdempotencyKey, StoredBeforeError, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer.migration import MigrationJournal

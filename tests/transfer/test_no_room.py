@@ -22,7 +22,7 @@ from zonerelay.cli.spool import backup as backup_module
 from zonerelay.cli.spool import exchange
 from zonerelay.cli.spool import migrate as migrate_module
 from zonerelay.history.database import insert, open_for_writing
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.leveldb.engine import plyvel
 
 MB = 1024 * 1024

@@ -7,8 +7,8 @@ from msgspec import structs
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common import records
-from zonerelay.store.leveldb.cursors import DiskRange, QueueCursors, Taken
+from zonerelay.store import records
+from zonerelay.store.queue.cursors import DiskRange, QueueCursors, Taken
 
 
 class Disk:

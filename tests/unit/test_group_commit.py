@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from zonerelay.model.clock import ManualClock
-from zonerelay.store.common.write import group_commit
-from zonerelay.store.common.write.group_commit import (
+from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.keys import group_commit
+from zonerelay.store.keys.group_commit import (
     GroupCommitter,
     JobFailure,
     SubmittedChanges,
     WriterThread,
 )
-from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.keys.port import Op
 
 
 class Disk:

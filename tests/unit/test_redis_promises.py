@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.store.keys.redis import ServerFacts
 from zonerelay.store.redis.connection import Confirmation, Reply
+from zonerelay.store.redis.engine import ServerFacts
 
 
 def facts(version: tuple[int, ...], *, syncs_log: bool = True, max_memory: int = 0) -> ServerFacts:

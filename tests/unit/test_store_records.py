@@ -12,7 +12,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.store.common import records
+from zonerelay.store import records
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 times = st.floats(1e9, 4e9)

@@ -29,10 +29,10 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.keys.port import pages
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.queue.disk import disk_engine
+from zonerelay.store.objects.disk import disk_engine
 
 SCHEMA = "zonerelay_fixture"
 PREFIX = "zonerelay-fixture/"

@@ -12,7 +12,7 @@ import pytest
 from tests.store.spools import Spool
 from tests.upgrades import fixtures
 from tests.upgrades.engines import ENGINES, REFUSED
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.engine import plyvel
 

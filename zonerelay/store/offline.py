@@ -28,6 +28,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
+from zonerelay.store import records
 from zonerelay.store.check import (
     CheckOptions,
     DamageKind,
@@ -37,7 +38,6 @@ from zonerelay.store.check import (
     SpoolContents,
     Tell,
 )
-from zonerelay.store.common import records
 from zonerelay.store.contract import (
     KeptKeys,
     MessageNotFoundError,
@@ -48,18 +48,18 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.keys.check import RecordRepair, compare, mend
 from zonerelay.store.keys.partition import SeenFile, open_partition
 from zonerelay.store.keys.port import Engine, KeyReader, NodeTakenError
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
-from zonerelay.store.leveldb.reads import QueueReads
+from zonerelay.store.leveldb.offline import READ_BUFFER, check_leveldb, repair_leveldb, take_snapshot
 from zonerelay.store.leveldb.scan import SpoolKeys
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb_offline import READ_BUFFER, check_leveldb, repair_leveldb, take_snapshot
-from zonerelay.store.objects.objects import ObjectEngine, epoch_of
+from zonerelay.store.objects.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
+from zonerelay.store.objects.engine import ObjectEngine, epoch_of
 from zonerelay.store.open import seen_directory, shared_engine
-from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
+from zonerelay.store.queue.check import RecordRepair, compare, mend
+from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")

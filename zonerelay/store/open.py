@@ -43,15 +43,15 @@ async def open_store(settings: Settings, around: StoreContext, worker: int = 0) 
     spool = spool_of(settings.spool, worker)
     match spool.backend:
         case Backend.MEMORY:
-            from zonerelay.store.queue.saved_queue import open_memory
+            from zonerelay.store.memory import open_memory
 
             return await open_memory(spool.shelve, around)
         case Backend.DISK:
-            from zonerelay.store.queue.disk import open_disk
+            from zonerelay.store.objects.disk import open_disk
 
             return await open_disk(spool, around)
         case Backend.LEVELDB:
-            from zonerelay.store.leveldb.store import open_leveldb
+            from zonerelay.store.leveldb.keeper import open_leveldb
 
             return await open_leveldb(spool, around)
         case Backend.S3:
@@ -60,7 +60,7 @@ async def open_store(settings: Settings, around: StoreContext, worker: int = 0) 
     postgres = replace(settings.postgres, node=settings.postgres.node + worker)
     store = await _open_shared(replace(settings, postgres=postgres), around)
     if spool.backend is Backend.REDIS:
-        from zonerelay.store.keys.redis import tell_foreign_queue
+        from zonerelay.store.redis.engine import tell_foreign_queue
 
         await tell_foreign_queue(redis_server(settings.redis, around.environment))
     return store
@@ -70,7 +70,7 @@ async def _open_shared(settings: Settings, around: StoreContext) -> Store:
     """Open the queue of one node on a server. Raises StoreOpenError."""
     spool = settings.spool
     engine = shared_engine(settings, around.environment, spool.path, around.clock)
-    from zonerelay.store.nodes.store import NodeStore
+    from zonerelay.store.nodes import NodeStore
 
     try:
         return await NodeStore(
@@ -91,7 +91,7 @@ async def _open_s3(settings: Settings, around: StoreContext) -> Store:
     """Open a queue on S3. Raises StoreOpenError."""
     s3, seen = settings.s3, seen_directory(settings)
     engine = s3_engine(settings, around.environment, settings.spool.path / "index" / seen.name, around.clock)
-    from zonerelay.store.nodes.store import NodeStore
+    from zonerelay.store.nodes import NodeStore
 
     try:
         await engine.check()
@@ -110,7 +110,7 @@ async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store
     """Open the queue of a service that only one relay at a time can use. Raises StoreError."""
     from zonerelay.store.keys.partition import SeenFile, open_partition
     from zonerelay.store.keys.port import NodeTakenError
-    from zonerelay.store.queue.queue import open_queue
+    from zonerelay.store.queue.store import open_queue
 
     async def opened(hooks: Hooks) -> Partition:
         file = await STORE.open(SeenFile, seen / "0.seen", uuid4().hex)
@@ -131,9 +131,9 @@ async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store
 
 async def acknowledge_loss(store: Store, loss: str) -> bool:
     """Dismiss a loss of mail. Return false if the store has no such loss. Raises StoreError."""
-    from zonerelay.store.leveldb.store import LevelDbStore
+    from zonerelay.store.queue.store import PartitionStore
 
-    return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
+    return isinstance(store, PartitionStore) and await store.acknowledge(loss)
 
 
 def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) -> LimitAuthority | None:
@@ -189,11 +189,11 @@ def shared_engine(
     match settings.spool.backend:
         case Backend.REDIS:
             server = redis_server(settings.redis, environment)
-            from zonerelay.store.keys.redis import RedisEngine
+            from zonerelay.store.redis.engine import RedisEngine
 
             return RedisEngine(server)
         case Backend.POSTGRES:
-            from zonerelay.store.keys.postgres import PostgresEngine
+            from zonerelay.store.postgres.engine import PostgresEngine
 
             return PostgresEngine(postgres_access(settings.postgres, environment))
         case Backend.S3:

@@ -16,15 +16,15 @@ from tests.support.redis_server import RedisServer, shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from zonerelay.config.settings import RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.port import Engine
-from zonerelay.store.keys.postgres import PostgresEngine
-from zonerelay.store.keys.redis import RedisEngine
+from zonerelay.store.memory import MemoryEngine
 from zonerelay.store.objects.directory import DirectoryPlace
-from zonerelay.store.objects.objects import ObjectEngine
+from zonerelay.store.objects.engine import ObjectEngine
 from zonerelay.store.objects.s3 import BucketPlace
 from zonerelay.store.postgres.driver import DatabaseAccess
+from zonerelay.store.postgres.engine import PostgresEngine
 from zonerelay.store.redis.connection import RedisEndpoint
+from zonerelay.store.redis.engine import RedisEngine
 
 LEASE = 2.0
 TABLES = ("mark", "partition", "entry")

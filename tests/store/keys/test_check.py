@@ -16,13 +16,13 @@ from tests.store.keys.test_queue import around, partition_of
 from tests.store.test_spool_check import FOUR, ONE, mixed
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
+from zonerelay.store import records
 from zonerelay.store.check import DamageKind, Findings, RepairResult, SalvagedMessage, SpoolContents
-from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, Finish, MessageNotFoundError, Store, StoredKey, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, Write, pages
 from zonerelay.store.offline import check_engine, repair_engine, view_engine
-from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.queue.store import open_queue
 
 ENGINES = [
     "memory",

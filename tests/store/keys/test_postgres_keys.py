@@ -27,8 +27,8 @@ from zonerelay.store.keys.port import (
     OlderStateError,
     Write,
 )
-from zonerelay.store.keys.postgres import PostgresEngine
 from zonerelay.store.postgres.driver import DatabaseAccess
+from zonerelay.store.postgres.engine import PostgresEngine
 
 
 def access_to(url: str, *, lease: float = 60.0) -> DatabaseAccess:

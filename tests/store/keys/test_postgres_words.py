@@ -24,10 +24,10 @@ from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
-from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
 from zonerelay.store.postgres.driver import DatabaseAccess
+from zonerelay.store.postgres.engine import PostgresEngine, PostgresKeys
 from zonerelay.store.postgres.limits import PostgresRecordStore
-from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.queue.store import open_queue
 
 Opening = Callable[..., Awaitable[Partition]]
 

@@ -40,8 +40,7 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
-from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.queue.store import PartitionStore, open_queue
 
 ENGINES = [
     "memory",
@@ -88,7 +87,7 @@ class TestTakingMail(test_contract.TestTakingMail):  # type: ignore[no-redef]  #
 
 
 @pytest.fixture
-async def unreliable() -> AsyncIterator[tuple[LevelDbStore, Unreliable, list[QueueName]]]:
+async def unreliable() -> AsyncIterator[tuple[PartitionStore, Unreliable, list[QueueName]]]:
     engine = Unreliable(PLACES["memory"](Path()).engine())
     news: list[QueueName] = []
     opened = await open_queue(partial(partition_of, engine, patience=0.05), around(news.append))
@@ -96,7 +95,7 @@ async def unreliable() -> AsyncIterator[tuple[LevelDbStore, Unreliable, list[Que
     await opened.close()
 
 
-Failing = tuple[LevelDbStore, Unreliable, list[QueueName]]
+Failing = tuple[PartitionStore, Unreliable, list[QueueName]]
 
 
 @pytest.mark.parametrize("what", ["before", "after", "late"])

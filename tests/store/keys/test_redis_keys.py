@@ -17,8 +17,8 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreFullError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
-from zonerelay.store.keys.redis import RedisEngine
 from zonerelay.store.redis.connection import RedisEndpoint
+from zonerelay.store.redis.engine import RedisEngine
 
 PREFIX = "{zonerelay}:"
 

@@ -24,8 +24,8 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
-from zonerelay.store.keys.redis import RedisEngine, server_facts, tell_foreign_queue
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
+from zonerelay.store.redis.engine import RedisEngine, server_facts, tell_foreign_queue
 from zonerelay.store.redis.limits import RedisRecordStore
 
 PASSWORD = "correct-horse"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.debian import REPOSITORY
 from zonerelay.model.delivery import Delivery
-from zonerelay.store.common import records
+from zonerelay.store import records
 
 MEMBER = b'"tomorrow":{"is":"another day"}'
 

@@ -25,9 +25,9 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
 from zonerelay.outbox.rows.row import Row, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.table import OutboxWriter
-from zonerelay.store.common.ready import ReadyMail
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
+from zonerelay.store.queue.ready import ReadyMail
 
 FAILURE_PAUSE = 1.0
 BATCH = 100

@@ -37,7 +37,6 @@ import msgspec
 from zonerelay import durable
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks, completed
-from zonerelay.store.common.write.group_commit import GroupCommitter, JobFailure, SubmittedChanges, refuse
 from zonerelay.store.contract import (
     ClaimLostError,
     StoreError,
@@ -47,6 +46,7 @@ from zonerelay.store.contract import (
     Unhealthy,
 )
 from zonerelay.store.keys import port
+from zonerelay.store.keys.group_commit import GroupCommitter, JobFailure, SubmittedChanges, refuse
 
 PATIENCE = 5.0
 """Seconds in which the fate of a batch is determined while its callers wait."""

@@ -61,6 +61,8 @@ PAGE_ROWS = 1000
 PAGE_OCTETS = 1024 * 1024
 
 Row = tuple[bytes, bytes]
+Op = tuple[bytes, bytes | None]
+"""A key and its new value. `None` removes it."""
 
 
 class FencedError(StoreError):

@@ -30,11 +30,9 @@ except ImportError:  # Python 3.13 and later have its fork, with the same interf
     import plyvel_next as plyvel  # type: ignore[no-redef]
 
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.keys.port import Op, Row
 
-Op = tuple[bytes, bytes | None]
-"""A key and its new value. `None` deletes it."""
 Batches = Sequence[Sequence[Op]]
-Row = tuple[bytes, bytes]
 Jump = Callable[[bytes], bytes]
 
 _BLOCK_CACHE = 4 * 1024 * 1024

@@ -21,25 +21,27 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple, TypeVar
 
+from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.threads import STORE
-from zonerelay.store.common import records
-from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.common.keeper.reserve_file import ReserveFile
-from zonerelay.store.common.write.group_commit import (
+from zonerelay.store import records
+from zonerelay.store.context import StoreContext
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
+from zonerelay.store.directories import ReaderThreads, ReserveFile
+from zonerelay.store.keys.group_commit import (
     GroupCommitter,
     JobFailure,
     SubmittedChanges,
     WriterThread,
 )
-from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
+from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage.directory import RESCUE
-from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op
-from zonerelay.store.leveldb.queue_keeper import MOST_KINDS, QueueKeeper
-from zonerelay.store.leveldb.reads import QueueReads
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.queue.keeper import MOST_KINDS, QueueKeeper
+from zonerelay.store.queue.reads import PAGE_ROWS, QueueReads
+from zonerelay.store.queue.store import PartitionStore
 
 MANY = 20_000
 """The smallest number of removed messages that starts a compaction."""
@@ -392,3 +394,41 @@ def _reopen(db: LevelDb, reserve_file: ReserveFile, full: bool) -> SpoolReads:
         reserve_file.drop()
     reserve_file.make_way(functools.partial(db.reopen, full=full))
     return run_through(SpoolReads(db).view())
+
+
+async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> PartitionStore:
+    """Open the spool. Raises StoreOpenError. Deliveries can start at once; counting and cleaning continue in
+    the background.
+    """
+    reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
+    guard = space_guard(settings)
+    reserve_file = ReserveFile(settings.path, guard // 2)
+    try:
+        last_id, is_empty, view = await reader.run(
+            reserve_file.make_way, functools.partial(_open, reader.opened)
+        )
+    except BaseException:
+        reader.opened.close()
+        reader.stop()
+        raise
+    keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around)
+    store = PartitionStore(keeper, around, last_id=last_id, empty=is_empty)
+    keeper.begin(view, last_id)
+    store.begin_keys()
+    return store
+
+
+def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
+    """Open the spool. Return the last message id, whether there is no delivery, and a view of this moment."""
+    db.open()
+    try:
+        # The overflow index is emptied, because after a start the cursors find everything themselves.
+        hints = records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)
+        while keys := [key for key, _ in db.rows(*hints, limit=PAGE_ROWS)]:
+            db.write([[(key, None) for key in keys]])
+        reads = SpoolReads(db)
+        last = run_through(reads.last_message_id())
+        return last, not run_through(reads.queues()), run_through(reads.view())
+    except StoreError as error:
+        db.close()
+        raise db.open_error(error) from error

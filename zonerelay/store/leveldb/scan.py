@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from zonerelay.model.message_id import first_at, is_message_id
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common import records
-from zonerelay.store.contract import EveryNth, StoreCorruptError, StoredKey, Wanted
+from zonerelay.store import records
+from zonerelay.store.contract import EveryNth, StoreCorruptError, Wanted
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import KeyPage, Row, page_of
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
-from zonerelay.store.leveldb.engine import Op, View
-from zonerelay.store.leveldb.reads import DeliveryPage, QueueReads
+from zonerelay.store.leveldb.engine import View
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.queue.reads import DeliveryPage, QueueReads
 
 T = TypeVar("T")
 
@@ -135,10 +135,3 @@ class SpoolReads(QueueReads):
         if not foreign:
             return ""
         return f"files in {self.name} that do not belong to the database: {', '.join(foreign[:3])}"
-
-
-def once_ops(identity: str, kept: StoredKey) -> list[Op]:
-    return [
-        (records.once_key(identity), records.encoded("an idempotency key", kept)),
-        (records.once_until_key(identity, kept.until), b""),
-    ]

@@ -22,10 +22,9 @@ import msgspec
 from zonerelay import durable
 from zonerelay.config.units import rough_size
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import records
-from zonerelay.store.common.keeper.reserve_file import FILE_NAME
-from zonerelay.store.common.private_directories import lacks_inodes, make_configured, take_from_others
+from zonerelay.store import records
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.directories import FILE_NAME, lacks_inodes, make_configured, take_from_others
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     DamagedSpoolError,

@@ -26,11 +26,10 @@ from typing import TypeVar
 
 from zonerelay import durable
 from zonerelay.process.tasks import gathered
-from zonerelay.store.common.keeper.reserve_file import ReserveFile
-from zonerelay.store.common.private_directories import lacks_inodes
 from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.directories import ReserveFile, lacks_inodes
+from zonerelay.store.objects.engine import Object, checked_values
 from zonerelay.store.objects.index import ValueLocation
-from zonerelay.store.objects.objects import Object, checked_values
 
 THREADS = 8
 """Concurrent syncs of several files cost little more than one."""

@@ -27,8 +27,8 @@ from zonerelay.store.context import ReadSecret, secret_of
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.port import MAX_NODES
 from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RequestRejectedError
+from zonerelay.store.objects.engine import AHEAD, Object, ObjectEngine, checked_values
 from zonerelay.store.objects.index import ValueLocation
-from zonerelay.store.objects.objects import AHEAD, Object, ObjectEngine, checked_values
 
 ALERT = '{"left": true}'
 BATCH = 10

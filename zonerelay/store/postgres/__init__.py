@@ -1,4 +1,4 @@
-"""The access to PostgreSQL: connections, migrations of tables, and limits that relays share.
+"""The PostgreSQL engine: connections, migrations of tables, keys, and limits that relays share.
 
-The queue is in `store/keys/postgres`. Importing the package imports no driver.
+Importing the package imports no driver.
 """

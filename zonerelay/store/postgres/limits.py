@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns, DatabaseAccess, DatabaseConnection
 

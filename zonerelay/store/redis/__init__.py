@@ -1,4 +1,4 @@
-"""The access to Redis and Valkey: connections, and limits that relays share.
+"""The engine of Redis and Valkey: connections, keys, and limits that relays share.
 
-The queue is in `store/keys/redis`. Importing the package imports no driver.
+Importing the package imports no driver.
 """

@@ -28,7 +28,6 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from zonerelay.config.settings import RedisSettings
 from zonerelay.process.threads import FILES
-from zonerelay.store.common.write.group_commit import refuse
 from zonerelay.store.context import ReadSecret
 from zonerelay.store.contract import (
     StoreError,
@@ -37,6 +36,7 @@ from zonerelay.store.contract import (
     StoreOpenError,
     Unhealthy,
 )
+from zonerelay.store.keys.group_commit import refuse
 
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
 Argument = bytes | str | int

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.process.tasks import cancel_all
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import (
     Argument,

@@ -26,7 +26,7 @@ import msgspec
 from zonerelay.model.envelope import Origin
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.leveldb_offline import take_snapshot
+from zonerelay.store.leveldb.offline import take_snapshot
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, attempt_of, source_of
 from zonerelay.transfer.stored import Source, TransferError
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonerelay import durable
-from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.directories import lock_configured
 from zonerelay.store.leveldb.damage.format import (
     FormatError,
     LogContent,

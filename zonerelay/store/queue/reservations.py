@@ -209,6 +209,6 @@ def register_for(siblings: SiblingWorkers | None) -> KeyRegister | None:
     """Return the register that the workers of a machine share, or None if there is only one worker."""
     if siblings is None:
         return None
-    from zonerelay.store.common.once.register import KeyIndex  # noqa: PLC0415 - a sole worker does without
+    from zonerelay.store.queue.key_index import KeyIndex  # noqa: PLC0415 - a sole worker does without
 
     return KeyIndex(siblings)

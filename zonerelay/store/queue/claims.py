@@ -16,13 +16,13 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb.cursors import DiskRange, QueueCursors, Taken
-from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import InFlight
-from zonerelay.store.leveldb.queue_keeper import QueueKeeper
-from zonerelay.store.leveldb.reads import DeliveryPage
+from zonerelay.store.keys.port import Op
+from zonerelay.store.queue.cursors import DiskRange, QueueCursors, Taken
+from zonerelay.store.queue.in_flight import InFlight
+from zonerelay.store.queue.keeper import QueueKeeper
+from zonerelay.store.queue.reads import DeliveryPage
 
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200

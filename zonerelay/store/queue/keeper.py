@@ -1,9 +1,17 @@
-"""Defines the base of the keepers, which maintain a queue: its health, its counts, and its leftovers.
+"""Keeps a queue usable: its health, its free space, its counts, and its leftovers.
 
 After a failed write nothing more is written until the keeper has repaired what it writes to. Until then new
 mail is refused, nothing is claimed, and all acknowledged data is kept. The order is: refuse, repair, read the
 repaired state, and write again. Below `min_free_space` new mail is refused while outcomes are still stored,
 because they free space.
+
+`Health` has the reasons, which name no internals, because clients and `/readyz` show them. A refusal means
+that no operation is possible at present; every caller receives it. A cause without a refusal (little space,
+damage) refuses new mail while the queue is drained. `problems` is for the operator: the details of each
+cause, and notes, which do not refuse mail.
+
+`PartitionKeeper` is for a queue in a partition (`store/keys`). `Partition` reports when writing becomes
+impossible and possible again. The keeper of a LevelDB spool is in `store/leveldb`.
 """
 
 from __future__ import annotations
@@ -12,20 +20,23 @@ import abc
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks, cancel_all
-from zonerelay.store.common import records
-from zonerelay.store.common.keeper.health import Health, SpaceWatch
+from zonerelay.store import records
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import QueueCounts, StoreError, StoreFullError, Unhealthy
-from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.reads import QueueReads
+from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
+from zonerelay.store.keys.partition import Hooks, Partition
+from zonerelay.store.keys.port import FencedError, Op, Write
+from zonerelay.store.queue.reads import QueueReads
 
+INTERVAL = 1.0
+"""Seconds between two checks of the free space."""
 SWEEP_PAUSE = 20
 """The pause after a page of the search for aborted uploads, as a multiple of the page's duration. No caller
 waits for the search. For a million messages it takes 100 s of CPU time, and without pauses it reduced the
@@ -36,8 +47,129 @@ MOST_KINDS = 16
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]  # Any: nothing is sent
+Release = Callable[[], Awaitable[None]]
+Foreign = Callable[[], Awaitable[str]]
 
 _log = logging.getLogger("zonerelay.store")
+
+
+class Health:
+    """The health of a store, with the reasons why it is unusable. Damage takes precedence over all others,
+    then the first cause. `on_change` is called with every new reason, and with None when there is none.
+    """
+
+    def __init__(self, on_change: Callable[[str | None], None]) -> None:
+        self._on_change = on_change
+        self._causes: dict[str, Unhealthy] = {}
+        self._texts: dict[str, str] = {}
+        self._closed = False
+        self._changed = asyncio.Event()
+        self.refusal: StoreError | None = None
+        self.reason: Unhealthy | None = None
+
+    def refuse(self, refusal: StoreError | None) -> None:
+        """Refuse every operation, or none any longer."""
+        self.refusal = refusal
+        self._tell()
+
+    async def usable(self) -> bool:
+        """Wait until the store is usable. Return whether there was one."""
+        was_refused = self.refusal is not None
+        while self.refusal is not None:
+            await self._changed.wait()
+        return was_refused
+
+    def _tell(self) -> None:
+        # A caller that begins to wait now waits for the next change.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def check_usable(self) -> None:
+        """Raise StoreError if the store has failed or is closed."""
+        if self.refusal is not None:
+            # A new exception for each caller, because raising one again adds a traceback to it.
+            raise type(self.refusal)(*self.refusal.args)
+
+    def check_writable(self) -> None:
+        """Raise StoreError as `check_usable` does, StoreFullError if there is too little space for new mail,
+        or StoreCorruptError if the store is damaged.
+        """
+        if self.reason is not None:
+            self.check_usable()
+            raise (StoreCorruptError if self.reason is Unhealthy.DAMAGED else StoreFullError)(self.reason)
+
+    def problems(self) -> tuple[str, ...]:
+        return tuple(self._texts.values())
+
+    def note(self, cause: str, text: str | None) -> None:
+        """Set or clear a note, a problem that does not refuse mail."""
+        if text is None:
+            self._texts.pop(cause, None)
+        else:
+            self._texts[cause] = text
+
+    def set(self, cause: str, reason: Unhealthy | None, text: str = "") -> None:
+        """Set or clear the reason of a cause. `text` is shown to the operator in place of the reason."""
+        if self._closed:
+            return
+        before = self.reason
+        if reason is None:
+            self._causes.pop(cause, None)
+        else:
+            self._causes[cause] = reason
+        self.note(cause, None if reason is None else text or reason)
+        reasons = self._causes.values()
+        self.reason = Unhealthy.DAMAGED if Unhealthy.DAMAGED in reasons else next(iter(reasons), None)
+        if self.reason != before:
+            self._on_change(self.reason)
+        self._tell()
+
+    def close(self) -> None:
+        """Mark the store as closed on purpose. `on_change` is no longer called."""
+        self._closed = True
+        self.reason = Unhealthy.CLOSED
+
+
+class SpaceWatch:
+    """Checks the free space every `INTERVAL`, and earlier after many bytes were written. Each byte counts
+    `copies` times. With less than `least` bytes new mail is refused; outcomes are still stored. `look` must
+    call `note`.
+    """
+
+    def __init__(
+        self, look: Callable[[], Awaitable[object]], *, least: int, health: Health, copies: int = 1
+    ) -> None:
+        self._look = look
+        self._least = least
+        self._health = health
+        self._copies = copies
+        self._may_write = 0
+        self._wanted = asyncio.Event()
+
+    def note_written(self, octets: int) -> None:
+        self._may_write -= octets
+        if self._may_write < 0:
+            self._wanted.set()
+
+    def note(self, free: int) -> bool:
+        """Update the health with the free space, and return whether there is too little."""
+        left = free - self._least
+        self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
+        # Fast writers must not use up the rest before the next check.
+        self._may_write = left // (1 + self._copies) if left >= 0 else sys.maxsize
+        return left < 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wanted.clear()
+            try:
+                await self._look()
+            except StoreError as error:
+                _log.warning("cannot look after the free space of the spool: %s", error)
+            timer = loop.call_later(INTERVAL, self._wanted.set)
+            await self._wanted.wait()
+            timer.cancel()
 
 
 class Submitter(Protocol):
@@ -279,3 +411,118 @@ class QueueKeeper(abc.ABC):
     async def _end_tasks(self) -> None:
         await cancel_all(self._watcher)
         await self._tasks.cancel()
+
+
+def _undo(write: Write) -> Write | None:
+    """Return the write that removes new mail. Its client has received 451 and will retry. Outcomes are
+    written again anyway.
+    """
+    made = {
+        key.split(b" ")[1] for key in write.changes if key[:8] == records.MESSAGE_PREFIX and key[-1:] == b"*"
+    }
+    is_new = not write.ranges and None not in write.changes.values()
+    if is_new and all(key[:9] == b"meta once" or made.intersection(key.split(b" ")) for key in write.changes):
+        return Write(dict.fromkeys(write.changes), makes_room=True)
+    return None
+
+
+class PartitionKeeper(QueueKeeper):
+    """Maintains a queue in a partition, which enters the store again after a failure."""
+
+    def __init__(self, around: StoreContext, release: Release, foreign: Foreign, min_free_space: int) -> None:
+        super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
+        self._let_go = release
+        self._foreign = foreign
+        self._watches = min_free_space > 0
+        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
+
+    def use(self, partition: Partition) -> None:
+        """Start to use an open partition."""
+        self.partition = partition
+        self.reads = QueueReads(partition, self._note_unreadable)
+
+    def submit(
+        self,
+        ops: Sequence[Op],
+        *,
+        size: int = 0,
+        lazy: bool = False,
+        applied: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Write operations to the partition. Changes and removals count as freeing space; a new message does
+        not.
+        """
+        self.space.note_written(size)
+        # A new message begins with its last chunks or its `#`. Chunks alone belong to an arriving message.
+        key, value = ops[0]
+        is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
+        write = Write(dict(ops), makes_room=not is_new)
+        last = ops[-1][0]
+        if is_new and last.startswith(records.MESSAGE_PREFIX) and last.rpartition(b" ")[2].isdigit():
+            staged = self.partition.stage(write)
+            staged.add_done_callback(self._note_staged)
+            return staged
+        return self.partition.write(write, lazy=lazy, applied=applied)
+
+    def _note_staged(self, staged: asyncio.Future[None]) -> None:
+        if not staged.cancelled() and isinstance(staged.exception(), StoreFullError):
+            self._note_no_room()
+
+    async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
+        return await ask(self.reads)
+
+    def begin(self, last: MessageId | None) -> None:
+        """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
+        self._start(self._count, "count the queue")
+        if last is not None:
+            self._start(functools.partial(self._sweep, last), "remove uploads that were never completed")
+        if self._watches:
+            self._watch_space()
+
+    async def _count(self) -> None:
+        counts = self.counts
+        while counts.left is not None:
+            async with self.partition.batches:
+                found, counts.left = await self.reads.count_page(counts.left)
+                counts.add(found)
+        counts.is_whole = True
+
+    async def _clear_cut_off(self) -> None:
+        await self.probe()  # staged values are visible after this write
+        await self._sweep_cut_off()
+
+    async def left_over(self) -> str:
+        return await super().left_over() or await self._foreign()
+
+    def _note_no_room(self) -> None:
+        """Refuse new mail because an upload found no space, and check again later."""
+        self.health.set("space", Unhealthy.NO_SPACE)
+
+        async def look_again() -> None:
+            await asyncio.sleep(INTERVAL)
+            await self._look_at_space()
+
+        self._start(look_again, "look after the free space")
+
+    async def _look_at_space(self) -> None:
+        free = await self.partition.room()
+        if free is None:
+            self.health.set("space", None)
+        else:
+            self.space.note(free)
+
+    def _fail(self, error: StoreError) -> None:
+        self._refuse(error, Unhealthy.NO_LEASE if isinstance(error, FencedError) else None, str(error))
+
+    def _back(self) -> None:
+        self.on_failure()
+        self.health.refuse(None)
+        self.health.set("write", None)
+        self._start(self._clear_cut_off, "remove an upload that failed")
+        self._start(self._count, "count the queue")
+        self._start(self._tell_news, "look for mail that was refused and is stored")
+
+    async def _release(self) -> None:
+        await self._end_tasks()
+        await self.partition.close()
+        await self._let_go()

@@ -22,16 +22,15 @@ from zonerelay import durable
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import STORE
-from zonerelay.store.common import records
-from zonerelay.store.common.keeper.reserve_file import FILE_NAME as RESERVE_FILE
-from zonerelay.store.common.private_directories import lock_configured, make_configured
+from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.directories import FILE_NAME as RESERVE_FILE
+from zonerelay.store.directories import lock_configured, make_configured
 from zonerelay.store.keys.partition import open_partition
-from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.objects.directory import DirectoryPlace, translated
-from zonerelay.store.objects.objects import ObjectEngine, epoch_of, is_large
-from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.objects.engine import ObjectEngine, epoch_of, is_large
+from zonerelay.store.queue.store import PartitionStore, open_queue
 from zonerelay.store.spool_paths import disk_directories
 
 LOCK = "zonerelay.lock"
@@ -62,7 +61,7 @@ def disk_engine(
     return ObjectEngine(place, index or scratch, clock=clock, lease=0.0, is_apart=is_apart, forgive=forgive)
 
 
-async def open_disk(spool: SpoolSettings, around: StoreContext) -> LevelDbStore:
+async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStore:
     """Open the queue. Raises StoreOpenError."""
     directories = await STORE.open(Directories, spool)
 

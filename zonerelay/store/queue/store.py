@@ -1,9 +1,9 @@
-"""Implements `Store` on one LevelDB directory, or on one partition of another engine, for one process.
+"""Implements `Store` on the keys of one partition, or of one LevelDB directory, for one process.
 
-It defines the order of operations: plan a change, submit it to the group committer, and update claims and
-counts when it is durable. Then new mail is given to the scheduler. After any failed write all unconfirmed
-state is discarded, callers receive StoreError, and the keeper repairs what it writes to. The queue is then
-read again. Only claims survive, so that no delivery is claimed twice.
+It defines the order of operations: plan a change, submit it to the keeper, and update claims and counts when
+it is durable. Then new mail is given to the scheduler. After any failed write all unconfirmed state is
+discarded, callers receive StoreError, and the keeper repairs what it writes to. The queue is then read again.
+Only claims survive, so that no delivery is claimed twice.
 
 Memory is ahead of the disk, so data that changes during a read is read again or discarded. Bodies are read in
 groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups.
@@ -14,18 +14,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 
-from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common import records
-from zonerelay.store.common.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
-from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.common.keeper.reserve_file import ReserveFile
-from zonerelay.store.common.once.reservations import Reservations, register_for
+from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -35,24 +38,23 @@ from zonerelay.store.contract import (
     KeptKeys,
     OwnMessage,
     QueueCounts,
-    StoreError,
+    StoredKey,
     Unhealthy,
     Wanted,
     everybody,
 )
-from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.claims import ClaimCursors
-from zonerelay.store.leveldb.cursors import QueueCursors
-from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import NOTHING, InFlight, ReadResult, WritePlan, changed, in_batches
-from zonerelay.store.leveldb.keeper import SpoolKeeper
-from zonerelay.store.leveldb.queue_keeper import QueueKeeper
-from zonerelay.store.leveldb.reads import PAGE_ROWS, READ_CHUNKS, DeliveryPage, scanned
-from zonerelay.store.leveldb.scan import SpoolReads, run_through
-from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.keys.partition import Hooks, Partition
+from zonerelay.store.keys.port import KeyRange, Op, Write
+from zonerelay.store.queue.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
+from zonerelay.store.queue.claims import ClaimCursors
+from zonerelay.store.queue.cursors import QueueCursors
+from zonerelay.store.queue.in_flight import NOTHING, InFlight, ReadResult, WritePlan, changed, in_batches
+from zonerelay.store.queue.keeper import Foreign, PartitionKeeper, QueueKeeper, Release
+from zonerelay.store.queue.reads import READ_CHUNKS, DeliveryPage, scanned
+from zonerelay.store.queue.reservations import Reservations, register_for
 
 
-class LevelDbStore:
+class PartitionStore:
     """The store of one queue. `open_store` creates it. It belongs to the event loop that was running then."""
 
     node = 0
@@ -120,7 +122,7 @@ class LevelDbStore:
         for report in companions:
             self._add_report(plan, report)
         if once is not None:
-            plan.ops += scan.once_ops(once.identity, once.kept(message.id))
+            plan.ops += _once_ops(once.identity, once.kept(message.id))
         stored = self._submit(plan)
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
@@ -159,7 +161,7 @@ class LevelDbStore:
     async def keep_keys(self, keys: KeptKeys) -> None:
         ops: list[Op] = []
         for identity, kept in keys:
-            ops += scan.once_ops(identity, kept)
+            ops += _once_ops(identity, kept)
         if ops:
             await self._write(ops)
 
@@ -429,39 +431,50 @@ def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> l
     return [(records.chunk_key(message_id, number), chunk) for number, chunk in enumerate(chunks, first)]
 
 
-async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> LevelDbStore:
-    """Open the spool. Raises StoreOpenError. Deliveries can start at once; counting and cleaning continue in
-    the background.
+def _once_ops(identity: str, kept: StoredKey) -> list[Op]:
+    return [
+        (records.once_key(identity), records.encoded("an idempotency key", kept)),
+        (records.once_until_key(identity, kept.until), b""),
+    ]
+
+
+async def _nothing() -> None:
+    """Release nothing."""
+
+
+async def _none_foreign() -> str:
+    return ""
+
+
+async def open_queue(
+    opened: Callable[[Hooks], Awaitable[Partition]],
+    around: StoreContext,
+    *,
+    release: Release = _nothing,
+    foreign: Foreign = _none_foreign,
+    min_free_space: int = 0,
+) -> PartitionStore:
+    """Open a queue. `opened` opens its partition with the hooks. `release` is called when the partition is
+    closed, or if it cannot be opened. `foreign` describes foreign files in its directories. Raises
+    StoreError.
     """
-    reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
-    guard = space_guard(settings)
-    reserve_file = ReserveFile(settings.path, guard // 2)
+    keeper = PartitionKeeper(around, release, foreign, min_free_space)
     try:
-        last_id, is_empty, view = await reader.run(
-            reserve_file.make_way, functools.partial(_open, reader.opened)
-        )
+        partition = await opened(keeper.hooks)
     except BaseException:
-        reader.opened.close()
-        reader.stop()
+        await release()
         raise
-    keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around)
-    store = LevelDbStore(keeper, around, last_id=last_id, empty=is_empty)
-    keeper.begin(view, last_id)
+    keeper.use(partition)
+    try:
+        await partition.clear(KeyRange(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)))
+        await partition.write(Write({records.META_FORMAT: records.FORMAT_VERSION}, makes_room=True))
+        last = await keeper.reads.last_message_id()
+        is_empty = not await keeper.reads.queues()
+    except BaseException:
+        await partition.abandon()
+        await release()
+        raise
+    store = PartitionStore(keeper, around, last_id=last, empty=is_empty)
+    keeper.begin(last)
     store.begin_keys()
     return store
-
-
-def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
-    """Open the spool. Return the last message id, whether there is no delivery, and a view of this moment."""
-    db.open()
-    try:
-        # The overflow index is emptied, because after a start the cursors find everything themselves.
-        hints = records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)
-        while keys := [key for key, _ in db.rows(*hints, limit=PAGE_ROWS)]:
-            db.write([[(key, None) for key in keys]])
-        reads = SpoolReads(db)
-        last = run_through(reads.last_message_id())
-        return last, not run_through(reads.queues()), run_through(reads.view())
-    except StoreError as error:
-        db.close()
-        raise db.open_error(error) from error

@@ -32,8 +32,8 @@ from collections.abc import Callable, Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common import records
-from zonerelay.store.common.ready import ReadyMail
+from zonerelay.store import records
+from zonerelay.store.queue.ready import ReadyMail
 
 
 class DiskRange:

@@ -22,9 +22,9 @@ from itertools import islice
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import ChangeOne, StoreError
-from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.keys.port import Op
 
 HOT_MESSAGES = 4096
 """The number of messages whose metadata stays in memory after acceptance or a read."""

@@ -48,8 +48,8 @@ from msgspec.structs import replace
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
-from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.directories import ReaderThreads
 from zonerelay.store.keys import port
 from zonerelay.store.objects.index import (
     LogState,

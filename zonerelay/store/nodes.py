@@ -44,8 +44,7 @@ from zonerelay.model.message_id import MAX_WORKERS, MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import STORE
-from zonerelay.store.common import records
-from zonerelay.store.common.body import BodyWriter
+from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     SHARED,
@@ -68,10 +67,10 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.partition import Hooks, Partition, SeenFile, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
-from zonerelay.store.leveldb.in_flight import in_batches
-from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.queue.body import BodyWriter
+from zonerelay.store.queue.in_flight import in_batches
+from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.queue.store import PartitionStore, open_queue
 
 MOST_ADOPTED = 10_000
 """The number of claimed messages of adopted partitions that are remembered before settled ones are
@@ -97,7 +96,7 @@ class OwnedPartition:
 
     node: int
     partition: Partition
-    queue: LevelDbStore
+    queue: PartitionStore
 
 
 @dataclass(eq=False, repr=False)
@@ -640,7 +639,7 @@ class NodeStore:
                 if isinstance(walk, AsyncGenerator):
                     await walk.aclose()
 
-    def _lists_of(self, node: int) -> LevelDbStore | QueueReads:
+    def _lists_of(self, node: int) -> PartitionStore | QueueReads:
         """Return the object that lists the deliveries of a partition at present."""
         own = (held.queue for held in self.held() if held.node == node)
         return next(own, None) or self.reads_of(node)

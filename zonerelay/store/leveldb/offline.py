@@ -2,15 +2,16 @@
 
 The check reads a snapshot (`take_snapshot`), because LevelDB writes when it opens a database. So it works
 while a relay is running and on a read-only file system, and it changes no byte and no timestamp of the spool.
-It verifies every block's checksum, and compares the records as for every engine (`store/keys/check`).
+It verifies every block's checksum, and compares the records as for every engine (`store/queue/check`).
 
 The repair builds a new database from every record that can still be read:
 
 1. A subdirectory of the spool gets hard links to the tables, and logs with every intact record. A table with
-a damaged index is added as a log of its rows, and a partly unreadable file with its readable part. 2.
-LevelDB's own repair runs on that directory in a separate process, because it may abort. 3. All rows are
-copied into a new database and repaired there as in any engine (`store/keys/check`). Incomplete messages go to
-the salvage directory. 4. The new database is checked. Only then do its files replace the old ones.
+   a damaged index is added as a log of its rows, and a partly unreadable file with its readable part.
+2. LevelDB's own repair runs on that directory in a separate process, because it may abort.
+3. All rows are copied into a new database and repaired there as in any engine (`store/queue/check`).
+   Incomplete messages go to the salvage directory.
+4. The new database is checked. Only then do its files replace the old ones.
 
 Promises: until the end of step 4 the spool is unchanged, and the files of an unfinished repair are removed.
 All files of the old database are kept as links. A repair that is killed in step 4 is completed by the next
@@ -36,11 +37,10 @@ from typing import NamedTuple
 import msgspec
 
 from zonerelay import durable
+from zonerelay.store import records
 from zonerelay.store.check import CheckOptions, DamageKind, RepairResult, Salvage, SpoolContents, Tell
-from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.keys.check import RecordRepair, compare, mend
-from zonerelay.store.keys.port import Write
+from zonerelay.store.keys.port import Op, Write
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     READY_NAME,
@@ -61,9 +61,10 @@ from zonerelay.store.leveldb.damage.format import (
     write_log,
 )
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
-from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
+from zonerelay.store.leveldb.engine import damaged_tables, repair_database
 from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb, judge_format
+from zonerelay.store.queue.check import RecordRepair, compare, mend
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 READ_BUFFER = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common import records
+from zonerelay.store import records
 from zonerelay.store.contract import (
     MessageNotFoundError,
     QueueCounts,
@@ -25,7 +25,7 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.port import KeyReader, Row, after, pages
-from zonerelay.store.leveldb.in_flight import OpenMessage, ReadResult
+from zonerelay.store.queue.in_flight import OpenMessage, ReadResult
 
 PAGE_ROWS = 1000
 """The number of rows in a page."""

@@ -31,6 +31,7 @@ from zonerelay import durable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.store import records
 from zonerelay.store.check import (
     HARMLESS,
     KEPT,
@@ -42,7 +43,6 @@ from zonerelay.store.check import (
     SpoolContents,
     Tell,
 )
-from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
 

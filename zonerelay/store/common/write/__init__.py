@@ -1,1 +1,0 @@
-"""Writes changes to a store: `group_commit` groups and writes them."""
