@@ -91,13 +91,14 @@ PLAIN: Records = {**hosts(wrong=[ee(ISSUED)]), "into": {"MX": ["10 mx.wrong.sign
 
 @pytest.fixture(scope="module")
 def resolver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValidatingResolver]:
-    with ValidatingResolver(
+    resolver = ValidatingResolver(
         tmp_path_factory.mktemp("unbound"),
         {"signed.example": SIGNED, "plain.example": PLAIN},
         signed=["signed.example"],
         bogus=[(f"_{PORT}._tcp.mx.bogus.signed.example", "TLSA")],
-    ) as running:
-        yield running
+    )
+    with resolver.running():
+        yield resolver
 
 
 @dataclass

@@ -137,7 +137,8 @@ async def test_every_alert_is_fired_by_a_relay_in_its_trouble(
     gone = RelayProcess(tmp_path / "gone")  # never started
     relays = {"well": well, "ill": ill, "full": full, "gone": gone}
     targets = {name: f"{LOOPBACK}:{relay.admin_port}" for name, relay in relays.items()}
-    with Prometheus(tmp_path / "prometheus", targets, rules) as prometheus:
+    prometheus = Prometheus(tmp_path / "prometheus", targets, rules)
+    with prometheus.running():
         try:
             await asyncio.to_thread(_let_it_happen, tmp_path, well, ill, full, prometheus)
             await asyncio.to_thread(_assert_all_fire, prometheus)
@@ -161,7 +162,6 @@ def _let_it_happen(
     well.wait_for(
         lambda: well.metric("zonerelay_deliveries_total", outcome="delivered") == 2, what="delivery"
     )
-    prometheus.wait()
     # What was counted before the first scrape is no increase.
     assert wait_until(lambda: bool(prometheus.samples('zonerelay_info{instance="ill"}')), timeout=20)
     send(

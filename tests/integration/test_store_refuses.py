@@ -84,7 +84,7 @@ def engine(
         elif backend is Backend.S3:
             moto = stack.enter_context(MotoServer())
             bucket = s3_settings(moto.url, secret_key=str(secret_file(tmp_path)))
-            yield replace(chosen, s3=bucket), lambda: moto.__exit__(None, None, None)
+            yield replace(chosen, s3=bucket), lambda: moto.__exit__()
         else:
             yield chosen, lambda: broken_disk(monkeypatch)
 

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.support.postgres import shared_postgres
@@ -98,12 +97,7 @@ class Spool:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.store.close()
 
 

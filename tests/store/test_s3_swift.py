@@ -28,7 +28,7 @@ from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from tests.support.swift import KEY, SECRET, SwiftServer
+from tests.support.swift import KEY, SECRET, swift_server
 from zonerelay.config.settings import Addressing, Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Store
@@ -38,35 +38,33 @@ pytestmark = pytest.mark.proof
 
 
 @pytest.fixture(scope="module")
-def swift() -> Iterator[SwiftServer]:
-    with SwiftServer() as server:
-        asyncio.run(_make_bucket(server))
-        yield server
+def swift() -> Iterator[str]:
+    with swift_server() as url:
+        asyncio.run(_make_bucket(url))
+        yield url
 
 
-async def _make_bucket(server: SwiftServer) -> None:
+async def _make_bucket(url: str) -> None:
     place = S3Settings(region="us-east-1", addressing=Addressing.PATH, access_key=KEY)
     bucket = Bucket(place, lambda: SECRET)
     bucket._secret_key = SECRET  # which `open` would read
-    async with bucket._make("s3", server.url) as client:
+    async with bucket._make("s3", url) as client:
         await client.create_bucket(Bucket="mail-queue")
 
 
-def settings(server: SwiftServer, tmp_path: Path) -> S3Settings:
+def settings(url: str, tmp_path: Path) -> S3Settings:
     secret = tmp_path / "secret"
     if not secret.exists():  # others may be reading it
         secret.write_text(SECRET)
-    return s3_settings(
-        server.url, access_key=KEY, secret_key=str(secret), shared=False, lease=60.0, timeout=30.0
-    )
+    return s3_settings(url, access_key=KEY, secret_key=str(secret), shared=False, lease=60.0, timeout=30.0)
 
 
-def spool_on(server: SwiftServer, tmp_path: Path) -> Spool:
-    return Spool(tmp_path, backend=Backend.S3, s3=settings(server, tmp_path), clock=SystemClock())
+def spool_on(url: str, tmp_path: Path) -> Spool:
+    return Spool(tmp_path, backend=Backend.S3, s3=settings(url, tmp_path), clock=SystemClock())
 
 
 @pytest.fixture
-async def spool(swift: SwiftServer, tmp_path: Path) -> AsyncIterator[Spool]:
+async def spool(swift: str, tmp_path: Path) -> AsyncIterator[Spool]:
     async with spool_on(swift, tmp_path) as opened:
         yield opened
 
@@ -84,7 +82,7 @@ ESSENTIALS = (
 )
 
 
-async def test_essentials_of_the_contract_hold(swift: SwiftServer, tmp_path: Path) -> None:
+async def test_essentials_of_the_contract_hold(swift: str, tmp_path: Path) -> None:
     async def hold(essential: Callable[[Store], Awaitable[None]]) -> None:
         async with spool_on(swift, tmp_path) as opened:
             await essential(opened.store)
@@ -105,7 +103,7 @@ async def test_large_bodies_come_back_whole_and_a_restart_finds_everything(spool
     assert await body_of(spool.store, message_id(1)) == body
 
 
-async def test_relay_takes_and_sends_mail_over_it(swift: SwiftServer, tmp_path: Path) -> None:
+async def test_relay_takes_and_sends_mail_over_it(swift: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     sink = Sink()
@@ -119,7 +117,7 @@ async def test_relay_takes_and_sends_mail_over_it(swift: SwiftServer, tmp_path: 
                 "s3": {
                     "bucket": "mail-queue",
                     "prefix": f"{uuid.uuid4().hex}/",
-                    "endpoint_url": swift.url,
+                    "endpoint_url": swift,
                     "access_key": KEY,
                     "secret_key": str(secret),
                     "shared": False,

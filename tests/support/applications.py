@@ -8,7 +8,6 @@ unpacked below `.cache` and not installed. A program that cannot be had raises.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -22,11 +21,10 @@ from pathlib import Path
 
 from tests.support import mounts
 from tests.support.debian import CACHE, REPOSITORY, UnpackedPackage, providers
-from tests.support.haraka import NPM_TIMEOUT
 from tests.support.locks import locked
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import PROGRAM
-from tests.support.programs import PIP_TIMEOUT
+from tests.support.programs import from_npm, from_pypi
 from tests.support.senders import Result, run
 
 PAGE = REPOSITORY / "docs" / "send" / "applications.md"
@@ -36,7 +34,7 @@ KEY = "order-4711"
 SENDMAIL = "/usr/sbin/sendmail"
 
 PYTHON_PACKAGES = ("django==5.2.*", "flask==3.*", "flask-mail==0.10.*")
-NODEMAILER = "nodemailer@10"
+NODEMAILER = "10"
 BUILD_TIMEOUT = 300.0
 CRON_TIMEOUT = 60.0
 
@@ -143,13 +141,7 @@ class Flask(PythonClient):
 
 
 def python_environment() -> dict[str, str]:
-    home = CACHE / "python-applications"
-    with locked(home):
-        if not (home / "done").exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            subprocess.run([*pip, "--target", str(home), *PYTHON_PACKAGES], timeout=PIP_TIMEOUT, check=True)
-            (home / "done").touch()
-    return {"PYTHONPATH": str(home)}
+    return {"PYTHONPATH": str(from_pypi("python-applications", *PYTHON_PACKAGES))}
 
 
 class Nodemailer(Client):
@@ -159,14 +151,7 @@ class Nodemailer(Client):
 
 
 def node_environment() -> dict[str, str]:
-    home = CACHE / "nodemailer"
-    with locked(home):
-        if not (home / "done").exists():
-            (home / "package.json").write_text(json.dumps({"name": "applications", "private": True}))
-            npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", NODEMAILER]
-            subprocess.run(npm, cwd=home, capture_output=True, timeout=NPM_TIMEOUT, check=True)
-            (home / "done").touch()
-    return {"NODE_PATH": str(home / "node_modules")}
+    return {"NODE_PATH": str(from_npm("nodemailer", {"nodemailer": NODEMAILER}) / "node_modules")}
 
 
 @cache

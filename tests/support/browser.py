@@ -6,27 +6,20 @@ The font comes along with a configuration of its own, for a bare machine has non
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.debian import CACHE, UnpackedPackage
+from tests.support.debian import UnpackedPackage
 from tests.support.locks import locked
+from tests.support.programs import unpacked_from_npm
 
 AXE = "4.14.1"
-NPM_TIMEOUT = 300.0
 LAUNCH_TIMEOUT = 120_000
 _PROGRAM = "usr/lib/chromium/chromium-headless-shell"
 _FONT = "usr/share/fonts/truetype/dejavu/DejaVuSans.ttf"
-
-
-class BrowserError(Exception):
-    """The browser or axe-core cannot be had; the text says what to do."""
 
 
 @contextmanager
@@ -63,21 +56,4 @@ def judged(page: Page, axe: str, rules: Sequence[str] = ()) -> list[dict[str, An
 
 
 def axe_script() -> str:
-    return (_axe() / "package" / "axe.min.js").read_text()
-
-
-def _axe() -> Path:
-    home = CACHE / f"axe-core-{AXE}"
-    with locked(home):
-        if not (home / "package" / "axe.min.js").exists():
-            npm = shutil.which("npm")
-            if npm is None:
-                raise BrowserError("no npm here, which axe-core comes from: apt-get install nodejs npm")
-            command = [npm, "pack", "--silent", f"axe-core@{AXE}"]
-            done = subprocess.run(
-                command, cwd=home, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False
-            )
-            if done.returncode:
-                raise BrowserError(f"npm pack axe-core@{AXE} failed:\n{done.stderr[-2000:]}")
-            shutil.unpack_archive(home / f"axe-core-{AXE}.tgz", home)
-    return home
+    return (unpacked_from_npm(f"axe-core@{AXE}") / "axe.min.js").read_text()

@@ -11,7 +11,6 @@ import re
 import socket
 import threading
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 from tests.support.ports import LOOPBACK
@@ -36,9 +35,7 @@ class Cutter:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._listening.close()
 
     def _accept(self) -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self, cast
 
 import dns.flags
@@ -136,12 +135,7 @@ class FakeDns:
             return self
         raise OSError("no port is free for both UDP and TCP")
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._udp is not None
         assert self._tcp is not None
         self._udp.close()

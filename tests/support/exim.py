@@ -13,15 +13,15 @@ from __future__ import annotations
 import pwd
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.debian import UnpackedPackage, loader
-from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
+from tests.support.ports import LOOPBACK, free_ports, greets
 from tests.support.postfix import OWNERS, first_user
 from tests.support.senders import RECIPIENT, SENDER, Result, Server, Tls, run
+from tests.support.servers import running_server
 
 PROGRAM = "usr/sbin/exim4"
 EXIM_USER = "Debian-exim"
@@ -58,13 +58,8 @@ class EximSender:
         self._configuration.write_text(head + self._configuration.read_text())
         (port,) = free_ports(1)
         command = [str(self._script), "-C", str(self._configuration), "-bdf", "-oX", f"{LOOPBACK}.{port}"]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
-            try:
-                if not wait_until(lambda: greets(port), timeout=20):
-                    raise AssertionError("Exim does not greet")
-                yield port
-            finally:
-                process.terminate()
+        with running_server(command, self._directory / "output", lambda: greets(port)):
+            yield port
 
     def log(self) -> str:
         return (self._directory / "log" / "main").read_text()

@@ -6,29 +6,20 @@ optional plug-ins and what would have to be compiled are left out. Its files are
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.debian import CACHE
-from tests.support.locks import locked
-from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.ports import LOOPBACK, free_port, greets
+from tests.support.programs import from_npm
 from tests.support.senders import Server
+from tests.support.servers import running_server
 
 VERSION = "3.1.5"
 NAME = "haraka.test"
-NPM_TIMEOUT = 300.0
 
-_PACKAGE = {
-    "name": "haraka-for-tests",
-    "private": True,
-    "dependencies": {"Haraka": VERSION},
-    "overrides": {"encoding-japanese": "2.2.0", "libqp": "2.1.1"},
-}
-_NPM = ("install", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--omit=dev")
+_OVERRIDES = {"encoding-japanese": "2.2.0", "libqp": "2.1.1"}
 _CONNECTION = "[main]\nsmtputf8=true\n[haproxy]\nhosts[] =\n[headers]\n[max]\n[uuid]\n[message]\n"
 _ACCEPT = """\
 exports.register = function () { this.register_hook('rcpt', 'take') }
@@ -48,57 +39,23 @@ ssbzSibBsu/6iGtCOGEoXJf//////////wIBAg==
 """
 
 
-class HarakaError(Exception):
-    """It cannot be had or does not start; the text says what to do."""
-
-
 class HarakaReceiver:
     """`certificate` and `key` make it offer STARTTLS."""
 
     def __init__(self, directory: Path, *, certificate: Path | None = None, key: Path | None = None) -> None:
         self.log = directory / "log"
         self._directory = directory
-        self._home = CACHE / f"haraka-{VERSION}"
+        self._home = from_npm(f"haraka-{VERSION}", {"Haraka": VERSION}, overrides=_OVERRIDES)
         self._certificate, self._key = certificate, key
-        with locked(self._home):
-            self._fetch()
-
-    def _fetch(self) -> None:
-        if self._program.exists():
-            return
-        if shutil.which("npm") is None:
-            raise HarakaError("no npm here, which Haraka comes from: apt-get install nodejs npm")
-        (self._home / "package.json").write_text(json.dumps(_PACKAGE))
-        done = subprocess.run(
-            ["npm", *_NPM], cwd=self._home, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False
-        )
-        if done.returncode or not self._program.exists():
-            raise HarakaError(f"npm install Haraka@{VERSION} failed:\n{done.stderr[-2000:]}")
-
-    @property
-    def _program(self) -> Path:
-        return self._home / "node_modules" / ".bin" / "haraka"
 
     @contextmanager
     def receiving(self, next_hop: Server) -> Iterator[int]:
         """It listens on a port of its own; what it takes is forwarded to `next_hop` before it answers."""
         port = free_port()
         self._lay_out(port, next_hop)
-        with (
-            self.log.open("wb") as log,
-            subprocess.Popen(
-                [str(self._program), "-c", str(self._directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            ) as process,
-        ):
-            try:
-                if not wait_until(lambda: greets(port), timeout=30):
-                    raise HarakaError(f"Haraka does not greet:\n{self.log.read_text()[-2000:]}")
-                yield port
-            finally:
-                process.kill()
+        command = [self._home / "node_modules" / ".bin" / "haraka", "-c", self._directory]
+        with running_server(command, self.log, lambda: greets(port)):
+            yield port
 
     def _lay_out(self, port: int, next_hop: Server) -> None:
         config, plugins = self._directory / "config", self._directory / "plugins"

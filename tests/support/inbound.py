@@ -10,7 +10,6 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self, cast
 
 from tests.support.waiting import until
@@ -155,12 +154,7 @@ class _Writer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if not self._done:
             await self.abort()
 

@@ -6,16 +6,11 @@ Each is fetched into `.cache` once, and run in a process of its own with a scrip
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.support.debian import CACHE
-from tests.support.haraka import NPM_TIMEOUT
-from tests.support.locks import locked
+from tests.support.programs import from_pypi, unpacked_from_npm
 
 NPM = "mailpit-api@2.1.0"
 PYPI = (
@@ -24,37 +19,17 @@ PYPI = (
 )  # fmt: skip
 """Without what it says it needs and does not (ruff, invoke)."""
 RUN_TIMEOUT = 60.0
-PIP_TIMEOUT = 300.0
 
 
 def run_node(script: str, *words: str) -> str:
     """Runs a script with `MailpitClient`; returns what it prints."""
-    home = CACHE / NPM.replace("@", "-")
-    with locked(home):
-        if not (home / "package").exists():
-            if shutil.which("npm") is None:
-                pytest.fail("no npm here, which Mailpit's client comes from: apt-get install nodejs npm")
-            subprocess.run(
-                ["npm", "pack", "--silent", NPM],
-                cwd=home,
-                capture_output=True,
-                timeout=NPM_TIMEOUT,
-                check=True,
-            )
-            shutil.unpack_archive(next(home.glob("*.tgz")), home)
-    client = f'import {{ MailpitClient }} from "{home / "package" / "dist" / "index.mjs"}";\n'
+    client = f'import {{ MailpitClient }} from "{unpacked_from_npm(NPM) / "dist" / "index.mjs"}";\n'
     return _run(["node", "--input-type=module", "-e", client + script, "--", *words], {})
 
 
 def run_python(script: str, *words: str) -> str:
     """Runs a script that can import `mailpit.client.api`; returns what it prints."""
-    home = CACHE / "mailpit-api-client-1.0.0"
-    with locked(home):
-        if not (home / "done").exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            command = [*pip, "--no-deps", "--target", str(home), *PYPI]
-            subprocess.run(command, capture_output=True, timeout=PIP_TIMEOUT, check=True)
-            (home / "done").touch()
+    home = from_pypi("mailpit-api-client-1.0.0", *PYPI, options=("--no-deps",))
     return _run([sys.executable, "-c", script, *words], {"PYTHONPATH": str(home)})
 
 

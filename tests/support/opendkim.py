@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.debian import DebianError, UnpackedPackage
-from tests.support.ports import wait_until
+from tests.support.debian import UnpackedPackage
+from tests.support.servers import running_server
 
 PROGRAM = "usr/sbin/opendkim"
 TIMEOUT = 20.0
@@ -56,14 +56,7 @@ def signing_milter(
         f"Mode s\nDomain {domain}\nSelector {selector}\nKeyFile {key}\nSocket local:{socket}\nUMask 000\n"
         "Canonicalization relaxed/relaxed\nInternalHosts 127.0.0.0/8\nRequireSafeKeys no\nSyslog no\n"
     )
-    environment = {**os.environ, "LD_LIBRARY_PATH": package.library_path()}
-    command = [*launcher, str(package.path(PROGRAM)), "-f", "-x", str(config)]
-    with (directory / "opendkim.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        if not wait_until(socket.exists, timeout=TIMEOUT):
-            raise DebianError(f"OpenDKIM does not start: {(directory / 'opendkim.log').read_text()}")
+    environment = {"LD_LIBRARY_PATH": package.library_path()}
+    command = [*launcher, package.path(PROGRAM), "-f", "-x", config]
+    with running_server(command, directory / "opendkim.log", socket.exists, environment=environment):
         yield
-    finally:
-        process.terminate()
-        process.wait(TIMEOUT)

@@ -10,10 +10,7 @@ process, through an interface that OpenSSL 3 has given up). Debian 13's 7.6 does
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +18,9 @@ from pathlib import Path
 
 from tests.support import mounts
 from tests.support.debian import UnpackedPackage
-from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.ports import LOOPBACK, free_port, greets
 from tests.support.senders import Server
+from tests.support.servers import running_server
 
 PROGRAM = "usr/sbin/smtpd"
 NAME = "opensmtpd.test"
@@ -73,23 +71,8 @@ class OpenSmtpd:
             "LD_LIBRARY_PATH": self._package.library_path(),
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         }
-        with (
-            self.log.open("wb") as log,
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            ) as process,
-        ):
-            try:
-                if not wait_until(lambda: greets(port), timeout=20):
-                    raise AssertionError(f"OpenSMTPD does not greet:\n{self.log.read_text()[-2000:]}")
-                yield port
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)  # it and its children, one per duty
+        with running_server(command, self.log, lambda: greets(port), environment=environment):
+            yield port
 
     def _lay_out(self, port: int, next_hop: Server) -> None:
         """All of it private to the namespace: two users that the program insists on among them."""

@@ -9,12 +9,13 @@ here: the tests that call it say so themselves.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.support.debian import CACHE, DebianError, UnpackedPackage
@@ -22,7 +23,11 @@ from tests.support.locks import locked
 
 FOLDER = CACHE / "bin"
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
-PIP_TIMEOUT = 600.0
+TIMEOUT = 600.0
+
+
+class FetchError(Exception):
+    """A package could not be fetched; the text says what to do."""
 
 
 def use_fetched() -> None:
@@ -38,7 +43,7 @@ def fetch_missing() -> None:
                 print(f"Fetching {name}, which this machine lacks, into {FOLDER}.", flush=True)
                 with locked(FOLDER):
                     fetch(name)
-            except (DebianError, OSError, subprocess.SubprocessError) as error:
+            except (DebianError, FetchError, OSError, subprocess.SubprocessError) as error:
                 print(f"{name} cannot be had: {error}", file=sys.stderr, flush=True)
 
 
@@ -75,10 +80,56 @@ def _c_compiler(name: str) -> None:
 
 
 def _wheel(name: str) -> Path:
-    target = CACHE / name
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    subprocess.run([*pip, "--no-deps", "--target", str(target), name], timeout=PIP_TIMEOUT, check=True)
-    return target
+    return from_pypi(name, name, options=("--no-compile", "--no-deps"))
+
+
+def fetched(name: str, fetch: Callable[[Path], object]) -> Path:
+    """Return a folder of the cache, which `fetch` has filled once."""
+    home = CACHE / name
+    with locked(home):
+        if not (home / "done").exists():
+            fetch(home)
+            (home / "done").touch()
+    return home
+
+
+def from_pypi(folder: str, *packages: str, options: tuple[str, ...] = ()) -> Path:
+    """Return a folder for PYTHONPATH with these packages."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
+    return fetched(folder, lambda home: _run([*pip, "--target", str(home), *packages], home))
+
+
+def from_npm(folder: str, dependencies: Mapping[str, str], **more: object) -> Path:
+    """Return a folder with node_modules; `more` goes into its package.json."""
+    document = {"name": "zonerelay-tests", "private": True, "dependencies": dependencies, **more}
+
+    def install(home: Path) -> None:
+        (home / "package.json").write_text(json.dumps(document))
+        _npm(home, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev")
+
+    return fetched(folder, install)
+
+
+def unpacked_from_npm(package: str) -> Path:
+    """Return the folder of one package, NAME@VERSION, without what it depends on."""
+
+    def unpack(home: Path) -> None:
+        _npm(home, "pack", "--silent", package)
+        shutil.unpack_archive(next(home.glob("*.tgz")), home)
+
+    return fetched(package.replace("@", "-"), unpack) / "package"
+
+
+def _npm(home: Path, *words: str) -> None:
+    if shutil.which("npm") is None:
+        raise FetchError("no npm here: apt-get install nodejs npm")
+    _run(["npm", *words], home)
+
+
+def _run(command: list[str], home: Path) -> None:
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    if done.returncode:
+        raise FetchError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
 
 
 def _script(name: str, body: str) -> None:

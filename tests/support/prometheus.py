@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests.support.debian import UnpackedPackage
-from tests.support.ports import LOOPBACK, free_ports, wait_until
+from tests.support.ports import LOOPBACK, free_ports
+from tests.support.servers import running_server
 
 PROGRAMS = ("usr/bin/prometheus", "usr/bin/promtool")
 
@@ -53,23 +54,11 @@ class Prometheus:
             f"--web.listen-address={self._address}",
             "--log.level=warn",
         ]
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._line, stdout=log, stderr=log)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(20)
-
-    def wait(self) -> None:
-        """Until it answers."""
-        assert wait_until(self._is_up, timeout=30), self._log.read_text()
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with running_server(self._line, self._log, self._is_up):
+            yield
 
     def _is_up(self) -> bool:
         try:

@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.support.debian import UnpackedPackage
@@ -122,16 +121,11 @@ class RedisServer:
         try:
             self.start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -141,5 +135,5 @@ def shared_server() -> RedisServer:
     """One for everybody who brings a key prefix of his own; it ends with the test run."""
     server = RedisServer()
     server.start()
-    atexit.register(server.__exit__, None, None, None)
+    atexit.register(server.__exit__)
     return server

@@ -7,7 +7,6 @@ import functools
 import http.client
 import subprocess
 import sys
-from types import TracebackType
 from typing import Self
 
 from tests.support.ports import LOOPBACK, free_port, wait_until
@@ -69,12 +68,7 @@ class MotoServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -86,5 +80,5 @@ def shared_moto() -> MotoServer:
     """One for everybody who brings a prefix of his own; it ends with the test run."""
     server = MotoServer()
     server.start()
-    atexit.register(server.__exit__, None, None, None)
+    atexit.register(server.__exit__)
     return server

@@ -5,21 +5,21 @@ Proxy, account, container and object server, one copy of everything in a tempora
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.support.debian import CACHE
-from tests.support.locks import locked
-from tests.support.ports import LOOPBACK, accepts, free_ports, wait_until
+from tests.support.ports import LOOPBACK, accepts, free_ports
+from tests.support.programs import fetched
+from tests.support.servers import running_server
 
 VERSION = "2.38.3"
 KEY, SECRET = "test:tester", "testing"
-PIP_TIMEOUT = 300.0
+TIMEOUT = 300.0
 KINDS = ("account", "container", "object")
 
 _RINGS = """\
@@ -85,72 +85,31 @@ use = egg:swift#slo
 """
 
 
-class SwiftError(Exception):
-    """It cannot be had or does not start; the text says why."""
+@contextmanager
+def swift_server() -> Iterator[str]:
+    """Yield the URL of its proxy."""
+    home = fetched(f"swift-{VERSION}", _fetch)
+    ports = dict(zip((*KINDS, "proxy"), free_ports(4), strict=True))
+    with tempfile.TemporaryDirectory(prefix="swift-") as name, ExitStack() as stack:
+        folder = Path(name)
+        _lay_out(home, folder, ports)
+        for kind, port in ports.items():
+            command = [home / "bin" / f"swift-{kind}-server", folder / f"{kind}.conf"]
+            stack.enter_context(running_server(command, folder / "out", partial(accepts, port), timeout=60))
+        yield f"http://{LOOPBACK}:{ports['proxy']}"
 
 
-class SwiftServer:
-    """Started and stopped by `with`."""
+def _fetch(home: Path) -> None:
+    for words in (["venv", str(home)], ["pip", "--python", str(home), "install", "-q", f"swift=={VERSION}"]):
+        subprocess.run([sys.executable, "-m", *words], check=True, timeout=TIMEOUT)
 
-    def __init__(self) -> None:
-        self._home = CACHE / f"swift-{VERSION}"
-        with locked(self._home):
-            self._fetch()
-        self._folder = Path(tempfile.mkdtemp(prefix="swift-"))
-        *self._ports, self.port = free_ports(4)
-        self.url = f"http://{LOOPBACK}:{self.port}"
-        self._processes: list[subprocess.Popen[bytes]] = []
 
-    def _fetch(self) -> None:
-        if self._program("proxy-server").exists():
-            return
-        python = self._home / "bin" / "python"
-        subprocess.run([sys.executable, "-m", "venv", str(self._home)], check=True, timeout=PIP_TIMEOUT)
-        done = subprocess.run(
-            [str(python), "-m", "pip", "install", "-q", f"swift=={VERSION}"],
-            capture_output=True,
-            text=True,
-            timeout=PIP_TIMEOUT,
-            check=False,
-        )
-        if done.returncode:
-            raise SwiftError(f"pip install swift=={VERSION} failed:\n{done.stderr[-2000:]}")
-
-    def _program(self, name: str) -> Path:
-        return self._home / "bin" / f"swift-{name}"
-
-    def _lay_out(self) -> None:
-        (self._folder / "devices" / "d1").mkdir(parents=True)
-        (self._folder / "swift.conf").write_text(_HASH)
-        names = (*KINDS, "proxy")
-        for kind, port in zip(names, (*self._ports, self.port), strict=True):
-            common = _COMMON.format(host=LOOPBACK, port=port, folder=self._folder, user=Path.home().owner())
-            rest = _PROXY if kind == "proxy" else _STORAGE.format(kind=kind)
-            (self._folder / f"{kind}.conf").write_text(common + rest)
-        words = [str(self._home / "bin" / "python"), "-W", "ignore", "-c", _RINGS, str(self._folder)]
-        subprocess.run([*words, *map(str, self._ports)], check=True, timeout=60)
-
-    def __enter__(self) -> Self:
-        try:
-            self._lay_out()
-            with (self._folder / "out").open("wb") as log:
-                for kind in (*KINDS, "proxy"):
-                    words = [str(self._program(f"{kind}-server")), str(self._folder / f"{kind}.conf")]
-                    self._processes.append(subprocess.Popen(words, stdout=log, stderr=log))
-            if not wait_until(lambda: all(map(accepts, (*self._ports, self.port))), timeout=60):
-                raise SwiftError(f"Swift does not answer:\n{(self._folder / 'out').read_text()[-2000:]}")
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+def _lay_out(home: Path, folder: Path, ports: dict[str, int]) -> None:
+    (folder / "devices" / "d1").mkdir(parents=True)
+    (folder / "swift.conf").write_text(_HASH)
+    for kind, port in ports.items():
+        common = _COMMON.format(host=LOOPBACK, port=port, folder=folder, user=Path.home().owner())
+        rest = _PROXY if kind == "proxy" else _STORAGE.format(kind=kind)
+        (folder / f"{kind}.conf").write_text(common + rest)
+    words = [str(home / "bin" / "python"), "-W", "ignore", "-c", _RINGS, str(folder)]
+    subprocess.run([*words, *(str(ports[kind]) for kind in KINDS)], check=True, timeout=60)

@@ -8,7 +8,8 @@
         },
         "plain.example": {"@": {"MX": ["10 mx"]}, "mx": {"A": ["127.0.0.1"]}},
     }
-    with ValidatingResolver(directory, zones, signed=["signed.example"]) as resolver:
+    resolver = ValidatingResolver(directory, zones, signed=["signed.example"])
+    with resolver.running():
         settings = DnsSettings(servers=(resolver.address,), trust_ad=True)
 
 Zones in `signed` are signed by dnspython with a key that is unbound's trust anchor for them; the others have
@@ -22,12 +23,9 @@ The package is unpacked into `.cache` (see `debian`), never installed.
 from __future__ import annotations
 
 import datetime
-import os
-import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import dns.dnssec
 import dns.message
@@ -39,12 +37,12 @@ import dns.zone
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.debian import UnpackedPackage
-from tests.support.ports import LOOPBACK, free_port, wait_until
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.servers import running_server
 from zonerelay.routing.dns import dnspython_client  # noqa: F401 - it reads what dnspython alone refuses
 
 PROGRAM = "usr/sbin/unbound"
 TTL = 60
-START_TIMEOUT = 20.0
 
 Records = Mapping[str, Mapping[str, Sequence[str]]]
 """Record texts by name and type; names are relative to the zone, `@` is the zone itself."""
@@ -67,13 +65,13 @@ class ValidatingResolver:
         self._bogus = {(dns.name.from_text(name), dns.rdatatype.from_text(kind)) for name, kind in bogus}
         self._anchors: list[str] = []
         self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
         return f"{LOOPBACK}:{self._port}"
 
-    def __enter__(self) -> Self:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         self._directory.mkdir(parents=True, exist_ok=True)
         for origin, records in self._zones.items():
             zone = zone_of(origin, records)
@@ -86,31 +84,11 @@ class ValidatingResolver:
         )
         configuration = self._directory / "unbound.conf"
         configuration.write_text(self._configuration())
-        environment = {**os.environ, "LD_LIBRARY_PATH": self._package.library_path()}
-        self._process = subprocess.Popen(
-            [self._package.path(PROGRAM), "-d", "-p", "-c", configuration],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        if not wait_until(self._answers, timeout=START_TIMEOUT):
-            self.__exit__(None, None, None)
-            raise AssertionError(f"unbound does not answer:\n{self.log()}")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=START_TIMEOUT)
-
-    def log(self) -> str:
-        path = self._directory / "unbound.log"
-        return path.read_text() if path.exists() else ""
+        environment = {"LD_LIBRARY_PATH": self._package.library_path()}
+        command = [self._package.path(PROGRAM), "-d", "-p", "-c", configuration]
+        log = self._directory / "unbound.log"
+        with running_server(command, log, self._answers, environment=environment):
+            yield
 
     def _answers(self) -> bool:
         question = dns.message.make_query(next(iter(self._zones)), "SOA")

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from tests.store.keys.servers import write_through_kills, write_while_judged
-from tests.support.pgbouncer import PgBouncer
+from tests.support.pgbouncer import pooled
 from tests.support.postgres import PostgresServer, shared_postgres
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError, StoreOpenError
@@ -66,9 +66,9 @@ async def warm(url: str, count: int, statement: str) -> list[asyncpg.Connection]
 async def test_a_pool_for_transactions_does_no_harm(opened: Opening) -> None:
     """Server connections change from statement to statement, and have what others have set in them."""
     server = shared_postgres()
-    with PgBouncer(server, "transaction") as pool:
-        others = await warm(pool.url, 6, "SET synchronous_commit = off; SET search_path = nowhere")
-        access = access_to(pool.url)
+    with pooled(server, "transaction") as pool:
+        others = await warm(pool, 6, "SET synchronous_commit = off; SET search_path = nowhere")
+        access = access_to(pool)
         try:
             one, two = await opened(access, 0), await opened(access, 1)
 
@@ -94,9 +94,9 @@ async def test_a_pool_for_transactions_does_no_harm(opened: Opening) -> None:
 
 async def test_a_batch_is_synced_whatever_others_have_set(opened: Opening) -> None:
     server = shared_postgres()
-    with PgBouncer(server, "transaction") as pool:
-        others = await warm(pool.url, 4, "SET synchronous_commit = off")
-        access = access_to(pool.url)
+    with pooled(server, "transaction") as pool:
+        others = await warm(pool, 4, "SET synchronous_commit = off")
+        access = access_to(pool)
         partition = await opened(access)
         server.psql(
             f"CREATE TABLE {access.schema}.seen (setting text);"

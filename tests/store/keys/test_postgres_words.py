@@ -16,7 +16,7 @@ import pytest
 
 from tests.store.builders import NOW, store_message
 from tests.store.keys.test_postgres_keys import access_to
-from tests.support.pgbouncer import PgBouncer
+from tests.support.pgbouncer import pooled
 from tests.support.postgres import PASSWORD, PostgresServer, shared_postgres
 from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
@@ -242,8 +242,8 @@ async def test_it_works_over_the_unix_socket(opened: Opening) -> None:
 
 @pytest.mark.parametrize("mode", ["session", "transaction"])
 async def test_nothing_is_left_behind_in_a_pool(mode: str, opened: Opening) -> None:
-    with PgBouncer(shared_postgres(), mode) as pool:
-        access = access_to(pool.url)
+    with pooled(shared_postgres(), mode) as pool:
+        access = access_to(pool)
         partition = await opened(access)
         shelf = PostgresRecordStore(access)
         await shelf.open(lambda _word: None)
@@ -253,7 +253,7 @@ async def test_nothing_is_left_behind_in_a_pool(mode: str, opened: Opening) -> N
         await partition.close()
         await shelf.close()
         for _ in range(4):
-            connection = await asyncpg.connect(pool.url, statement_cache_size=0)
+            connection = await asyncpg.connect(pool, statement_cache_size=0)
             for statement, left in (
                 (LEFT_BEHIND, None),
                 ("SELECT count(*) FROM pg_prepared_statements WHERE name > ''", 0),
@@ -267,8 +267,8 @@ async def test_nothing_is_left_behind_in_a_pool(mode: str, opened: Opening) -> N
 
 
 async def test_a_pool_that_is_too_small_is_told(opened: Opening) -> None:
-    with PgBouncer(shared_postgres(), "session", size=1) as pool:
-        access = access_to(pool.url, lease=2.0)
+    with pooled(shared_postgres(), "session", size=1) as pool:
+        access = access_to(pool, lease=2.0)
         partition = await opened(access)
         with pytest.raises(StoreError, match="its pool may be too small"):
             await partition.get([b"a"])

@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 MAIL, STORE = "10.91.0", "10.92.0"
@@ -111,7 +110,7 @@ class Network:
         try:
             self._build(self._process)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
@@ -133,12 +132,7 @@ class Network:
         for node in self.nodes:
             node.join()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         process = self._process
         if process is None:
             return

@@ -64,7 +64,7 @@ class RedisStore(AbstractContextManager["RedisStore"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.__exit__(None, None, None)
+        self._server.__exit__()
 
     def tables(self, node: int) -> Mapping[str, Table]:
         url = f"redis://{STORE_HOST}:{self._server.port}/0"
@@ -145,7 +145,7 @@ class S3Store(AbstractContextManager["S3Store"]):
 
     def __exit__(self, *error: object) -> None:
         self.start()
-        self._server.__exit__(None, None, None)
+        self._server.__exit__()
         self._secret.close()
 
     def kill(self) -> None:
