@@ -10,67 +10,62 @@ from zonerelay.routing.dns.resolver import AnswerCache
 
 
 class Asked:
-    """Answers with a counter; waits for `gate` when it is closed."""
+    """A cache of some answers, which count what was asked and live for 10 s; they wait for `gate`."""
 
-    def __init__(self, clock: ManualClock, ttl: float = 10.0) -> None:
+    def __init__(self, capacity: int = 10) -> None:
+        self.clock = ManualClock()
+        self.cache: AnswerCache[str] = AnswerCache(capacity, self.clock)
         self.count = 0
         self.gate = asyncio.Event()
         self.gate.set()
-        self._clock = clock
-        self._ttl = ttl
 
-    async def __call__(self) -> DnsAnswer[str]:
+    async def get(self, name: str = "x") -> DnsAnswer[str]:
+        return await self.cache.get(("A", name), self._ask)
+
+    async def _ask(self) -> DnsAnswer[str]:
         self.count += 1
         await self.gate.wait()
-        return DnsAnswer(DnsStatus.OK, (str(self.count),), self._clock.monotonic() + self._ttl)
+        return DnsAnswer(DnsStatus.OK, (str(self.count),), self.clock.monotonic() + 10.0)
 
 
 async def test_an_answer_is_reused_until_it_expires() -> None:
-    clock = ManualClock()
-    cache: AnswerCache[str] = AnswerCache(10, clock)
-    ask = Asked(clock)
-    assert (await cache.get(("A", "x"), ask)).records == ("1",)
-    clock.step(-3600)  # an operator setting the clock changes nothing
-    clock.advance(9.9)
-    assert (await cache.get(("A", "x"), ask)).records == ("1",)
-    clock.advance(0.2)
-    assert (await cache.get(("A", "x"), ask)).records == ("2",)
+    asked = Asked()
+    assert (await asked.get()).records == ("1",)
+    asked.clock.step(-3600)  # an operator setting the clock changes nothing
+    asked.clock.advance(9.9)
+    assert (await asked.get()).records == ("1",)
+    asked.clock.advance(0.2)
+    assert (await asked.get()).records == ("2",)
 
 
 async def test_the_oldest_answer_makes_room() -> None:
-    clock = ManualClock()
-    cache: AnswerCache[str] = AnswerCache(2, clock)
-    ask = Asked(clock)
+    asked = Asked(2)
     for name in ("a", "b", "c", "b", "a"):
-        await cache.get(("A", name), ask)
-        assert len(cache) <= 2
-    assert ask.count == 4  # b was still there, a was not
+        await asked.get(name)
+        assert len(asked.cache) <= 2
+    assert asked.count == 4  # b was still there, a was not
 
 
 async def test_equal_questions_are_asked_once_and_a_caller_that_leaves_does_not_matter() -> None:
-    clock = ManualClock()
-    cache: AnswerCache[str] = AnswerCache(10, clock)
-    ask = Asked(clock)
-    ask.gate.clear()
-    callers = [asyncio.create_task(cache.get(("A", "x"), ask)) for _ in range(3)]
+    asked = Asked()
+    asked.gate.clear()
+    callers = [asyncio.create_task(asked.get()) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     callers[0].cancel()
     await asyncio.sleep(0)
-    ask.gate.set()
+    asked.gate.set()
     with pytest.raises(asyncio.CancelledError):
         await callers[0]
     assert [(await caller).records for caller in callers[1:]] == [("1",), ("1",)]
-    assert ask.count == 1
+    assert asked.count == 1
 
 
 async def test_closing_gives_up_what_is_being_asked() -> None:
-    clock = ManualClock()
-    cache: AnswerCache[str] = AnswerCache(10, clock)
-    ask = Asked(clock)
-    ask.gate.clear()
-    caller = asyncio.create_task(cache.get(("A", "x"), ask))
+    asked = Asked()
+    asked.gate.clear()
+    caller = asyncio.create_task(asked.get())
     await asyncio.sleep(0)
-    await cache.close()
+    await asked.cache.close()
     with pytest.raises(asyncio.CancelledError):
         await caller

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.credentials import file_of, user
+from tests.support.inbound import EventLog
 from zonerelay.config.credentials import passwords
 from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.auth import (
@@ -22,7 +23,7 @@ from zonerelay.inbound.access.auth import (
 )
 from zonerelay.model.clock import ManualClock
 from zonerelay.smtp.server.sasl import Credentials
-from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -40,7 +41,7 @@ class Door:
         self.file = directory / "credentials"
         self.file.write_text(file_of(user(), user("crm", "another password", "example.com")))
         self.clock = ManualClock()
-        self.lines: list[tuple[str, str, dict[str, Field]]] = []
+        self.log = EventLog()
         self.metrics = Metrics()
         self.hashed: list[str] = []
         self.slept: list[float] = []
@@ -53,15 +54,12 @@ class Door:
         self.authenticator = Authenticator(
             self.settings,
             clock=self.clock,
-            events=Events(self, self.metrics, Redactor(bytes(32), enabled=True), self.clock),
+            events=Events(self.log, self.metrics, Redactor(bytes(32), enabled=True), self.clock),
             secret=bytes(32),
             matches=self._matches,
             sleep=self._sleep,
             share=self.shared.append,
         )
-
-    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
-        self.lines.append((level, event, fields))
 
     def _matches(self, stored_hash: str, password: str) -> bool:
         self.hashed.append(stored_hash)
@@ -87,9 +85,6 @@ class Door:
         draft = self.file.with_name("draft")
         draft.write_text(text)
         draft.replace(self.file)
-
-    def events(self, name: str) -> list[dict[str, Field]]:
-        return [fields for _, event, fields in self.lines if event == name]
 
     def counted(self, result: str) -> int:
         return self.metrics.logins._numbers[result,]
@@ -153,7 +148,7 @@ async def test_a_change_of_one_user_costs_the_others_no_hash(door: Door) -> None
     logins = await asyncio.gather(*(door.login(RIGHT, f"192.0.2.{client}") for client in range(200)))
     assert logins == [LoginKind.OK] * 200
     assert door.hashed == before
-    assert len(door.events("credentials-read")) == 2
+    assert len(door.log.named("credentials-read")) == 2
 
 
 async def test_what_was_remembered_of_a_user_who_changes_or_goes_counts_no_more(door: Door) -> None:
@@ -194,13 +189,13 @@ async def test_a_missing_file_is_nobodys_fault_and_said_once(door: Door) -> None
         login = await door.check(RIGHT)
         assert login.kind is LoginKind.BROKEN
         assert "credentials: No such file or directory" in login.detail
-    assert len(door.events("credentials-broken")) == 1
+    assert len(door.log.named("credentials-broken")) == 1
     assert door.authenticator.problem
     assert (door.hashed, door.slept, door.counted("broken")) == ([], [], 3)
     door.replace(file_of(user()))
     assert await door.login(RIGHT) is LoginKind.OK
     assert door.authenticator.problem == ""
-    assert door.events("credentials-read") == [{"users": 1}]
+    assert door.log.named("credentials-read") == [{"users": 1}]
 
 
 async def test_a_malformed_file_is_said_once_per_change_with_its_line(door: Door) -> None:
@@ -209,12 +204,12 @@ async def test_a_malformed_file_is_said_once_per_change_with_its_line(door: Door
         door.replace(file_of(user()) + "crm:another password\n")
         for _ in range(2):
             assert await door.login(RIGHT) is LoginKind.BROKEN
-    [first, second] = door.events("credentials-broken")
+    [first, second] = door.log.named("credentials-broken")
     assert first == second
     assert str(first["problem"]).endswith(
         "credentials:2: the hash is not an argon2id hash as written by zonerelay user"
     )
-    assert [level for level, event, _ in door.lines if event == "credentials-broken"] == ["error", "error"]
+    assert {level for level, event, _ in door.log.entries if event == "credentials-broken"} == {"error"}
     door.replace(file_of(user()))
     assert await door.login(RIGHT) is LoginKind.OK
 
@@ -239,7 +234,7 @@ async def test_an_unreadable_file_recovers_without_a_change(
     monkeypatch.setattr(Path, "open", refuse)
     for _ in range(3):
         assert await door.login(RIGHT) is LoginKind.BROKEN
-    assert len(door.events("credentials-broken")) == 1
+    assert len(door.log.named("credentials-broken")) == 1
     monkeypatch.setattr(Path, "open", real)
     assert await door.login(RIGHT) is LoginKind.OK
 
@@ -247,7 +242,7 @@ async def test_an_unreadable_file_recovers_without_a_change(
 async def test_unexpected_trouble_is_temporary_and_reported(door: Door) -> None:
     door.fault = MemoryError("no memory")
     assert await door.login(RIGHT) is LoginKind.BROKEN
-    [trouble] = door.events("trouble")
+    [trouble] = door.log.named("trouble")
     assert (trouble["where"], trouble["error"]) == ("auth", "MemoryError: no memory")
     door.fault = None
     assert await door.login(RIGHT) is LoginKind.OK
@@ -338,7 +333,7 @@ async def test_a_client_that_does_not_wait_has_failed_where_its_hash_was_begun(d
     door.gate.set()
     assert await door.login(RIGHT, "198.51.100.1") is LoginKind.LOCKED
     assert door.slept == []
-    assert len(door.events("login-failed")) == 11
+    assert len(door.log.named("login-failed")) == 11
 
 
 # ---- many addresses, one target --------------------------------------------------------------
@@ -428,7 +423,7 @@ async def test_log_ins_are_told_with_names_that_are_known_and_without_secrets(do
     await door.login(RIGHT)
     await door.login(WRONG)
     await door.login(Credentials("hunter2 in the wrong field", "x" * 9))
-    told = [line for line in door.lines if line[1].startswith("log")]
+    told = [line for line in door.log.entries if line[1].startswith("log")]
     assert [(level, event, fields.get("reason")) for level, event, fields in told] == [
         ("info", "logged-in", None),
         ("warning", "login-failed", "wrong"),
@@ -438,7 +433,7 @@ async def test_log_ins_are_told_with_names_that_are_known_and_without_secrets(do
     assert ok["user"] == wrong["user"] == "app"
     assert "user" not in unknown
     assert ok["client"] == wrong["client"] == unknown["client"]
-    everything = repr(door.lines) + repr(vars(door.authenticator))
+    everything = repr(door.log.entries) + repr(vars(door.authenticator))
     for secret in ("correct horse", "battery staple", "hunter2", CLIENT):
         assert secret not in everything
 

@@ -236,16 +236,3 @@ def test_a_search_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyte
             capture.find("text -nothing -more")
     assert capture.find("text")[1] > 0
     capture.close()
-
-
-def test_several_that_open_a_new_file_at_once_make_it_together(tmp_path: Path) -> None:
-    stores = [opened(tmp_path, Times()) for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        made = [
-            pool.submit(each.add, f"id{at}", "a@b.example", ["c@d.example"], mail(f"number {at}"))
-            for at, each in enumerate(stores)
-        ]
-        for each in made:
-            each.result()
-    assert stores[0].totals().messages == 8
-    assert sorted(subjects(stores[0])) == [f"number {at}" for at in range(8)]

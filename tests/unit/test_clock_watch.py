@@ -28,233 +28,233 @@ DAY = 86_400.0
 MINUTE = 60.0
 
 
+class Watched(Relay):
+    """A relay by a clock that the test sets, whose mail is tried each minute."""
+
+    clock: ManualClock
+
+    def __init__(self) -> None:
+        retry = RetrySettings(schedule=(MINUTE,), jitter=0.0)
+        super().__init__(zones=(ZoneSettings(next_hop="hop"),), retry=retry, clock=ManualClock())
+
+    def operations(self, journal: Path = Path("no-act")) -> Operations:
+        return Operations(
+            store=self.store,
+            scheduler=self.scheduler,
+            settler=self.settler,
+            events=self.events,
+            clock=self.clock,
+            journal=Journal(journal, self.clock),
+        )
+
+    def watch(self, leaps: ClockLeaps | None = None) -> ClockWatch:
+        return ClockWatch(self.operations(), events=self.events, clock=self.clock, leaps=leaps)
+
+    async def one(self) -> Delivery:
+        (stored,) = await self.stored()
+        return stored
+
+
 @pytest.fixture
-async def relay() -> AsyncIterator[Relay]:
-    retry = RetrySettings(schedule=(MINUTE,), jitter=0.0)
-    relay = Relay(zones=(ZoneSettings(next_hop="hop"),), retry=retry, clock=ManualClock())
+async def relay() -> AsyncIterator[Watched]:
+    relay = Watched()
     relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
     await relay.scheduler.start()
     yield relay
     await relay.close()
 
 
-def clock_of(relay: Relay) -> ManualClock:
-    assert isinstance(relay.clock, ManualClock)
-    return relay.clock
-
-
-def operations_of(relay: Relay, journal: Path = Path("no-act")) -> Operations:
-    return Operations(
-        store=relay.store,
-        scheduler=relay.scheduler,
-        settler=relay.settler,
-        events=relay.events,
-        clock=relay.clock,
-        journal=Journal(journal, relay.clock),
-    )
-
-
-def watch_of(relay: Relay) -> ClockWatch:
-    return ClockWatch(operations_of(relay), events=relay.events, clock=relay.clock)
-
-
-async def deferred(relay: Relay) -> Delivery:
+async def deferred(relay: Watched) -> Delivery:
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
-    (stored,) = await relay.stored()
-    return stored
+    return await relay.one()
 
 
-async def changed(relay: Relay, **fields: object) -> Delivery:
-    (stored,) = await relay.stored()
+async def changed(relay: Watched, **fields: object) -> Delivery:
+    stored = await relay.one()
     await relay.store.update([stored.key], lambda each: structs.replace(each, **fields))
-    return (await relay.stored())[0]
+    return await relay.one()
 
 
-async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(relay: Relay) -> None:
-    clock = clock_of(relay)
-    clock.step(DAY)
-    watch = watch_of(relay)
+async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(relay: Watched) -> None:
+    relay.clock.step(DAY)
+    watch = relay.watch()
     await deferred(relay)
-    clock.step(-DAY)
+    relay.clock.step(-DAY)
     await watch.look()
-    (stored,) = await relay.stored()
-    assert stored.next_attempt == clock.now() + MINUTE
+    stored = await relay.one()
+    assert stored.next_attempt == relay.clock.now() + MINUTE
     assert relay.sink.named("clock-set-back")[0]["corrected"] == 1
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
-    clock.advance(MINUTE)
+    relay.clock.advance(MINUTE)
     relay.scheduler.wake(queue_of("default"))
     await relay.until_empty()
 
 
-async def test_mail_whose_attempt_outlasts_the_step_and_has_no_outcome_is_tried_in_time(relay: Relay) -> None:
+async def test_mail_whose_attempt_outlasts_the_step_and_has_no_outcome_is_tried_in_time(
+    relay: Watched,
+) -> None:
     """Its lease was lost: nothing wrote a new due time (seed 3412)."""
-    clock = clock_of(relay)
-    clock.step(DAY)
-    watch = watch_of(relay)
+    relay.clock.step(DAY)
+    watch = relay.watch()
     await deferred(relay)
     relay.courier.gate = asyncio.Event()
-    clock.advance(MINUTE)
+    relay.clock.advance(MINUTE)
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: len(relay.courier.in_flight) == 1)
-    clock.step(-DAY)
+    relay.clock.step(-DAY)
     await watch.look()
     assert relay.sink.named("clock-set-back")[0]["corrected"] == 0
     await relay.scheduler.stop(0.0)
     await watch.look()
-    (stored,) = await relay.stored()
-    assert stored.next_attempt <= clock.now() + MINUTE
+    stored = await relay.one()
+    assert stored.next_attempt <= relay.clock.now() + MINUTE
     await watch.look()
     assert [each["corrected"] for each in relay.sink.named("clock-set-back")] == [0, 1]
 
 
-async def test_a_start_finds_it_by_an_id_in_the_future(relay: Relay) -> None:
-    clock = clock_of(relay)
-    clock.step(DAY)
+async def test_a_start_finds_it_by_an_id_in_the_future(relay: Watched) -> None:
+    relay.clock.step(DAY)
     await deferred(relay)
-    last = MessageIdSource(clock).next()
-    clock.step(-DAY)
-    watch = watch_of(relay)
+    last = MessageIdSource(relay.clock).next()
+    relay.clock.step(-DAY)
+    watch = relay.watch()
     watch.start(last)
     await relay.until(lambda: len(relay.sink.named("clock-set-back")) == 1)
     await watch.stop()
-    (stored,) = await relay.stored()
-    assert stored.next_attempt == clock.now() + MINUTE
+    stored = await relay.one()
+    assert stored.next_attempt == relay.clock.now() + MINUTE
 
 
-async def test_times_that_a_sender_or_an_operator_chose_stay(relay: Relay) -> None:
-    clock = clock_of(relay)
-    watch = watch_of(relay)
+async def test_times_that_a_sender_or_an_operator_chose_stay(relay: Watched) -> None:
+    watch = relay.watch()
     await deferred(relay)
     for fields in (
-        {"last": None, "created": clock.now() + DAY},  # FUTURERELEASE
-        {"last": attempt(clock.now() - 2 * DAY)},  # chosen after an attempt of the past
-        {"last": attempt(clock.now()), "act": "0123abcd"},  # retry --at
+        {"last": None, "created": relay.clock.now() + DAY},  # FUTURERELEASE
+        {"last": attempt(relay.clock.now() - 2 * DAY)},  # chosen after an attempt of the past
+        {"last": attempt(relay.clock.now()), "act": "0123abcd"},  # retry --at
     ):
-        before = await changed(relay, next_attempt=clock.now() + DAY, **fields)
-        clock.step(-2 * MINUTE)
+        before = await changed(relay, next_attempt=relay.clock.now() + DAY, **fields)
+        relay.clock.step(-2 * MINUTE)
         await watch.look()
         assert await relay.stored() == [before]
     assert [each["corrected"] for each in relay.sink.named("clock-set-back")] == [0, 0, 0]
 
 
-async def test_nothing_is_read_while_the_clock_goes_on_as_it_should(relay: Relay) -> None:
-    clock = clock_of(relay)
-    watch = watch_of(relay)
-    watch.start(MessageIdSource(clock).next())
+async def test_nothing_is_read_while_the_clock_goes_on_as_it_should(relay: Watched) -> None:
+    watch = relay.watch()
+    watch.start(MessageIdSource(relay.clock).next())
     await asyncio.sleep(0)
     for seconds in (30.0, DAY):
-        clock.advance(seconds)
-        clock.step(-1.0)  # NTP
+        relay.clock.advance(seconds)
+        relay.clock.step(-1.0)  # NTP
         await watch.look()
     await watch.stop()
     assert relay.sink.named("clock-set-back") == []
 
 
-async def test_an_undo_restores_due_times_by_the_clock_as_it_is_now(relay: Relay, tmp_path: Path) -> None:
-    clock, operations = clock_of(relay), operations_of(relay, tmp_path)
+async def test_an_undo_restores_due_times_by_the_clock_as_it_is_now(relay: Watched, tmp_path: Path) -> None:
+    operations = relay.operations(tmp_path)
     await deferred(relay)
-    hold = Act(id="00000001", at=clock.now(), verb="hold")
+    hold = Act(id="00000001", at=relay.clock.now(), verb="hold")
     assert (await operations.hold(QueueFilter(), act=hold)).changed == 1
-    clock.step(-DAY)
-    await watch_of(relay).look()
-    undo = Act(id="00000002", at=clock.now(), verb="undo", undoes=hold.id)
+    relay.clock.step(-DAY)
+    await relay.watch().look()
+    undo = Act(id="00000002", at=relay.clock.now(), verb="undo", undoes=hold.id)
     assert (await operations.undo(hold, undo)).changed == 1
-    (stored,) = await relay.stored()
-    assert (stored.held, stored.next_attempt) == (False, clock.now() + MINUTE)
+    stored = await relay.one()
+    assert (stored.held, stored.next_attempt) == (False, relay.clock.now() + MINUTE)
     # The undo is undone as well.
-    again = Act(id="00000003", at=clock.now(), verb="undo", undoes=undo.id)
+    again = Act(id="00000003", at=relay.clock.now(), verb="undo", undoes=undo.id)
     assert (await operations.undo(undo, again)).changed == 1
-    assert (await relay.stored())[0].held
+    assert (await relay.one()).held
 
 
-async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_ends(relay: Relay) -> None:
-    clock, operations = clock_of(relay), operations_of(relay)
-    order = Order(id="0123abcd", effect=SUSPEND, reason="a test", who="ann", since=clock.now())
+async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_ends(relay: Watched) -> None:
+    operations = relay.operations()
+    order = Order(id="0123abcd", effect=SUSPEND, reason="a test", who="ann", since=relay.clock.now())
     await deferred(relay)
     await changed(relay, held=True, act=order.id)
-    clock.step(-DAY)
-    await watch_of(relay).look()
+    relay.clock.step(-DAY)
+    await relay.watch().look()
     assert await operations.release_orders([order]) == 1
-    (stored,) = await relay.stored()
-    assert (stored.held, stored.next_attempt) == (False, clock.now() + MINUTE)
+    stored = await relay.one()
+    assert (stored.held, stored.next_attempt) == (False, relay.clock.now() + MINUTE)
     # New mail that the order held is due now.
     await changed(relay, held=True, act=order.id, next_attempt=0.0, last=None)
     assert await operations.release_orders([order]) == 1
-    assert (await relay.stored())[0].next_attempt == clock.now()
+    assert (await relay.one()).next_attempt == relay.clock.now()
 
 
 async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_release_of_a_sender(
-    relay: Relay,
+    relay: Watched,
 ) -> None:
-    clock, operations = clock_of(relay), operations_of(relay)
+    operations = relay.operations()
     await deferred(relay)
     await operations.hold(QueueFilter())
-    clock.step(-DAY)
+    relay.clock.step(-DAY)
     assert (await operations.release(QueueFilter())).changed == 1
     await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
     # A list that was not attempted yet, and mail that its sender holds back.
     for fields, due in (
-        ({"next_attempt": clock.now() + DAY - OVERDUE}, clock.now()),
-        ({}, clock.now() + DAY),
+        ({"next_attempt": relay.clock.now() + DAY - OVERDUE}, relay.clock.now()),
+        ({}, relay.clock.now() + DAY),
     ):
-        release = {"created": clock.now() + DAY, "next_attempt": clock.now() + DAY}
+        release = {"created": relay.clock.now() + DAY, "next_attempt": relay.clock.now() + DAY}
         before = await changed(relay, **{"last": None, "held": True, **release, **fields})
-        assert before.released_at(clock.now()) == due
+        assert before.released_at(relay.clock.now()) == due
 
 
-async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Relay) -> None:
-    clock = clock_of(relay)
+async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Watched) -> None:
     await deferred(relay)
-    watch = watch_of(relay)
-    born = clock.now()
-    clock.step(-DAY)
+    watch = relay.watch()
+    born = relay.clock.now()
+    relay.clock.step(-DAY)
     await changed(relay, last=None, created=born, next_attempt=born - OVERDUE)
     await watch.look()
-    assert (await relay.stored())[0].next_attempt == clock.now()
+    assert (await relay.one()).next_attempt == relay.clock.now()
 
 
 async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed_or_a_day_has_passed(
-    relay: Relay, tmp_path: Path
+    relay: Watched, tmp_path: Path
 ) -> None:
-    clock, path = clock_of(relay), tmp_path / "clock.json"
-    leaps = ClockLeaps(path, clock)
-    watch = ClockWatch(operations_of(relay), events=relay.events, clock=clock, leaps=leaps)
-    before = clock.now()
-    clock.suspend(2 * DAY)  # the machine slept: no leap
-    clock.step(MINUTE)
+    path = tmp_path / "clock.json"
+    leaps = ClockLeaps(path, relay.clock)
+    watch = relay.watch(leaps)
+    before = relay.clock.now()
+    relay.clock.suspend(2 * DAY)  # the machine slept: no leap
+    relay.clock.step(MINUTE)
     assert (leaps.skipped(before), leaps.problems()) == (0.0, ())
-    clock.step(5 * DAY)
+    relay.clock.step(5 * DAY)
     assert leaps.skipped(before) == 5 * DAY
-    assert leaps.skipped(clock.now()) == 0.0
+    assert leaps.skipped(relay.clock.now()) == 0.0
     assert "jumped forward by 5d" in leaps.problems()[0]
     await watch.look()
-    again = ClockLeaps(path, clock)
+    again = ClockLeaps(path, relay.clock)
     assert again.skipped(before) == 5 * DAY, "a restart does not forget it"
     assert again.confirm()
     assert (again.skipped(before), again.problems(), again.confirm()) == (0.0, (), False)
-    clock.advance(DAY + 1)
+    relay.clock.advance(DAY + 1)
     assert (leaps.skipped(before), leaps.problems()) == (0.0, ())
-    clock.step(5 * DAY)
-    clock.step(-5 * DAY)
+    relay.clock.step(5 * DAY)
+    relay.clock.step(-5 * DAY)
     assert leaps.skipped(before) == 0.0
     await watch.look()
     assert not path.exists()
 
 
-async def test_a_leap_is_no_reason_to_expire_or_to_warn(relay: Relay, tmp_path: Path) -> None:
-    clock = clock_of(relay)
-    leaps = ClockLeaps(tmp_path / "clock.json", clock)
+async def test_a_leap_is_no_reason_to_expire_or_to_warn(relay: Watched, tmp_path: Path) -> None:
+    leaps = ClockLeaps(tmp_path / "clock.json", relay.clock)
     relay.settler._callbacks = SettlerCallbacks(
         paused=lambda delivery, message, where: leaps.skipped(delivery.created)
     )
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
-    clock.step(30 * DAY)
+    relay.clock.step(30 * DAY)
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
     assert not relay.sink.named("dsn")
     assert leaps.confirm()
-    clock.advance(MINUTE)
+    relay.clock.advance(MINUTE)
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: len(relay.sink.named("expired")) == 1)

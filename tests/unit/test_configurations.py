@@ -7,8 +7,8 @@ said of it:
     ~ path: words    a note, wherever it stands
     ~                no note at all
 
-are tried by `check-config`, which opens the files and imports the code that they name, those in `/here`.
-are tried by `check-config`, which opens the files and imports the code that they name: those in `/here`.
+There are as many problems as the case has. Where it has notes, there are as many of those. Cases in
+`checked/` are tried by `check-config`, which opens the files and imports the code that they name.
 """
 
 from __future__ import annotations

@@ -129,6 +129,11 @@ def test_any_line_is_a_user_or_nothing_or_a_problem_in_words(line: str) -> None:
 # ---- reading ---------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "credentials"
+
+
 def test_a_file_that_cannot_be_read_is_named_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match=r"none: No such file") as caught:
         credentials.read(tmp_path / "none")
@@ -137,16 +142,14 @@ def test_a_file_that_cannot_be_read_is_named_with_its_cause(tmp_path: Path) -> N
         credentials.read(tmp_path)
 
 
-def test_what_is_not_utf_8_is_named_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+def test_what_is_not_utf_8_is_named_with_its_line(file: Path) -> None:
     file.write_bytes(b"# one\n# t\xffwo\n")
     with pytest.raises(CredentialsError, match="credentials:2: not UTF-8"):
         credentials.read(file)
 
 
-def test_a_file_is_not_read_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_read_without_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "MAX_FILE", 10)
-    file = tmp_path / "credentials"
     file.write_text("# 456789\n\n")
     assert credentials.read(file) == {}
     file.write_text("# 456789\n\n\n")
@@ -157,8 +160,7 @@ def test_a_file_is_not_read_without_end(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- changing --------------------------------------------------------------------------------
 
 
-def test_a_change_keeps_comments_order_and_the_other_users(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+def test_a_change_keeps_comments_order_and_the_other_users(file: Path) -> None:
     file.write_text(f"# first\n{format_line(user('a'))}\n\n# second\n{format_line(user('b'))}")
     changed = user("a", "another password", "example.com")
     assert not change_user(file, "a", lambda _: changed)
@@ -171,16 +173,14 @@ def test_a_change_keeps_comments_order_and_the_other_users(tmp_path: Path) -> No
     assert "# second\n" in file.read_text()
 
 
-def test_a_new_file_is_not_for_everybody(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+def test_a_new_file_is_not_for_everybody(file: Path) -> None:
     assert change_user(file, "app", lambda _: user())
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert credentials.read(file) == {"app": user()}
-    assert list(tmp_path.iterdir()) == [file]
+    assert list(file.parent.iterdir()) == [file]
 
 
-def test_mode_and_owner_stay(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+def test_mode_and_owner_stay(file: Path) -> None:
     file.write_text("")
     file.chmod(0o644)
     before = file.stat()
@@ -190,11 +190,8 @@ def test_mode_and_owner_stay(tmp_path: Path) -> None:
     assert after.st_ino != before.st_ino
 
 
-def test_the_owner_is_given_back_or_nothing_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_owner_is_given_back_or_nothing_is_changed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only root can make files of others, so the kernel's answers are those that root's file would get."""
-    file = tmp_path / "credentials"
     file.write_text("# there\n")
     asked: list[tuple[int, int]] = []
     real = os.fstat
@@ -213,7 +210,7 @@ def test_the_owner_is_given_back_or_nothing_is_changed(
         change_user(file, "app", lambda _: user())
     assert asked == [(file.stat().st_uid, file.stat().st_gid)]
     assert file.read_text() == "# there\n"
-    assert list(tmp_path.iterdir()) == [file]
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
@@ -226,16 +223,14 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     assert set(credentials.read(target)) == {"app"}
 
 
-def test_nothing_is_written_on_top_of_a_file_that_is_wrong(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+def test_nothing_is_written_on_top_of_a_file_that_is_wrong(file: Path) -> None:
     file.write_text("app:what is this\n")
     with pytest.raises(CredentialsError, match="credentials:1: "):
         change_user(file, "b", lambda _: user("b"))
     assert file.read_text() == "app:what is this\n"
 
 
-def test_a_change_that_is_refused_leaves_the_file_alone(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+def test_a_change_that_is_refused_leaves_the_file_alone(file: Path) -> None:
     file.write_text(file_of(user()))
     before = file.stat().st_ino, file.stat().st_mtime_ns, file.read_text()
 
@@ -247,11 +242,10 @@ def test_a_change_that_is_refused_leaves_the_file_alone(tmp_path: Path) -> None:
         change_user(file, "app", refuse)
     change_user(file, "app", lambda there: there)
     assert (file.stat().st_ino, file.stat().st_mtime_ns, file.read_text()) == before
-    assert list(tmp_path.iterdir()) == [file]
+    assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_full_disk_leaves_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "credentials"
+def test_a_full_disk_leaves_the_file_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("# there\n")
 
     def full(_descriptor: int) -> None:
@@ -261,7 +255,7 @@ def test_a_full_disk_leaves_the_file_alone(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CredentialsError, match="No space left"):
         change_user(file, "app", lambda _: user())
     assert file.read_text() == "# there\n"
-    assert list(tmp_path.iterdir()) == [file]
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:

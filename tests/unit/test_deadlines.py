@@ -26,19 +26,18 @@ def nothing(deadlines: Deadlines, now: float) -> None:
 
 
 SOME_MAIL = object()
+handshake, established, chunk_complete = (
+    Deadlines.began_handshake,
+    Deadlines.established,
+    Deadlines.chunk_complete,
+)
+paused, resumed = Deadlines.paused, Deadlines.resumed
+TOO_SLOW, TOO_LONG = Reason.DATA_RATE, Reason.TRANSACTION_TIME
 
 
 def deadlines_of(*, idle: float, transaction: float, min_rate: int = 0) -> Deadlines:
     limits = ListenerSettings(idle_timeout=idle, transaction_timeout=transaction, min_data_rate=min_rate)
     return Deadlines(0.0, limits)
-
-
-def handshake(deadlines: Deadlines, now: float) -> None:
-    deadlines.began_handshake(now)
-
-
-def established(deadlines: Deadlines, now: float) -> None:
-    deadlines.established(now)
 
 
 def noop(deadlines: Deadlines, now: float) -> None:
@@ -62,21 +61,9 @@ def octets(count: int) -> Step:
     return step
 
 
-def chunk_complete(deadlines: Deadlines, now: float) -> None:
-    deadlines.chunk_complete(now)
-
-
 def end_of_data(deadlines: Deadlines, now: float) -> None:
     deadlines.complete()
     deadlines.answered(now, None)
-
-
-def paused(deadlines: Deadlines, now: float) -> None:
-    deadlines.paused(now)
-
-
-def resumed(deadlines: Deadlines, now: float) -> None:
-    deadlines.resumed(now)
 
 
 # What happens when, when the client is late, and why.
@@ -84,7 +71,7 @@ TABLE: list[tuple[list[tuple[float, Step]], float, Reason, str]] = [
     ([], 10, Reason.IDLE, "silence from the start"),
     ([(9, noop)], 19, Reason.IDLE, "idle time starts again with each answer"),
     ([(1, mail)], 11, Reason.IDLE, "silence inside a transaction"),
-    ([(n, mail) for n in range(1, 101, 9)], 101, Reason.TRANSACTION_TIME, "many commands, no end"),
+    ([(n, mail) for n in range(1, 101, 9)], 101, TOO_LONG, "many commands, no end"),
     (
         [*((n, mail) for n in range(1, 93, 9)), (93, noop), (94, mail)],
         104,
@@ -92,50 +79,35 @@ TABLE: list[tuple[list[tuple[float, Step]], float, Reason, str]] = [
         "RSET ends a transaction",
     ),
     ([(0, handshake)], 10, Reason.IDLE, "a handshake is not excused from the idle time"),
-    ([(1, body), (2, octets(1)), (10, octets(1))], 11.04, Reason.DATA_RATE, "two octets in ten seconds"),
+    ([(1, body), (2, octets(1)), (10, octets(1))], 11.04, TOO_SLOW, "two octets in ten seconds"),
     (
         [(1, body), (2, octets(500)), (11, octets(0)), (20, octets(0))],
         21,
-        Reason.DATA_RATE,
+        TOO_SLOW,
         "500 octets buy ten seconds",
     ),
     ([(1, body), (9, octets(10_000))], 19, Reason.IDLE, "what came fast does not excuse silence"),
-    (
-        [(0, body), *((n, octets(500)) for n in range(5, 101, 5))],
-        100,
-        Reason.TRANSACTION_TIME,
-        "fast, but no end",
-    ),
+    ([(0, body), *((n, octets(500)) for n in range(5, 101, 5))], 100, TOO_LONG, "fast, but no end"),
     ([(1, body), (5, octets(10)), (6, end_of_data)], 16, Reason.IDLE, "a small slow message ends in time"),
     ([(1, body), (5, octets(1)), (6, chunk_complete), (15, noop)], 25, Reason.IDLE, "a chunk ends its clock"),
-    (
-        [(1, body), (6, chunk_complete), (9, body), (18, octets(1))],
-        19.02,
-        Reason.DATA_RATE,
-        "each chunk has one",
-    ),
+    ([(1, body), (6, chunk_complete), (9, body), (18, octets(1))], 19.02, TOO_SLOW, "each chunk has one"),
     (
         [(1, body), (2, octets(9999)), (3, chunk_complete), (4, body), (13, octets(0))],
         14,
-        Reason.DATA_RATE,
+        TOO_SLOW,
         "one chunk does not pay for the next",
     ),
-    (
-        [(1, body), (5, paused), (50, resumed), (55, octets(1))],
-        56.02,
-        Reason.DATA_RATE,
-        "our pause is not its time",
-    ),
+    ([(1, body), (5, paused), (50, resumed), (55, octets(1))], 56.02, TOO_SLOW, "our pause is not its time"),
     (
         [(1, mail), (5, paused), (65, resumed), *((n, mail) for n in range(66, 161, 9))],
         161,
-        Reason.TRANSACTION_TIME,
+        TOO_LONG,
         "nor is it the transaction's",
     ),
     (
         [(1, body), (5, paused), (6, paused), (50, resumed), (51, resumed), (55, octets(1))],
         56.02,
-        Reason.DATA_RATE,
+        TOO_SLOW,
         "saying it twice changes nothing",
     ),
     ([(5, paused), (50, resumed)], 60, Reason.IDLE, "after a pause it has the whole idle time"),
@@ -150,7 +122,7 @@ def started(steps: list[tuple[float, Step]]) -> Deadlines:
 
 
 @pytest.mark.parametrize(("steps", "late", "why", "reason"), TABLE, ids=[row[3] for row in TABLE])
-def test_a_client_is_late_at_its_deadline_and_not_before(
+def test_a_client_is_late_at_its_deadline_and_not_before_and_is_looked_at_then(
     steps: list[tuple[float, Step]], late: float, why: Reason, reason: str
 ) -> None:
     for done in range(len(steps)):
@@ -161,13 +133,7 @@ def test_a_client_is_late_at_its_deadline_and_not_before(
     assert answer is not None, reason
     assert answer.reason is why
     assert str(answer.reply).startswith("421 4.4.2")
-
-
-@pytest.mark.parametrize(("steps", "late", "why", "reason"), TABLE, ids=[row[3] for row in TABLE])
-def test_the_next_look_is_at_the_deadline_or_before(
-    steps: list[tuple[float, Step]], late: float, why: Reason, reason: str
-) -> None:
-    deadlines = started(steps)
+    # The next look is at the deadline or before.
     now, looks = (steps[-1][0] if steps else 0.0), 0
     while deadlines.late(now) is None:
         look = deadlines.next_look(now)

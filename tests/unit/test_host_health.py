@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zonerelay.delivery.connection.session_limits import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -14,9 +16,19 @@ from zonerelay.model.clock import ManualClock
 KEY = "192.0.2.1:25"
 
 
-def test_a_host_that_failed_is_down_for_a_while_and_then_one_may_try_it() -> None:
-    clock = ManualClock()
-    health = DeadHosts(clock)
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def health(clock: ManualClock) -> DeadHosts:
+    return DeadHosts(clock)
+
+
+def test_a_host_that_failed_is_down_for_a_while_and_then_one_may_try_it(
+    clock: ManualClock, health: DeadHosts
+) -> None:
     assert not health.is_down(KEY)
     health.failed(KEY)
     clock.advance(FIRST_PAUSE - 1)
@@ -25,9 +37,7 @@ def test_a_host_that_failed_is_down_for_a_while_and_then_one_may_try_it() -> Non
     assert [health.is_down(KEY) for _ in range(3)] == [False, True, True]
 
 
-def test_each_failed_probe_doubles_the_pause_up_to_the_longest() -> None:
-    clock = ManualClock()
-    health = DeadHosts(clock)
+def test_each_failed_probe_doubles_the_pause_up_to_the_longest(clock: ManualClock, health: DeadHosts) -> None:
     pauses = []
     for _ in range(7):
         health.failed(KEY)
@@ -40,18 +50,14 @@ def test_each_failed_probe_doubles_the_pause_up_to_the_longest() -> None:
     assert LONGEST_PAUSE == 600
 
 
-def test_many_that_fail_together_are_one_failure() -> None:
-    clock = ManualClock()
-    health = DeadHosts(clock)
+def test_many_that_fail_together_are_one_failure(clock: ManualClock, health: DeadHosts) -> None:
     for _ in range(10):
         health.failed(KEY)
     clock.advance(FIRST_PAUSE)
     assert not health.is_down(KEY)
 
 
-def test_a_host_that_talks_is_forgotten_with_all_its_failures() -> None:
-    clock = ManualClock()
-    health = DeadHosts(clock)
+def test_a_host_that_talks_is_forgotten_with_all_its_failures(clock: ManualClock, health: DeadHosts) -> None:
     health.failed(KEY)
     clock.advance(FIRST_PAUSE)
     assert not health.is_down(KEY)
@@ -64,9 +70,7 @@ def test_a_host_that_talks_is_forgotten_with_all_its_failures() -> None:
     assert not health.is_down(KEY)
 
 
-def test_a_probe_that_never_reports_back_makes_way_for_another() -> None:
-    clock = ManualClock()
-    health = DeadHosts(clock)
+def test_a_probe_that_never_reports_back_makes_way_for_another(clock: ManualClock, health: DeadHosts) -> None:
     health.failed(KEY)
     clock.advance(FIRST_PAUSE)
     assert not health.is_down(KEY)
@@ -74,9 +78,7 @@ def test_a_probe_that_never_reports_back_makes_way_for_another() -> None:
     assert not health.is_down(KEY)
 
 
-def test_looking_makes_nobody_a_probe() -> None:
-    clock = ManualClock()
-    health = DeadHosts(clock)
+def test_looking_makes_nobody_a_probe(clock: ManualClock, health: DeadHosts) -> None:
     health.failed(KEY)
     assert health.looks_down(KEY)
     clock.advance(FIRST_PAUSE)
@@ -84,8 +86,7 @@ def test_looking_makes_nobody_a_probe() -> None:
     assert not health.is_down(KEY)
 
 
-def test_memory_is_bounded() -> None:
-    health = DeadHosts(ManualClock())
+def test_memory_is_bounded(health: DeadHosts) -> None:
     for number in range(MAX_REMEMBERED + 10):
         health.failed(f"host{number}:25")
     assert not health.is_down("host0:25")
