@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.queueing import DELIVERED, delivery, prove, route_to
-from zonerelay.config.settings import RetrySettings, ZoneSettings
+from tests.support.plans import NOW, PlanBed
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
-from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 SATURATED, IDLE = 0.95, 0.2
-PUT_OFF = 1.0
+PUT_OFF = NOW - 1
 """`next_attempt` of what was deferred before."""
 
 
@@ -129,26 +128,16 @@ def test_nothing_stands_still_longer_than_until_the_next_look(
         assert not throttle.is_used_up
 
 
-class Zone:
-    """A zone's plan for ten known hosts and more, some with deferred mail, some with fresh."""
+class Zone(PlanBed):
+    """A zone's plan for known hosts and others, some with deferred mail, some with fresh."""
 
     def __init__(self, *, known: bool = True) -> None:
         self.throttle = BacklogThrottle()
-        self.queue = ZonePlan(ZoneSettings(max_connections=4), RetrySettings(), throttle=self.throttle)
-        self._known = known
-        self._count = 0
+        super().__init__(proven=known, driver={"throttle": self.throttle}, max_connections=4)
 
-    def add(self, name: str, count: int, *, deferred: bool, priority: Priority = Priority.NORMAL) -> None:
-        due = PUT_OFF if deferred else 0.0
+    def put_in(self, name: str, count: int, **more: Any) -> None:
         for number in range(count):
-            self._count += 1
-            one = delivery(f"u@{name}{number}.example", message_id=f"{self._count:016x}", next_attempt=due)
-            self.queue.add([one], 10.0, priority)
-        while domains := self.queue.take_look_ups():
-            for domain in domains:
-                self.queue.found(domain, route_to("default", f"mx.{domain}"), 10.0)
-                if self._known:
-                    prove(self.queue)
+            self.add(f"{name}{number}.example", **more)
 
     def use_up(self) -> None:
         run(self.throttle, 3.0, fresh=50, other=50, busy=SATURATED)
@@ -161,19 +150,15 @@ class Zone:
 
     def send(self) -> list[str]:
         """The names that batches go to until nothing may start any more."""
-        sent = []
-        while (work := self.queue.next_work(10.0)) is not None:
-            sent.append(work.deliveries[0].domain[:3])
-            self.queue.finished(work, [DELIVERED], 10.0)
-        return sent
+        return [each.domain[:3] for each in self.sent()]
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_only_fresh_mail_starts_until_the_next_look_and_then_the_rest(*, known: bool) -> None:
     zone = Zone(known=known)
     zone.use_up()
-    zone.add("old", 5, deferred=True)
-    zone.add("new", 5, deferred=False)
+    zone.put_in("old", 5, due=PUT_OFF)
+    zone.put_in("new", 5)
     assert zone.send() == ["new"] * 5
     assert zone.queue.active == 0
     zone.let_go()
@@ -183,8 +168,8 @@ def test_only_fresh_mail_starts_until_the_next_look_and_then_the_rest(*, known: 
 def test_urgent_mail_that_has_waited_waits_as_well_and_blocks_nobody() -> None:
     zone = Zone()
     zone.use_up()
-    zone.add("old", 2, deferred=True, priority=Priority.HIGH)
-    zone.add("new", 3, deferred=False)
+    zone.put_in("old", 2, due=PUT_OFF, priority=Priority.HIGH)
+    zone.put_in("new", 3)
     assert zone.send() == ["new"] * 3
     zone.let_go()
     assert zone.send() == ["old"] * 2
@@ -192,8 +177,8 @@ def test_urgent_mail_that_has_waited_waits_as_well_and_blocks_nobody() -> None:
 
 def test_starts_are_counted_by_what_is_sent() -> None:
     zone = Zone()
-    zone.add("old", 3, deferred=True)
-    zone.add("new", 2, deferred=False)
+    zone.put_in("old", 3, due=PUT_OFF)
+    zone.put_in("new", 2)
     zone.throttle.started(is_fresh=False)
     zone.send()
     assert (zone.throttle._fresh, zone.throttle._other) == (2, 1 + 3)

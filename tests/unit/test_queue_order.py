@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
-from tests.support.queueing import DELIVERED, delivery, prove, route_to
-from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.clock import ManualClock
+from tests.support.plans import NOW, PlanBed
+from tests.support.queueing import delivery
 from zonerelay.queue.destination.backlog import Backlog, MessageRow
-from zonerelay.queue.zone.plan import ZonePlan
-
-NOW = ManualClock().now()
 
 
 def message(number: int) -> str:
@@ -89,21 +87,8 @@ def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_ma
 @pytest.mark.parametrize("proven", [True, False])
 def test_a_single_message_passes_hundreds_of_destinations_with_deferred_mail(*, proven: bool) -> None:
     """As the simulation showed: it waited a quarter of a minute behind 4,000 that had come due together."""
-    queue = ZonePlan(ZoneSettings(max_connections=2), RetrySettings())
+    plan = PlanBed(proven=proven, max_connections=2)
     for number in range(300):
-        mail = delivery(f"u@d{number}.example", message_id=message(number), next_attempt=NOW - 1)
-        queue.add([mail], NOW)
-    queue.add([delivery("single@idle.example", message_id=message(999))], NOW)
-    while domains := queue.take_look_ups():
-        for domain in domains:
-            queue.found(domain, route_to("default", f"mx.{domain}"), NOW)
-    if proven:
-        prove(queue)
-    order: list[str] = []
-    while len(order) < 5:
-        work = queue.next_work(NOW)
-        if work is None:
-            raise AssertionError("a slot is free and mail waits")
-        order.append(work.deliveries[0].recipient)
-        queue.finished(work, [DELIVERED], NOW)
-    assert "single@idle.example" in order
+        plan.queue.add(plan.mail(f"d{number}.example", due=NOW - 1), NOW)
+    plan.add("idle.example")
+    assert "idle.example" in [each.domain for each in islice(plan.sent(), 5)]

@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.queueing import DELIVERED, delivery, plan_claim, route_to, wants_claim
-from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery
+from tests.support.plans import PlanBed
+from tests.support.queueing import plan_claim, wants_claim
 from zonerelay.model.queue_name import Priority, parse_queue, queue_of, queues_of
 from zonerelay.queue.destination.backlog import STRIDE, Precedence
-from zonerelay.queue.zone.plan import ZonePlan
 
-NOW = 1_700_000_000.0
 HIGH, NORMAL, BULK = Priority
 
 
-def mail(n: int, priority: Priority, domain: str = "example.com") -> Delivery:
-    return delivery(f"u@{domain}", message_id=f"{n:016x}", queue=queue_of("default", priority))
+class Plan(PlanBed):
+    """One connection, and mail for example.com."""
 
+    def __init__(self, *claims: tuple[Priority, int]) -> None:
+        super().__init__(max_connections=1)
+        for priority, count in claims:
+            self.add("example.com", count, priority=priority)
 
-def plan(*claims: tuple[Priority, int], connections: int = 1, **zone: object) -> ZonePlan:
-    """One window each of so many deliveries, to one destination each where `domains` is not given."""
-    queue = ZonePlan(ZoneSettings(max_connections=connections, **zone), RetrySettings())  # type: ignore[arg-type]  # fields by name
-    for priority, count in claims:
-        add(queue, priority, count)
-    return queue
-
-
-def add(queue: ZonePlan, priority: Priority, count: int, *, domain: str = "example.com") -> None:
-    queue.add([mail(n, priority, domain) for n in range(count)], NOW, priority)
-    for each in queue.take_look_ups():
-        queue.found(each, route_to("default", each), NOW)
-
-
-def sent(queue: ZonePlan, count: int) -> list[Priority]:
-    """The priorities of the next messages, with one connection."""
-    order = []
-    for _ in range(count):
-        work = queue.next_work(NOW)
-        assert work is not None
-        order.append(work.deliveries[0].priority)
-        queue.finished(work, [DELIVERED], NOW)
-    return order
+    def priorities(self, count: int) -> list[Priority]:
+        """Of the next messages."""
+        return [each.priority for each in islice(self.sent(), count)]
 
 
 def test_names_of_queues_hold_the_zone_and_the_priority() -> None:
@@ -77,80 +58,77 @@ def test_shares_of_a_long_run() -> None:
 
 
 def test_urgent_mail_has_the_next_turn_in_a_line_and_the_rest_moves_on() -> None:
-    queue = plan((BULK, 200), (NORMAL, 200))
-    sent(queue, 40)
-    add(queue, HIGH, 3)
-    order = sent(queue, 20)
+    plan = Plan((BULK, 200), (NORMAL, 200))
+    plan.priorities(40)
+    plan.add("example.com", 3, priority=HIGH)
+    order = plan.priorities(20)
     assert HIGH in order[:1]
     assert order.count(HIGH) == 3
-    assert {NORMAL, BULK} <= set(sent(queue, 40))
+    assert {NORMAL, BULK} <= set(plan.priorities(40))
 
 
 def test_within_a_priority_the_oldest_goes_first() -> None:
-    queue = plan((HIGH, 3), (NORMAL, 3))
+    plan = Plan((HIGH, 3), (NORMAL, 3))
     ids: dict[Priority, list[str]] = {HIGH: [], NORMAL: []}
-    while (work := queue.next_work(NOW)) is not None:
-        ids[work.deliveries[0].priority].append(work.message_id)
-        queue.finished(work, [DELIVERED], NOW)
+    for each in plan.sent():
+        ids[each.priority].append(each.message_id)
     for found in ids.values():
         assert found == sorted(found)
         assert len(found) == 3
 
 
 def test_a_destination_with_urgent_mail_is_served_before_hundreds_of_others() -> None:
-    queue = plan()
+    plan = Plan()
     for n in range(300):
-        add(queue, NORMAL, 2, domain=f"d{n}.example")
-    add(queue, HIGH, 1, domain="idle.example")
-    assert HIGH in sent(queue, 2)
+        plan.add(f"d{n}.example", 2, priority=NORMAL)
+    plan.add("idle.example", 1, priority=HIGH)
+    assert HIGH in plan.priorities(2)
 
 
 def test_a_destination_that_stands_in_the_ring_already_is_hastened() -> None:
-    queue = plan()
+    plan = Plan()
     for n in range(300):
-        add(queue, NORMAL, 2, domain=f"d{n}.example")
-    add(queue, HIGH, 1, domain="d299.example")
-    assert HIGH in sent(queue, 2)
-    assert len(sent(queue, 599)) == 599
-    assert queue.next_work(NOW) is None
-    assert queue.waiting == 0
+        plan.add(f"d{n}.example", 2, priority=NORMAL)
+    plan.add("d299.example", 1, priority=HIGH)
+    assert HIGH in plan.priorities(2)
+    assert len(plan.priorities(599)) == 599
+    assert not plan.priorities(1)
+    assert plan.queue.waiting == 0
 
 
 def test_a_full_window_of_bulk_mail_leaves_room_for_urgent_mail() -> None:
-    queue = ZonePlan(ZoneSettings(next_hop="hop"), RetrySettings(), window=100)
-    queue.add([mail(n, BULK) for n in range(100)], NOW, BULK)
-    assert not wants_claim(queue, {BULK})
-    claim = plan_claim(queue, {HIGH, BULK})
+    plan = PlanBed(next_hop="hop", window=100)
+    plan.add("example.com", 100, priority=BULK)
+    assert not wants_claim(plan.queue, {BULK})
+    claim = plan_claim(plan.queue, {HIGH, BULK})
     assert claim is not None
     assert (claim.priority, claim.limit) == (HIGH, 100)
 
 
 def test_claims_take_turns_too() -> None:
-    queue = ZonePlan(ZoneSettings(), RetrySettings())
+    queue = PlanBed().queue
     plans = [plan_claim(queue, set(Priority)) for _ in range(31)]
     assert Counter(each.priority for each in plans if each is not None) == {HIGH: 25, NORMAL: 5, BULK: 1}
 
 
 def test_withdrawn_and_drained_deliveries_are_found_whatever_their_priority() -> None:
-    queue = plan((HIGH, 2), (NORMAL, 2), (BULK, 2))
-    queue.withdraw([mail(0, HIGH).key, mail(1, BULK).key])
-    assert queue.waiting == 4
-    assert [each.priority for each in chain.from_iterable(queue.drain())] == [HIGH, NORMAL, NORMAL, BULK]
-    assert queue.waiting == 0
+    plan = Plan((HIGH, 2), (NORMAL, 2), (BULK, 2))
+    withdrawn = [plan.mail("example.com", priority=priority) for priority in (HIGH, BULK)]
+    for some in withdrawn:
+        plan.queue.add(some, plan.now, some[0].priority)
+    plan.queue.withdraw([each.key for some in withdrawn for each in some])
+    assert plan.queue.waiting == 6
+    left = [each.priority for each in chain.from_iterable(plan.queue.drain())]
+    assert left == [HIGH, HIGH, NORMAL, NORMAL, BULK, BULK]
+    assert plan.queue.waiting == 0
 
 
 def test_a_destination_that_is_often_hastened_has_no_more_turns_than_its_neighbours() -> None:
-    queue = plan()
-    add(queue, NORMAL, 600, domain="hastened.example")
-    add(queue, NORMAL, 600, domain="other.example")
-    for n in range(100):
-        sent(queue, 2)
-        queue.add([mail(1000 + n, HIGH, "hastened.example")], NOW, HIGH)
-    turns = Counter[str]()
-    for _ in range(200):
-        work = queue.next_work(NOW)
-        assert work is not None
-        if work.deliveries[0].priority is NORMAL:
-            turns[work.deliveries[0].domain] += 1
-        queue.finished(work, [DELIVERED], NOW)
+    plan = Plan()
+    plan.add("hastened.example", 600, priority=NORMAL)
+    plan.add("other.example", 600, priority=NORMAL)
+    for _ in range(100):
+        plan.priorities(2)
+        plan.add("hastened.example", priority=HIGH)
+    turns = Counter(each.domain for each in islice(plan.sent(), 200) if each.priority is NORMAL)
     assert abs(turns["hastened.example"] - turns["other.example"]) <= 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
-from zonerelay.config.settings import RetrySettings, ZoneSettings
+from tests.support.plans import RETRY, PlanBed
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.values import SlotGrant
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import Mailbox
@@ -24,39 +26,21 @@ IN_DOUBT = structs.replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
 )
 NO_TLS = structs.replace(DEFERRED, reply=Reply(451, "7.30", "no STARTTLS"), scope=Scope.MESSAGE, local=True)
-NOW = 1_700_000_000.0
-RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
 
 
-class Plan:
+class Plan(PlanBed):
     """20 connections, 10 to one destination."""
 
-    def __init__(self, **zone: object) -> None:
-        zone.setdefault("max_connections", 20)
-        self.queue = ZonePlan(ZoneSettings(**zone), RETRY)  # type: ignore[arg-type]  # fields by name
-        self.now = NOW
-        self.works: list[Work] = []
-        self._number = 0
+    def __init__(self, **zone: Any) -> None:
+        super().__init__(**{"max_connections": 20, **zone})
 
-    def add(self, name: str, count: int = 30) -> None:
-        for _ in range(count):
-            self._number += 1
-            mail = delivery(f"u@{name}.example", message_id=f"{self._number:016x}")
-            self.queue.add([mail], self.now)
-        for wanted in self.queue.take_look_ups():
-            self.queue.found(wanted, route_to("default", f"mx.{wanted}", expires=1e12), self.now)
+    def add(self, domain: str, count: int = 30, **more: Any) -> None:
+        super().add(domain, count, **more)
 
-    def start(self) -> Counter[str]:
+    def active(self) -> Counter[str]:
         """How many are active where, once no more start."""
-        while (work := self.queue.next_work(self.now)) is not None:
-            self.works.append(work)
-        return Counter(_name(work) for work in self.works)
-
-    def finish(self, name: str, outcome: Outcome = DELIVERED, *, seconds: float = 0.2) -> None:
-        work = next(each for each in self.works if _name(each) == name)
-        self.works.remove(work)
-        work.seconds = seconds
-        self.queue.finished(work, [outcome], self.now)
+        self.start()
+        return Counter(map(_name, self.works))
 
     def fail(self, name: str) -> None:
         """All that is active there finds no host."""
@@ -65,7 +49,7 @@ class Plan:
 
 
 def _name(work: Work) -> str:
-    return work.deliveries[0].domain.partition(".")[0]
+    return work.deliveries[0].domain
 
 
 @pytest.fixture
@@ -77,42 +61,42 @@ def test_two_silent_hosts_do_not_hold_up_everybody_elses_mail(plan: Plan) -> Non
     """As was seen: ten connections each, no greeting, and no other mail for five minutes."""
     plan.add("silent1")
     plan.add("silent2")
-    assert plan.start() == {"silent1": 1, "silent2": 1}
+    assert plan.active() == {"silent1": 1, "silent2": 1}
     plan.add("good")
-    assert plan.start()["good"] == 1
+    assert plan.active()["good"] == 1
     plan.finish("good")
-    assert plan.start()["good"] == 10
+    assert plan.active()["good"] == 10
 
 
 def test_many_silent_hosts_leave_three_eighths_to_those_that_answer(plan: Plan) -> None:
     plan.add("good")
-    plan.start()
+    plan.active()
     plan.finish("good")
     for n in range(25):
         plan.add(f"silent{n}")
-    active = plan.start()
+    active = plan.active()
     assert active["good"] == 8
     assert active.total() == 20
     for _ in range(15):
         plan.finish("good")
-        plan.start()
-    assert plan.start()["good"] == 8
-    assert plan.start().total() == 20
+        plan.active()
+    assert plan.active()["good"] == 8
+    assert plan.active().total() == 20
 
 
 def test_hosts_that_have_failed_leave_room_for_new_ones(plan: Plan) -> None:
     for n in range(25):
         plan.add(f"silent{n}", 3)
-    while any(name.startswith("silent") for name in plan.start()):
+    while any(name.startswith("silent") for name in plan.active()):
         plan.fail(_name(plan.works[0]))
     plan.queue.take_parked()
     plan.now += 31
     for n in range(25):
         plan.add(f"silent{n}", 3)
-    assert sorted(plan.start().values()) == [1] * 5
+    assert sorted(plan.active().values()) == [1] * 5
     for n in range(16):
         plan.add(f"new{n}")
-    active = plan.start()
+    active = plan.active()
     assert sum(active[f"new{n}"] for n in range(16)) == 10
 
 
@@ -122,19 +106,19 @@ def test_hosts_that_have_failed_make_way_while_new_ones_wait(plan: Plan) -> None
     """
     for n in range(25):
         plan.add(f"dead{n}", 3)
-    while any(name.startswith("dead") for name in plan.start()):
+    while any(name.startswith("dead") for name in plan.active()):
         plan.fail(_name(plan.works[0]))
     plan.queue.take_parked()
     plan.now += 31
     for n in range(25):
         plan.add(f"dead{n}", 3)
-    assert plan.start().total() == 5
+    assert plan.active().total() == 5
     for n in range(20):
         plan.add(f"new{n}")
     for _ in range(4):
         plan.fail(next(_name(work) for work in plan.works if _name(work).startswith("dead")))
-        plan.start()
-    active = plan.start()
+        plan.active()
+    active = plan.active()
     assert sum(count for name, count in active.items() if name.startswith("dead")) == 2
     assert sum(count for name, count in active.items() if name.startswith("new")) == 12
 
@@ -142,75 +126,75 @@ def test_hosts_that_have_failed_make_way_while_new_ones_wait(plan: Plan) -> None
 def test_whoever_finds_no_room_gets_the_next_that_is_given_back(plan: Plan) -> None:
     for n in range(13):
         plan.add(f"silent{n}")
-        plan.start()
+        plan.active()
     plan.add("good", 1)
-    assert plan.start() == {f"silent{n}": 1 for n in range(12)}
+    assert plan.active() == {f"silent{n}": 1 for n in range(12)}
     plan.fail("silent3")
     plan.fail("silent4")
     left = (0, 1, 2, *range(5, 13))
-    assert plan.start() == {**{f"silent{n}": 1 for n in left}, "good": 1}
+    assert plan.active() == {**{f"silent{n}": 1 for n in left}, "good": 1}
 
 
 @pytest.mark.parametrize("outcome", [DELIVERED, DEFERRED, BOUNCED, NO_TLS])
 def test_any_answer_ends_the_probation(outcome: Outcome, plan: Plan) -> None:
     plan.add("a")
-    assert plan.start() == {"a": 1}
+    assert plan.active() == {"a": 1}
     plan.finish("a", outcome)
-    assert plan.start() == {"a": 10}
+    assert plan.active() == {"a": 10}
 
 
 @pytest.mark.parametrize("outcome", [LOCAL, NO_HOST, IN_DOUBT])
 def test_no_answer_does_not(outcome: Outcome, plan: Plan) -> None:
     plan.add("a")
-    plan.start()
+    plan.active()
     plan.finish("a", outcome)
-    assert plan.start()["a"] <= 1
+    assert plan.active()["a"] <= 1
 
 
 def test_one_that_had_to_wait_and_then_answers_waits_no_longer(plan: Plan) -> None:
     plan.add("good")
-    plan.start()
+    plan.active()
     for n in range(12):
         plan.add(f"silent{n}")
-        plan.start()
-    assert plan.start() == {"good": 1, **{f"silent{n}": 1 for n in range(11)}}
+        plan.active()
+    assert plan.active() == {"good": 1, **{f"silent{n}": 1 for n in range(11)}}
     plan.finish("good")
-    active = plan.start()
+    active = plan.active()
     assert active["good"] == 8
     assert active["silent11"] == 1
 
 
 def test_suspension_puts_back_on_probation(plan: Plan) -> None:
     plan.add("a", 100)
-    plan.start()
+    plan.active()
     plan.finish("a")
-    assert plan.start() == {"a": 10}
+    assert plan.active() == {"a": 10}
     plan.fail("a")
     plan.queue.take_parked()
     plan.now += 31
     plan.add("a")
-    assert plan.start() == {"a": 1}
+    assert plan.active() == {"a": 1}
     plan.finish("a")
-    assert plan.start() == {"a": 10}
+    assert plan.active() == {"a": 10}
 
 
 def test_a_host_that_takes_messages_and_does_not_say_so_is_on_probation_again(plan: Plan) -> None:
     plan.add("mute", 100)
-    plan.start()
+    plan.active()
     plan.finish("mute")
-    assert plan.start() == {"mute": 10}
+    assert plan.active() == {"mute": 10}
     for _ in range(9):
         plan.finish("mute", IN_DOUBT)
-        plan.start()
-    assert plan.start() == {"mute": 1}
+        plan.active()
+    assert plan.active() == {"mute": 1}
     plan.finish("mute")
-    assert plan.start() == {"mute": 10}
+    assert plan.active() == {"mute": 10}
 
 
 def test_a_next_hop_is_on_no_probation() -> None:
     plan = Plan(next_hop="hop")
     plan.add("a")
-    assert plan.start() == {"a": 10}
+    assert plan.active() == {"a": 10}
 
 
 def test_a_zone_of_one_connection_works() -> None:
@@ -218,7 +202,7 @@ def test_a_zone_of_one_connection_works() -> None:
     for n in range(4):
         plan.add(f"d{n}", 2)
     served = []
-    while plan.start():
+    while plan.active():
         served.append(_name(plan.works[0]))
         plan.finish(served[-1], NO_HOST if len(served) == 1 else DELIVERED)
     assert Counter(served) == {"d0": 1, "d1": 2, "d2": 2, "d3": 2}
@@ -227,60 +211,60 @@ def test_a_zone_of_one_connection_works() -> None:
 def test_hosts_that_answer_after_minutes_have_half_and_new_ones_find_room_beside_them(plan: Plan) -> None:
     """As the simulation showed: tarpits that had taken a message held every connection."""
     plan.add("good", 1)
-    plan.start()
+    plan.active()
     plan.finish("good")
     for n in range(10):
         plan.add(f"tarpit{n}")
     for _ in range(3):
-        plan.start()
+        plan.active()
         for work in list(plan.works):
             plan.finish(_name(work), seconds=120.0)
-    assert plan.start().total() == 10
+    assert plan.active().total() == 10
     for n in range(8):
         plan.add(f"new{n}")
-    active = plan.start()
+    active = plan.active()
     assert sum(active[f"new{n}"] for n in range(8)) == 5
     plan.add("good")
-    assert plan.start()["good"] == 5
+    assert plan.active()["good"] == 5
 
 
 def test_a_slow_one_that_becomes_quick_is_free_again(plan: Plan) -> None:
     plan.add("moody")
-    plan.start()
+    plan.active()
     plan.finish("moody", seconds=60.0)
-    assert plan.start()["moody"] == 10
+    assert plan.active()["moody"] == 10
     plan.add("other")
-    assert plan.start()["other"] == 1
+    assert plan.active()["other"] == 1
     for _ in range(3):
         plan.finish("moody", seconds=0.5)
-        plan.start()
-    assert plan.start()["moody"] == 10
+        plan.active()
+    assert plan.active()["moody"] == 10
 
 
 def test_what_is_known_of_a_destination_outlives_its_place_in_memory(plan: Plan) -> None:
     """A zone with more destinations than are kept met each of them anew, behind all silent ones."""
     plan.add("good", 1)
-    plan.start()
+    plan.active()
     plan.finish("good")
     plan.queue._forget_some(plan.now)
     assert not plan.queue._destinations
     for n in range(13):
         plan.add(f"silent{n}")
-        plan.start()
+        plan.active()
     plan.add("good", 12)
-    assert plan.start()["good"] == 8
+    assert plan.active()["good"] == 8
 
 
 def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     monkeypatch.setattr("zonerelay.queue.selection.KNOWN", 2)
     for name in ("a", "b", "c"):
         plan.add(name, 1)
-        plan.start()
+        plan.active()
         plan.finish(name)
     plan.queue._forget_some(plan.now)
     for name in ("a", "c"):
         plan.add(name)
-    assert plan.start() == {"a": 1, "c": 10}
+    assert plan.active() == {"a": 1, "c": 10}
 
 
 def test_thousands_of_domains_that_died_together_do_not_fill_the_window(plan: Plan) -> None:
@@ -289,32 +273,35 @@ def test_thousands_of_domains_that_died_together_do_not_fill_the_window(plan: Pl
     names = [f"dead{n}" for n in range(100)]
     for name in names:
         plan.add(name, 1)
-    while plan.start():
+    while plan.active():
         plan.fail(_name(plan.works[0]))
     plan.queue.take_parked()
     plan.now += 31
     for name in names:
         plan.add(name, 9)
     parked = plan.queue.take_parked()
-    assert plan.start() == {f"dead{n}": 1 for n in range(5)}
+    assert plan.active() == {f"dead{n}": 1 for n in range(5)}
     assert 500 <= plan.queue.waiting < 550
     assert len(parked) * 9 + plan.queue.waiting + 5 == 900
     assert all(destination.suspension.until == plan.now + 30 for destination, _ in parked)
-    while plan.start():
+    while plan.active():
         plan.finish(_name(plan.works[0]))
     assert not plan.queue.waiting, "those that waited have had their turn"
     plan.now += 31
     plan.add("dead99", 9)
-    assert plan.start()["dead99"] == 1, "and the others have it when there is room"
+    assert plan.active()["dead99"] == 1, "and the others have it when there is room"
+
+
+def key_of(number: int, domain: str) -> DeliveryKey:
+    return DeliveryKey(queue_of("default"), MessageId(f"{number:016x}"), Mailbox(f"u0@{domain}"))
 
 
 class Sharing(Plan):
     """A worker that is given its connections."""
 
-    def __init__(self, **zone: object) -> None:
-        super().__init__(**zone)
+    def __init__(self, **zone: Any) -> None:
         self.allowance = ZoneAllowance("default", lambda: None, lambda: 0.0)
-        self.queue = ZonePlan(self.queue.zone, RETRY, shared=self.allowance)
+        super().__init__(driver={"shared": self.allowance}, **zone)
 
     @property
     def wished(self) -> int:
@@ -322,7 +309,7 @@ class Sharing(Plan):
 
     def give(self, name: str, count: int = 1) -> None:
         """So many connections in all."""
-        site = route_to("default", f"mx.{name}.example", expires=1e12)
+        site = self.route(name)
         self.allowance.apply((SlotGrant(site.site, site.destination, count),), 0, 0.0)
         self.queue.granted(self.now)
 
@@ -332,13 +319,13 @@ def test_who_waits_for_a_connection_of_its_worker_counts_as_if_it_had_one() -> N
     plan = Sharing()
     for n in range(20):
         plan.add(f"new{n}", 1)
-    assert not plan.start()
+    assert not plan.active()
     assert plan.wished == 12
     plan.give("new3")
-    assert plan.start() == {"new3": 1}
+    assert plan.active() == {"new3": 1}
     assert plan.wished == 11, "and its place is taken by nobody else"
     plan.finish("new3")
-    plan.start()
+    plan.active()
     assert plan.wished == 12
 
 
@@ -346,29 +333,24 @@ def test_who_needs_no_connection_any_more_makes_room() -> None:
     plan = Sharing()
     for n in range(20):
         plan.add(f"new{n}", 1)
-    plan.start()
-    plan.queue.withdraw(
-        [
-            DeliveryKey(queue_of("default"), MessageId(f"{n + 1:016x}"), Mailbox(f"u@new{n}.example"))
-            for n in range(5)
-        ]
-    )
+    plan.active()
+    plan.queue.withdraw([key_of(n + 1, f"new{n}") for n in range(5)])
     plan.queue.granted(plan.now)
-    plan.start()
+    plan.active()
     for n in range(12, 17):
         plan.give(f"new{n}")
-        assert plan.start()[f"new{n}"] == 1
+        assert plan.active()[f"new{n}"] == 1
 
 
 def test_a_queue_of_replaced_settings_that_ends_takes_no_wish_from_its_successor() -> None:
     plan = Sharing()
     plan.add("a", 1)
-    plan.start()
+    plan.active()
     plan.give("a")
-    plan.start()
+    plan.active()
     plan.finish("a")
     plan.add("b", 1)
-    plan.start()
+    plan.active()
     assert plan.wished == 1
     old = plan.queue
     list(old.drain())
@@ -376,7 +358,7 @@ def test_a_queue_of_replaced_settings_that_ends_takes_no_wish_from_its_successor
     plan.queue = ZonePlan(ZoneSettings(max_connections=20), RETRY, shared=plan.allowance)
     plan.add("a", 2)
     plan.add("b", 1)
-    plan.start()
+    plan.active()
     wished = plan.wished
     assert wished > 0
     list(old.clear())
@@ -389,7 +371,7 @@ def test_each_of_two_workers_goes_by_half_of_the_connections() -> None:
     plan.queue.granted(plan.now)
     for n in range(20):
         plan.add(f"new{n}", 1)
-    assert not plan.start()
+    assert not plan.active()
     assert plan.wished == 6
 
 
@@ -401,23 +383,23 @@ def test_one_that_waits_for_room_is_not_kept_out_by_its_own_wish() -> None:
     plan.allowance.owners = 2  # one connection for slow destinations
     plan.queue.granted(plan.now)
     plan.add("s", 2)
-    plan.start()
+    plan.active()
     plan.give("s")
-    plan.start()
+    plan.active()
     plan.finish("s", seconds=LONG + 1)
-    assert plan.start() == {"s": 1}
+    assert plan.active() == {"s": 1}
     plan.add("d", 5)
-    plan.start()
+    plan.active()
     plan.give("d")
-    plan.start()
+    plan.active()
     plan.finish("d")
-    assert plan.start() == {"s": 1, "d": 1}
+    assert plan.active() == {"s": 1, "d": 1}
     plan.finish("d", seconds=LONG + 1)
-    assert plan.start() == {"s": 1}
+    assert plan.active() == {"s": 1}
     plan.give("d", 0)
     plan.finish("s")
     plan.give("d")
-    assert plan.start() == {"d": 1}
+    assert plan.active() == {"d": 1}
 
 
 @pytest.mark.parametrize("each", [1, 5, 50])
@@ -426,12 +408,12 @@ def test_a_good_host_goes_at_once_beside_sixty_dead_ones(each: int) -> None:
     plan = Plan(max_connections=ZoneSettings().max_connections)
     for n in range(60):
         plan.add(f"dead{n}", each)
-    plan.start()
+    plan.active()
     plan.add("good", each)
-    assert plan.start()["good"] == 1
+    assert plan.active()["good"] == 1
     plan.finish("good")
     plan.add("good", 10)
-    assert plan.start()["good"] == 10
+    assert plan.active()["good"] == 10
 
 
 def test_mail_that_is_withdrawn_takes_its_wish_with_it() -> None:
@@ -443,20 +425,19 @@ def test_mail_that_is_withdrawn_takes_its_wish_with_it() -> None:
     plan.queue.granted(plan.now)
     for name in ("a", "b"):
         plan.add(name, 1)
-        plan.start()
+        plan.active()
         plan.give(name)
-        plan.start()
+        plan.active()
         plan.fail(name)
         plan.give(name, 0)
     plan.now += 2 * RETRY.suspend_max
     plan.add("a", 1)
-    plan.start()
+    plan.active()
     assert plan.wished == 1
-    waiting = DeliveryKey(queue_of("default"), MessageId(f"{3:016x}"), Mailbox("u@a.example"))
-    plan.queue.withdraw([waiting])
+    plan.queue.withdraw([key_of(3, "a")])
     wished = plan.wished
     assert wished == 0
     plan.add("b", 1)
-    plan.start()
+    plan.active()
     plan.give("b")
-    assert plan.start() == {"b": 1}
+    assert plan.active() == {"b": 1}

@@ -4,89 +4,35 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
-from zonerelay.config.settings import RetrySettings, ZoneSettings
+from tests.support.plans import NOW, RETRY, PlanBed
+from tests.support.queueing import DELIVERED, LOCAL, NO_HOST
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.queue.destination.destinations import Work
+from zonerelay.model.outcome import Outcome
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.rates import Pacer, Rates
 from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS
-from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey
+from zonerelay.routing.destinations.route import DestinationLimits
 
-NOW = 1_700_000_000.0
-RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
 PLAIN = DestinationLimits(
     max_connections=2, max_recipients_per_transaction=50, max_messages_per_connection=100
 )
 
 
-class Plan:
-    """A queue, the terms of its domains, and what is active. `tick` is its monotonic clock.
+class Plan(PlanBed):
+    """All destinations have answered before."""
 
-    With `proven` all destinations have answered before.
-    """
+    def __init__(self, rates: Rates | None = None, **zone: Any) -> None:
+        super().__init__(proven=True, rates=rates, **zone)
 
-    def __init__(self, rates: Rates | None = None, *, proven: bool = True, **zone: object) -> None:
-        self._proven = proven
-        self.zone = ZoneSettings(**zone)  # type: ignore[arg-type]  # fields by name
-        self.rates = rates or Rates()
-        self.queue = ZonePlan(self.zone, RETRY, self.rates)
-        self.rates.changed = self._changed
-        self.limits: dict[str, DestinationLimits] = {}
-        self.site: dict[str, str] = {}
-        self.tick = 0.0
-        self.works: list[Work] = []
-        self._number = 0
-
-    def _changed(self, site: SiteKey, earlier: bool) -> None:
-        self.queue.turns_changed(site, NOW, earlier=earlier)
-
-    def domain(self, name: str, site: str = "", limits: DestinationLimits | None = None) -> None:
-        self.site[name] = site or name
-        if limits is not None:
-            self.limits[name] = limits
-
-    def add(self, domain: str, count: int = 1, recipients: int = 1) -> None:
-        for _ in range(count):
-            self._number += 1
-            key = f"{self._number:016x}"
-            self.queue.add([_to(key, f"u{n}@{domain}") for n in range(recipients)], NOW)
-        for wanted in self.queue.take_look_ups():
-            self.queue.found(wanted, self._route(wanted), NOW)
-        if self._proven:
-            prove(self.queue)
-
-    def _route(self, domain: str) -> Route:
-        hosts = (MxHost(f"mx.{self.site.get(domain, domain)}", 25),)
-        limits = self.limits.get(domain)
-        return Route("default", domain, hosts, 1e12, limits=limits, terms=domain if limits else "")
-
-    def start(self) -> list[str]:
-        """The domains of what starts now."""
-        started = []
-        while (work := self.queue.next_work(NOW, self.tick)) is not None:
-            self.works.append(work)
-            started.append(work.deliveries[0].domain)
-        return started
-
-    def finish(self, domain: str, outcome: object = DELIVERED, *, turn: bool = True) -> None:
-        work = next(each for each in self.works if each.deliveries[0].domain == domain)
-        self.works.remove(work)
-        if turn and work.ticket is not None and not work.ticket.taken:
-            work.ticket.take(self.tick)
-        self.queue.finished(work, [outcome] * len(work.deliveries), NOW)  # type: ignore[list-item]  # an Outcome
-
-    def follow(self, domain: str, outcome: object = DELIVERED, *, seconds: float = 0.0) -> bool:
+    def follow(self, domain: str, outcome: Outcome = DELIVERED, *, seconds: float = 0.0) -> bool:
         """Its batch ends after so long; whether another one of the same turn follows."""
-        work = next(each for each in self.works if each.deliveries[0].domain == domain)
-        work.seconds = seconds
-        self.finish(domain, outcome)
+        work = self.work(domain)
+        self.finish(domain, outcome, seconds=seconds)
         following = self.queue.following(work, NOW, self.tick)
         if following is not None:
             assert following.destination is work.destination
@@ -96,10 +42,6 @@ class Plan:
     def until_turn(self) -> None:
         assert self.queue.next_turn is not None
         self.tick = self.queue.next_turn
-
-
-def _to(message_id: str, recipient: str) -> Delivery:
-    return delivery(recipient, message_id=message_id)
 
 
 def rated(rate: str, **more: int) -> DestinationLimits:
@@ -147,7 +89,7 @@ def test_a_destination_with_nothing_more_to_send_leaves_its_turn() -> None:
 
 
 @pytest.mark.parametrize("outcome", [NO_HOST, None])
-def test_a_turn_that_reached_nobody_does_not_go_on(outcome: object) -> None:
+def test_a_turn_that_reached_nobody_does_not_go_on(outcome: Outcome | None) -> None:
     plan = crowd()
     if outcome is None:
         (work,) = plan.works
@@ -166,9 +108,7 @@ def test_a_destination_that_takes_long_does_not_go_on() -> None:
 
 def test_a_zone_with_one_next_hop_has_no_turns_of_several_batches() -> None:
     plan = Plan(max_connections=1, next_hop="hop")
-    plan.queue.add([_to(f"{n:016x}", "u@a.example") for n in range(1, 4)], NOW)
-    for wanted in plan.queue.take_look_ups():
-        plan.queue.found(wanted, plan._route(wanted), NOW)
+    plan.add("a.example", 3)
     assert plan.start() == ["a.example"]
     assert not plan.follow("a.example")
     assert plan.start() == ["a.example"]
@@ -176,22 +116,14 @@ def test_a_zone_with_one_next_hop_has_no_turns_of_several_batches() -> None:
 
 def test_what_is_more_urgent_ends_a_turn() -> None:
     plan = crowd()
-    urgent = queue_of("default", Priority.HIGH)
-    plan.queue.add([delivery("u@c.example", message_id="f" * 16, queue=urgent)], NOW, Priority.HIGH)
-    plan.queue.take_look_ups()
-    plan.queue.found("c.example", plan._route("c.example"), NOW)
-    prove(plan.queue)
+    plan.add("c.example", priority=Priority.HIGH)
     assert not plan.follow("a.example")
     assert plan.start() == ["c.example"]
 
 
 def test_fresh_mail_of_others_ends_the_turn_of_what_was_put_off() -> None:
     plan = Plan(max_connections=1)
-    due = [delivery("u@a.example", message_id=f"{n:016x}", next_attempt=NOW - 1) for n in range(1, 9)]
-    plan.queue.add(due, NOW)
-    plan.queue.take_look_ups()
-    plan.queue.found("a.example", plan._route("a.example"), NOW)
-    prove(plan.queue)
+    plan.add("a.example", 8, due=NOW - 1)
     assert plan.start() == ["a.example"]
     assert plan.follow("a.example")
     plan.add("b.example", 1)
@@ -452,7 +384,7 @@ def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> No
     plan.start()
     plan.finish("dead.example", NO_HOST)
     later = NOW + RETRY.suspend_min + 1
-    plan.queue.add([_to(f"{n:016x}", "u@dead.example") for n in (8, 9)], later)
+    plan.queue.add(plan.mail("dead.example", 2), later)
     probe = plan.queue.next_work(later)
     assert probe is not None
     assert plan.queue.next_work(later) is None

@@ -3,61 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
 import pytest
 
-from tests.support.queueing import DELIVERED, delivery, plan_claim, prove, route_to, wants_claim
-from zonerelay.config.settings import RetrySettings, ZoneSettings
+from tests.support.plans import PlanBed
+from tests.support.queueing import plan_claim, wants_claim
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource, first_at
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
-from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import AGAIN, LOW_MARK
 
 ALL = {Priority.NORMAL}
 
 
-class Relay:
-    """A zone's plan with a clock; every domain has a host of its own."""
+class Plan(PlanBed):
+    """Its messages have ids of their time."""
 
-    def __init__(self, zone: ZoneSettings | None = None, window: int = WINDOW) -> None:
+    def __init__(self, **more: Any) -> None:
         self.clock = ManualClock()
         self.ids = MessageIdSource(self.clock)
-        self.queue = ZonePlan(zone or ZoneSettings(max_connections=2), RetrySettings(), window=window)
+        super().__init__(**{"max_connections": 2, **more})
         self.window = self.queue._window.of(Priority.NORMAL)
 
-    def mail(self, *domains: str) -> list[Delivery]:
-        return [delivery(f"u@{domain}", message_id=self.ids.next()) for domain in domains]
+    def message_id(self) -> str:
+        return self.ids.next()
 
-    def add(self, *domains: str) -> None:
-        self.queue.add(self.mail(*domains), self.clock.now())
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.now = self.clock.now()
+
+    def put_in(self, *domains: str) -> None:
+        self.queue.add([each for domain in domains for each in self.mail(domain)], self.now)
 
     def old(self, count: int) -> None:
         """A backlog that is claimed some time after it came."""
-        mail = self.mail(*(f"old{number}.example" for number in range(count)))
-        self.clock.advance(1.0)
-        self.queue.add(mail, self.clock.now())
-
-    def look_up(self) -> list[str]:
-        domains = self.queue.take_look_ups()
-        for domain in domains:
-            self.queue.found(domain, route_to("default", f"mx.{domain}"), self.clock.now())
-        return domains
+        mail = [each for number in range(count) for each in self.mail(f"old{number}.example")]
+        self.advance(1.0)
+        self.queue.add(mail, self.now)
 
     def send(self, count: int) -> list[str]:
         """To whom the next batches go."""
-        sent = []
-        for _ in range(count):
-            while self.look_up():
-                pass
-            work = self.queue.next_work(self.clock.now())
-            if work is None:
-                break
-            sent.append(work.deliveries[0].domain)
-            self.queue.finished(work, [DELIVERED], self.clock.now())
-        return sent
+        self.look_up()
+        return [each.domain for each in islice(self.sent(), count)]
 
 
 def is_new(domains: Iterable[str]) -> list[bool]:
@@ -66,53 +56,46 @@ def is_new(domains: Iterable[str]) -> list[bool]:
 
 @pytest.mark.parametrize("proven", [True, False])
 def test_a_single_for_an_idle_host_passes_a_thousand_that_came_before(*, proven: bool) -> None:
-    relay = Relay()
-    relay.old(LOW_MARK + 1)
-    assert relay.window.since is not None
-    relay.add("new.example")
-    assert "new.example" in relay.look_up()[:4]
-    while relay.look_up():
-        pass
-    if proven:
-        prove(relay.queue)
-    assert "new.example" in relay.send(4)
+    plan = Plan(proven=proven)
+    plan.old(LOW_MARK + 1)
+    assert plan.window.since is not None
+    plan.put_in("new.example")
+    assert "new.example" in plan.look_up()[:4]
+    assert "new.example" in plan.send(4)
 
 
 def test_mail_is_not_told_apart_while_little_waits_nor_in_a_zone_with_one_next_hop() -> None:
-    relay = Relay()
-    relay.old(LOW_MARK)
-    assert relay.window.since is None
-    relay = Relay(ZoneSettings(next_hop="hop.example"))
-    relay.old(2 * LOW_MARK)
-    assert relay.window.since is None
-    assert not wants_claim(relay.queue, (), ALL)
+    plan = Plan()
+    plan.old(LOW_MARK)
+    assert plan.window.since is None
+    plan = Plan(next_hop="hop.example")
+    plan.old(2 * LOW_MARK)
+    assert plan.window.since is None
+    assert not wants_claim(plan.queue, (), ALL)
 
 
 @pytest.mark.parametrize("proven", [True, False])
 def test_the_backlog_has_its_part_of_the_turns_and_no_more_however_much_new_mail_comes(
     *, proven: bool
 ) -> None:
-    relay = Relay(window=400)
-    relay.old(150)
-    while relay.look_up():
-        pass
-    if proven:
-        prove(relay.queue)
+    plan = Plan(window=400, proven=proven)
+    plan.old(150)
+    plan.look_up()
     sent: list[str] = []
     for number in range(100):
-        relay.add(*(f"new{number}-{n}.example" for n in range(2)))
-        sent += relay.send(1)
+        plan.put_in(*(f"new{number}-{n}.example" for n in range(2)))
+        sent += plan.send(1)
     assert len(sent) == 100
     assert 100 // (FRESH_WEIGHT + 1) <= len(sent) - sum(is_new(sent)) <= 20
-    list(relay.queue.drain())
-    assert relay.queue.waiting == relay.window.new_waiting == 0
+    list(plan.queue.drain())
+    assert plan.queue.waiting == plan.window.new_waiting == 0
 
 
 def test_new_mail_for_a_destination_with_a_backlog_takes_turns_with_that() -> None:
-    relay = Relay(window=400)
-    relay.old(100)
-    relay.add(*["old1.example"] * 5)
-    first = relay.queue._lines["old1.example"].backlog(Priority.NORMAL)
+    plan = Plan(window=400)
+    plan.old(100)
+    plan.put_in(*["old1.example"] * 5)
+    first = plan.queue._lines["old1.example"].backlog(Priority.NORMAL)
     assert first.has_fresh
     assert len(list(first)) == 6
     assert [each.message_id for each in first] == sorted(each.message_id for each in first)
@@ -121,47 +104,45 @@ def test_new_mail_for_a_destination_with_a_backlog_takes_turns_with_that() -> No
 
 
 def test_a_destination_in_the_row_of_the_others_comes_forward_when_new_mail_for_it_comes() -> None:
-    relay = Relay(window=400)
-    relay.old(150)
-    while relay.look_up():
-        pass
-    prove(relay.queue)
-    relay.add("old140.example")
-    assert "old140.example" in relay.send(3)
+    plan = Plan(window=400, proven=True)
+    plan.old(150)
+    plan.look_up()
+    plan.put_in("old140.example")
+    assert "old140.example" in plan.send(3)
 
 
 def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
-    relay = Relay(window=80)
-    relay.old(80)
-    assert not wants_claim(relay.queue, ALL)
-    assert wants_claim(relay.queue, ALL, ALL)
-    plan = plan_claim(relay.queue, ALL, ALL)
-    assert plan is not None
-    assert plan.since is not None
-    assert plan.limit == 20
-    relay.add(*(f"new{number}.example" for number in range(20)))
-    assert relay.window.new_waiting == 20
-    assert not wants_claim(relay.queue, ALL, ALL)
-    last = relay.mail("new.example")
-    relay.clock.advance(AGAIN)
-    relay.queue.add(last, relay.clock.now())
-    assert relay.window.new_waiting == 0, "what was new for so long is backlog"
-    assert not wants_claim(relay.queue, ALL, ALL), "one too many is in memory"
-    relay.send(2)
-    assert not wants_claim(relay.queue, ALL)
-    assert wants_claim(relay.queue, ALL, ALL)
+    plan = Plan(window=80)
+    plan.old(80)
+    assert not wants_claim(plan.queue, ALL)
+    assert wants_claim(plan.queue, ALL, ALL)
+    claim = plan_claim(plan.queue, ALL, ALL)
+    assert claim is not None
+    assert claim.since is not None
+    assert claim.limit == 20
+    plan.put_in(*(f"new{number}.example" for number in range(20)))
+    assert plan.window.new_waiting == 20
+    assert not wants_claim(plan.queue, ALL, ALL)
+    last = plan.mail("new.example")
+    plan.advance(AGAIN)
+    plan.queue.add(last, plan.now)
+    assert plan.window.new_waiting == 0, "what was new for so long is backlog"
+    assert not wants_claim(plan.queue, ALL, ALL), "one too many is in memory"
+    plan.send(2)
+    assert not wants_claim(plan.queue, ALL)
+    assert wants_claim(plan.queue, ALL, ALL)
 
 
 def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None:
-    relay = Relay(window=80)
-    relay.old(21)
-    relay.clock.advance(1.0)
+    plan = Plan(window=80)
+    plan.old(21)
+    plan.advance(1.0)
     for _ in range(20):
-        plan = plan_claim(relay.queue, ALL)
-        if plan is None:
+        claim = plan_claim(plan.queue, ALL)
+        if claim is None:
             break
-        relay.add(*(f"new{relay.queue.waiting + number}.example" for number in range(plan.limit)))
-    assert relay.queue.waiting <= 80 + relay.window.new_most
+        plan.put_in(*(f"new{plan.queue.waiting + number}.example" for number in range(claim.limit)))
+    assert plan.queue.waiting <= 80 + plan.window.new_most
 
 
 def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
@@ -174,12 +155,12 @@ def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
 
 
 def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
-    relay = Relay(window=80)
-    relay.old(60)
-    relay.ids.next()  # they never go backwards
-    relay.clock.advance(-100.0)
-    relay.add(*(f"new{number}.example" for number in range(20)))
-    assert relay.window.new_waiting == 80
-    assert len(relay.send(100)) == 80
-    assert relay.window.new_waiting == relay.queue.waiting == 0
-    assert relay.queue._window.of(Priority.NORMAL).room == 80
+    plan = Plan(window=80)
+    plan.old(60)
+    plan.ids.next()  # they never go backwards
+    plan.advance(-100.0)
+    plan.put_in(*(f"new{number}.example" for number in range(20)))
+    assert plan.window.new_waiting == 80
+    assert len(plan.send(100)) == 80
+    assert plan.window.new_waiting == plan.queue.waiting == 0
+    assert plan.queue._window.of(Priority.NORMAL).room == 80
