@@ -19,7 +19,6 @@ from zonerelay.admin.page.filter_text import FilterTextError
 from zonerelay.admin.page.filter_text import parse as parse_filter
 from zonerelay.admin.submission.body import JsonBody, TooLargeError
 from zonerelay.capture.parts import decoded, take_apart
-from zonerelay.config.credentials.identities import is_token
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.charsets import CODECS, text_of
@@ -119,7 +118,6 @@ PARSERS = (
     Parser("all character sets", CLIENT, 64 * KB, "for each 64 KB of `max_message_size`", _charsets),
     Parser("JSON as it comes", TOKEN, MB, "for each MB", _json, (b"", b'{"a":"', b'{"a":')),
     Parser("filter of the page", TOKEN, KB, "1,000 characters", _filter),
-    Parser("text of a token", CLIENT, 4 * KB, "a header field", _text(is_token)),
     Parser("MTA-STS policy", "domains", MAX_POLICY, "of a policy", _policy),
 )
 

@@ -106,7 +106,8 @@ def _check_names(settings: Settings, report: Report) -> None:
     report.refuse_all(("source",), zone.address_problems(settings.source))
     # A zone that could not be read might have the missing name.
     if all_sound("zone", "name", len(settings.zone), report) and (settings.zone or report.sound("zone")):
-        zone.check_zone_names(settings.zone, report)
+        check_names("zone", settings.zone, "", report)
+        zone.check_default_zone(settings.zone, report)
     for option, named, what, twice in _REFERENCES:
         (where, option_key), (table, key) = option.split("."), named.split(".")
         entries = getattr(settings, table)

@@ -73,24 +73,14 @@ def are_tables(value: object) -> bool:
 
 
 def written(document: Mapping[str, object]) -> str:
-    """Return a valid document as TOML."""
-    top, tables = [], []
-    for key, value in document.items():
-        if isinstance(value, dict):
-            tables += ["", f"[{key}]", *_keys(value)]
-        elif value and are_tables(value):
-            for each in cast("list[dict[str, object]]", value):
-                tables += ["", f"[[{key}]]", *_keys(each)]
-        else:
-            top += _keys({key: value})
-    return "\n".join([*top, *tables, ""])
-
-
-def _keys(table: Mapping[str, object]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in table.items()]
+    """Return a valid document as TOML, with a line for each key of the document."""
+    return "".join(f"{key} = {_value(value)}\n" for key, value in document.items())
 
 
 def _value(value: object) -> str:
+    if isinstance(value, dict):
+        members = (f"{key} = {_value(each)}" for key, each in value.items())
+        return f"{{{', '.join(members)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, datetime.date | datetime.time):

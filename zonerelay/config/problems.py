@@ -233,7 +233,8 @@ def check_names(table: str, entries: Sequence[Named], missing: str, report: Repo
         if not entry.name:
             report.refuse(path, missing)
         elif (there := first.setdefault(entry.name, at)) != at:
-            report.refuse(path, f"{quoted(entry.name)} is the name of {table}[{there}] already")
+            lacking = "" if report.given(*path) else "is missing: "
+            report.refuse(path, f"{lacking}{quoted(entry.name)} is the name of {table}[{there}] already")
 
 
 def check_references(

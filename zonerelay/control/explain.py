@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from zonerelay.config.endpoints import CAPTURE, parse_listen
+from zonerelay.config.endpoints import CAPTURE, join_port, parse_listen
 from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
 from zonerelay.config.units import format_size
 from zonerelay.config.user_limits import NONE as NO_LIMITS
 from zonerelay.config.user_limits import UserLimits, UserMode
-from zonerelay.delivery.peer import HostFailure, Terms, display_address
+from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
@@ -465,7 +465,7 @@ class Explainer:
             except OSError as error:
                 problem = f"not reachable from this machine: {error.strerror or error}"
         return answers.AddressPlan(
-            address=ip, source=source, problem=problem, learned=self.learned(display_address(ip, port))
+            address=ip, source=source, problem=problem, learned=self.learned(join_port(ip, port))
         )
 
 

@@ -22,6 +22,7 @@ import os
 import socket
 from dataclasses import KW_ONLY, dataclass, field, replace
 
+from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
@@ -180,11 +181,6 @@ class UntrustedCertificateError(Exception):
     """The handshake succeeded, but not with the required certificate. The message says why."""
 
 
-def display_address(ip: str, port: int) -> str:
-    """Return `ip:port`, with brackets around IPv6."""
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-
-
 def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
     """Raise HostFailure for a private address that was found in DNS. A next hop was chosen by the operator,
     so it is not checked.
@@ -212,7 +208,7 @@ async def open_socket(
 ) -> socket.socket:
     """Return a connected, non-blocking TCP socket. Raise HostFailure."""
     check_address(zone, host, ip)
-    address = display_address(ip, port)
+    address = join_port(ip, port)
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)

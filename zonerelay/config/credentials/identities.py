@@ -1,11 +1,10 @@
 """API tokens: bearer tokens with a scope, in `identities.json` next to the spool.
 
-A token consists of a prefix that secret scanners recognise, 256 random bits, and a checksum that
-distinguishes a typing error from a wrong token. The file contains its SHA-256: a password needs a slow hash
-because it can be guessed, but 256 random bits cannot. Commands replace the whole file, whether or not the
-relay is running. A relay reads it again if it has changed, so a removed token is refused from the next
-request on. If the file may be written by others, or cannot be read, no token is accepted, and IdentitiesError
-explains why.
+A token consists of a prefix that secret scanners recognise and 256 random bits. The file contains its
+SHA-256: a password needs a slow hash because it can be guessed, but 256 random bits cannot. Commands replace
+the whole file, whether or not the relay is running. A relay reads it again if it has changed, so a removed
+token is refused from the next request on. If the file may be written by others, or cannot be read, no token
+is accepted, and IdentitiesError explains why.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import hmac
 import os
 import secrets
 import stat
-import string
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from zonerelay.config.credentials.secrets import SecretError, read_secret
 
 FILE_NAME = "identities.json"
 PREFIX = "zrt_"
@@ -33,10 +32,6 @@ TOKEN_FILE = "token_file"  # noqa: S105 - a name
 VERSION = 1
 
 Scope = Literal["read", "operate", "submit"]
-
-_DIGITS = string.digits + string.ascii_letters
-_SECRET, _CHECK = 43, 6
-"""The number of base-62 digits for 256 and 32 bits."""
 
 
 class IdentitiesError(Exception):
@@ -79,16 +74,7 @@ def identities_file(directory: Path) -> Path:
 
 
 def make_token() -> str:
-    secret = _in_base_62(secrets.randbits(256), _SECRET)
-    return PREFIX + secret + _checksum(secret)
-
-
-def is_token(text: str) -> bool:
-    """Return whether the text has the prefix, length and checksum of a token."""
-    if not (text.startswith(PREFIX) and text.isascii() and len(text) == len(PREFIX) + _SECRET + _CHECK):
-        return False
-    secret = text[len(PREFIX) : -_CHECK]
-    return text.endswith(_checksum(secret))
+    return PREFIX + secrets.token_hex()
 
 
 class Identities:
@@ -107,8 +93,8 @@ class Identities:
         self._refresh()
         # The time of a lookup by hash reveals nothing, because nobody can choose the hash of a text.
         found = self._by_hash.get(_digest(text))
-        if found is None and self._token_file is not None and not is_token(text):
-            found = _file_token(read_token_file(self._token_file))
+        if found is None and self._token_file is not None:
+            found = read_token_file(self._token_file)
             return found if hmac.compare_digest(found.sha256, _digest(text)) else None
         return None if found is None or 0 < found.expires <= self._now() else found
 
@@ -119,7 +105,7 @@ class Identities:
         Raise IdentitiesError if the file is unusable.
         """
         if name == TOKEN_FILE and self._token_file is not None:
-            return _file_token(read_token_file(self._token_file))
+            return read_token_file(self._token_file)
         self._refresh()
         found = self._by_name.get(name)
         return None if found is None or 0 < found.expires <= self._now() else found
@@ -140,19 +126,14 @@ class Identities:
             self._seen = seen
 
 
-def read_token_file(path: Path) -> str:
+def read_token_file(path: Path) -> Token:
     """Return the token in `[admin] token_file`. Raise IdentitiesError if the file is unusable."""
     try:
-        with path.open("rb") as file:
-            text = file.read(4096).strip()
-    except OSError as error:
-        raise IdentitiesError(f"{path}: {error.strerror or error}") from error
+        text = read_secret(str(path.absolute()), {}).strip()
+    except SecretError as error:
+        raise IdentitiesError(str(error)) from error
     if not (len(text) >= MIN_TOKEN and text.isascii() and len(text.split()) == 1):
         raise IdentitiesError(f"{path} contains no token: expected a line of at least {MIN_TOKEN} characters")
-    return text.decode("ascii")
-
-
-def _file_token(text: str) -> Token:
     return Token(name=TOKEN_FILE, scope="operate", sha256=_digest(text), created=0.0)
 
 
@@ -252,15 +233,3 @@ def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _checksum(secret: str) -> str:
-    return _in_base_62(zlib.crc32(secret.encode()), _CHECK)
-
-
-def _in_base_62(number: int, digits: int) -> str:
-    found = ""
-    for _ in range(digits):
-        number, digit = divmod(number, len(_DIGITS))
-        found = _DIGITS[digit] + found
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from zonerelay.config import endpoints
@@ -23,17 +23,6 @@ _STATUS = r"[0-9]{1,3}\.[0-9]{1,3}"
 # A status of another class than the code's (RFC 3463 2), or a status without a text, is not a valid text.
 _REPLY = re.compile(rf"([45])[0-9][0-9] (?:\1\.{_STATUS} )?(?![245]\.{_STATUS}(?: |$))[!-~][ -~]*", re.ASCII)
 
-# RFC 5322 3.6, and fields of signatures and authentication.
-_NEEDED = frozenset(
-    (
-        *("from", "sender", "reply-to", "to", "cc", "bcc", "subject", "date", "comments", "keywords"),
-        *("message-id", "in-reply-to", "references", "received", "return-path", "delivered-to"),
-        *("mime-version", "authentication-results", "dkim-signature"),
-    )
-)
-_NEEDED_STARTS = ("resent-", "content-", "list-", "arc-")
-
-MAX_FIELD_NAME = 70
 MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 limits a reply line to 512 bytes
 
 
@@ -161,20 +150,6 @@ def _no_domain(text: str) -> str:
     return f"{quoted(text)} is not a domain; write an address in brackets, {quoted(literal)}"
 
 
-def field_name(text: str) -> str:
-    """Return the name of a field that the relay may remove from messages, because mail does not need it."""
-    if ":" in text or len(text) > MAX_FIELD_NAME or not _HEADER.fullmatch(text):
-        raise ValueError(
-            f'{quoted(text)} is not a header field name; expected a name such as "X-Sending-Zone"'
-        )
-    if text.lower() in _NEEDED or text.lower().startswith(_NEEDED_STARTS):
-        raise ValueError(
-            f"{quoted(text)} is a field that messages require, and it would be removed; use a name such as "
-            '"X-Sending-Zone"'
-        )
-    return text
-
-
 def address_pattern(text: str) -> str:
     if "@" not in text and text != "<>":
         return domain(text)
@@ -202,13 +177,6 @@ MAX_FIELD = 998  # RFC 5322 2.1.1
 
 _REFERENCE = re.compile(r"(?:env|credential):[A-Za-z0-9._-]+", re.ASCII)
 _FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*([!-~][\t -~]*)")  # its value is sent unchanged
-_FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
-_NOT_DROPPED = {
-    "received": "it is required to stop mail loops (RFC 5321 6.3)",
-    "from": "every message must have it (RFC 5322 3.6)",
-}
-# Fields that the relay itself creates, and fields that must not be missing.
-_OURS = frozenset(("received", "dkim-signature", "from", "date", "return-path"))
 
 
 def ip_address(text: str) -> str:
@@ -266,28 +234,60 @@ def service_url(text: str) -> str:
     return text
 
 
+_FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
+
+
+def _field_name(refused: Mapping[str, str], *, starts: str = "") -> Callable[[str], str]:
+    """Return a reader of names of header fields. `refused` are reasons, by names in lower case; `starts` is
+    the reason for names that begin as the fields of a group do.
+    """
+
+    def read(text: str) -> str:
+        name = text.lower()
+        if not _FIELD_NAME.fullmatch(text):
+            raise ValueError(f'{quoted(text)} is not a header field name; expected a name such as "X-Mailer"')
+        if why := refused.get(name) or (starts if name.startswith(_GROUPS) else ""):
+            raise ValueError(f"{quoted(text)} {why}")
+        return text
+
+    return read
+
+
+_NEEDED = 'is a field that messages require, and it would be removed; use a name such as "X-Sending-Zone"'
+_GROUPS = ("resent-", "content-", "list-", "arc-")
+zone_field = _field_name(
+    dict.fromkeys(
+        (  # RFC 5322 3.6, and fields of signatures and authentication
+            *("from", "sender", "reply-to", "to", "cc", "bcc", "subject", "date", "comments", "keywords"),
+            *("message-id", "in-reply-to", "references", "received", "return-path", "delivered-to"),
+            *("mime-version", "authentication-results", "dkim-signature"),
+        ),
+        _NEEDED,
+    ),
+    starts=_NEEDED,
+)
+"""The name of a field that the relay may remove from messages, because mail does not need it."""
+removed_field = _field_name(
+    dict.fromkeys(
+        ("received", "dkim-signature", "from", "date", "return-path"),
+        "cannot be changed by a rule, because the relay or a standard requires it",
+    )
+)
+dropped_field = _field_name(
+    {
+        "received": "cannot be dropped: it is required to stop mail loops (RFC 5321 6.3)",
+        "from": "cannot be dropped: every message must have it (RFC 5322 3.6)",
+    }
+)
+"""The name of a field that a listener takes out of every message."""
+
+
 def new_field(text: str) -> str:
     """Return a header field of the form `Name: value`."""
     found = _FIELD.fullmatch(text)
     if not found or len(text) > MAX_FIELD:
         raise ValueError(f'{quoted(text)} is not a header field; expected "Name: value" in ASCII on one line')
-    _not_ours(found[1])
-    return text
-
-
-def removed_field(text: str) -> str:
-    if not _FIELD_NAME.fullmatch(text):
-        raise ValueError(f'{quoted(text)} is not a header field name; expected a name such as "X-Mailer"')
-    _not_ours(text)
-    return text
-
-
-def dropped_field(text: str) -> str:
-    """Return the name of a field that a listener takes out of every message."""
-    if not _FIELD_NAME.fullmatch(text):
-        raise ValueError(f'{quoted(text)} is not the name of a header field: write it as in "Bcc"')
-    if why := _NOT_DROPPED.get(text.lower()):
-        raise ValueError(f"{quoted(text)} cannot be dropped: {why}")
+    removed_field(found[1])
     return text
 
 
@@ -301,10 +301,3 @@ def priority(text: str) -> str:
 def date_text(when: float) -> str:
     """Format a Unix time as it is written in the configuration file (ISO 8601, UTC)."""
     return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat() if when else '""'
-
-
-def _not_ours(name: str) -> None:
-    if name.lower() in _OURS:
-        raise ValueError(
-            f"{quoted(name)} cannot be changed by a rule, because the relay or a standard requires it"
-        )

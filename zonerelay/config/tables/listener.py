@@ -192,7 +192,7 @@ class ListenerSettings:
         ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"), form=forms.dropped_field
     )
     """Header fields that are removed from every message (docs/deliver/rewriting.md)."""
-    zone_header: str = declare.text("", form=forms.field_name)
+    zone_header: str = declare.text("", form=forms.zone_field)
     """A header field, such as "X-Sending-Zone", in which trusted clients name the zone of their mail, instead
     of the routes (docs/deliver/routing.md). It is removed from every message, also from other clients. Empty:
     none.

@@ -357,16 +357,10 @@ class ZoneSettings:
         return bool(self.next_hop) if self.mix_domains is None else self.mix_domains
 
 
-def check_zone_names(zones: Sequence[ZoneSettings], report: Report) -> None:
-    first: dict[str, int] = {}
-    for at, zone in enumerate(zones):
-        there = first.setdefault(zone.name, at)
-        if there != at and report.given("zone", at, "name"):
-            report.refuse(("zone", at, "name"), f"{quoted(zone.name)} is the name of zone[{there}] already")
-        elif there != at:
-            report.refuse(("zone", at, "name"), f"is missing; {quoted(zone.name)} is zone[{there}] already")
-    if DEFAULT_ZONE not in first:
-        there_is = f"the zones are {in_words(first)}" if first else "no zone is configured"
+def check_default_zone(zones: Sequence[ZoneSettings], report: Report) -> None:
+    names = [zone.name for zone in zones]
+    if DEFAULT_ZONE not in names:
+        there_is = f"the zones are {in_words(names)}" if names else "no zone is configured"
         text = f'mail that matches no route is sent through the zone "{DEFAULT_ZONE}", but {there_is}; add it'
         report.refuse(("zone",), text)
 

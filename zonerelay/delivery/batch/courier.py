@@ -47,6 +47,7 @@ from random import Random
 
 from msgspec import structs
 
+from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.config.units import exact_span
 from zonerelay.delivery.auth.logins import Logins, NoLogin
@@ -72,7 +73,6 @@ from zonerelay.delivery.peer import (
     HostFailure,
     SourceFailure,
     Terms,
-    display_address,
 )
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
@@ -305,8 +305,8 @@ class SmtpCourier:
     ) -> OutgoingSession | HostFailure:
         """Return a new connection, which then owns the slot, or the reason why there is none."""
         terms = state.terms
-        state.opening = f"{host.name} [{display_address(ip, host.port)}]"
-        slot.record = self._record(state, host.name, display_address(ip, host.port), None)
+        state.opening = f"{host.name} [{join_port(ip, host.port)}]"
+        slot.record = self._record(state, host.name, join_port(ip, host.port), None)
         try:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
@@ -386,7 +386,7 @@ class SmtpCourier:
                 continue
             ips: Sequence[str] = known.ips
             if again is not None:
-                ips = sorted(ips, key=lambda ip: display_address(ip, host.port) != again.address)
+                ips = sorted(ips, key=lambda ip: join_port(ip, host.port) != again.address)
             for ip in ips:
                 if left <= 0 or lacking <= 0:
                     break

@@ -30,6 +30,7 @@ from typing import cast
 import aiosmtplib
 from aiosmtplib.protocol import SMTPProtocol
 
+from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
@@ -38,7 +39,6 @@ from zonerelay.delivery.peer import (
     PoolKey,
     Terms,
     UntrustedCertificateError,
-    display_address,
     open_socket,
 )
 from zonerelay.delivery.tls.plan import ResumingContext, TlsPolicy, TlsRequirements
@@ -291,7 +291,7 @@ class _Greeter:
     tls: TlsPolicy
 
     def __post_init__(self, ip: str) -> None:
-        self.address = display_address(ip, self.host.port)
+        self.address = join_port(ip, self.host.port)
         self.proof = IN_CLEAR
         self.tls_words = ""
         """The TLS version, with the security of the connection if the plan required more: "TLSv1.3 dane"."""

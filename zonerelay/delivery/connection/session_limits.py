@@ -50,8 +50,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from zonerelay.config.endpoints import join_port
 from zonerelay.delivery.connection.session import OutgoingSession
-from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms, display_address
+from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Verdict
@@ -159,7 +160,7 @@ class HostOrder:
         """Return whether the address is tried last. Call it right before the attempt (see
         `DeadHosts.is_down`).
         """
-        return bool(self._dead_hosts) and self._dead_hosts.is_down(display_address(ip, host.port))
+        return bool(self._dead_hosts) and self._dead_hosts.is_down(join_port(ip, host.port))
 
     def talked(self, host: MxHost, ip: str) -> None:
         """Note that the host accepted a connection and answered like a mail server."""
@@ -176,11 +177,11 @@ class HostOrder:
 
 
 def _name(host: MxHost) -> str:
-    return display_address(host.name, host.port)
+    return join_port(host.name, host.port)
 
 
 def _keys(host: MxHost, ip: str) -> set[str]:
-    return {display_address(ip, host.port), _name(host)}
+    return {join_port(ip, host.port), _name(host)}
 
 
 REMEMBER_FOR = 24 * 3600.0
