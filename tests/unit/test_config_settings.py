@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import re
 from pathlib import Path
 
@@ -12,20 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load, load_text
 from zonerelay.config.options.options import option_of
-from zonerelay.config.settings import (
-    REPEATED,
-    TABLES,
-    AccessAction,
-    Backend,
-    BareLineEnds,
-    InDoubtAction,
-    ListenerTls,
-    RetryPolicyName,
-    Settings,
-    TlsMode,
-)
+from zonerelay.config.settings import REPEATED, TABLES, Settings, resolve_hostname
 
 RENDERED = re.compile(r"[^:\s]+: .+ \(line \d+\)")
 
@@ -53,104 +42,27 @@ def test_every_table_of_the_model_is_read() -> None:
         assert default in (table(), (table(),), ())
 
 
-def test_values_of_every_form_are_read() -> None:
-    settings = load_text("""
-        hostname = "relay.example.org"
-        workers = 1
-        shutdown_timeout = "1.5m"
-        [spool]
-        backend = "memory"
-        path = "var/spool"
-        min_free_space = 0
-        [[listener]]
-        address = "[::]:25"
-        tls = "none"
-        auth = "off"
-        allow_networks = ["192.0.2.7", "2001:db8::/32", "10.0.0.0/8"]
-        bare_line_ends = "reject"
-        max_message_size = "64 KB"
-        max_recipients = 5
-        [[listener]]
-        address = "unix:/run/zonerelay/smtp.sock"
-        allow_networks = []
-        tls = "starttls"
-        certificate = ["/a.pem", "/b.pem"]
-        key = ["/a.key", "/b.key"]
-        policy = "mypolicy:Mine"
-        policy_timeout = "2s"
-        [auth]
-        credentials = "/etc/zonerelay/users"
-        [[access]]
-        client = ["10.0.7.0/24"]
-        sender = ["bounce-*@example.net", "Example.COM", "*.example.org", "<>", "*"]
-        user = ["*"]
-        action = "defer"
-        reply = "451 4.7.1 Not before noon"
-        [[zone]]
-        [[zone]]
-        name = "smart_host-1.x"
-        next_hop = "[smtp.example.net]:587"
-        port = 2525
-        allow_private_addresses = true
-        tls = "verify"
-        ehlo_name = "out.example.org"
-        in_doubt = "hold"
-        [[route]]
-        zone = "smart_host-1.x"
-        recipient_domain = ["Example.COM", "*.example.com", "*", "bücher.example", "[192.0.2.1]"]
-        header = ["X-Stream", "X-Stream: bulk"]
-        [retry]
-        policy = "quadratic"
-        max_attempts = 10
-        jitter = 0
-        [bounce]
-        enabled = false
-        delay_warning = 0
-        [dns]
-        servers = ["127.0.0.1:5353", "::1"]
-        [log]
-        redact_key_file = "/etc/zonerelay/redact.key"
-        [admin]
-        address = ""
-        token_file = ""
-    """)
-    assert settings.hostname == "relay.example.org"
-    assert settings.shutdown_timeout == 90.0
-    assert settings.spool.backend is Backend.MEMORY
-    assert settings.spool.path == Path("var/spool")
-    assert settings.spool.min_free_space == 0
-    tcp, unix = settings.listener
-    assert tcp.allow_networks == tuple(
-        map(ipaddress.ip_network, ("192.0.2.7/32", "2001:db8::/32", "10.0.0.0/8"))
-    )
-    assert tcp.bare_line_ends is BareLineEnds.REJECT
-    assert (tcp.max_message_size, tcp.max_recipients) == (65_536, 5)
-    assert (unix.address, unix.allow_networks) == ("unix:/run/zonerelay/smtp.sock", ())
-    assert (unix.certificate, unix.key[1]) == ((Path("/a.pem"), Path("/b.pem")), Path("/b.key"))
-    assert (unix.tls, unix.policy, unix.policy_timeout) == (ListenerTls.STARTTLS, "mypolicy:Mine", 2.0)
-    assert settings.auth.credentials == Path("/etc/zonerelay/users")
-    (rule,) = settings.access
-    assert rule.sender == ("bounce-*@example.net", "example.com", "*.example.org", "<>", "*")
-    assert (rule.client, rule.user) == ((ipaddress.ip_network("10.0.7.0/24"),), ("*",))
-    assert (rule.action, rule.reply) == (AccessAction.DEFER, "451 4.7.1 Not before noon")
-    default, smart = settings.zone
-    assert default.name == "default"
-    assert (smart.name, smart.next_hop, smart.port) == ("smart_host-1.x", "[smtp.example.net]:587", 2525)
-    assert smart.allow_private_addresses is True
-    assert (smart.tls, smart.in_doubt) == (TlsMode.VERIFY, InDoubtAction.HOLD)
-    assert settings.route[0].recipient_domain[:2] == ("example.com", "*.example.com")
-    assert settings.retry.policy is RetryPolicyName.QUADRATIC
-    assert settings.retry.jitter == 0.0
-    assert settings.bounce.enabled is False
-    assert settings.bounce.delay_warning == 0.0
-    assert settings.dns.servers == ("127.0.0.1:5353", "::1")
-    assert settings.log.redact_key_file == Path("/etc/zonerelay/redact.key")
-    assert settings.admin.address == ""
-    assert settings.admin.token_file is None
+@pytest.mark.parametrize(
+    ("text", "fqdn", "name"),
+    [
+        ('hostname = "relay.example.org"', "other.example.org", "relay.example.org"),
+        ("", "Mail.Example.org.", "mail.example.org"),
+        ("", "localhost", "[127.0.0.1]"),
+        ("", "localhost.localdomain", "[127.0.0.1]"),
+        ("", "1f0c2d", "[127.0.0.1]"),
+        ("", "my_host.example.org", "[127.0.0.1]"),
+        ('[[listener]]\naddress = "[::]:25"\n[[listener]]\naddress = "192.0.2.5:26"', "x", "[192.0.2.5]"),
+        ('[[listener]]\naddress = "[2001:db8::5]:25"', "x", "[IPv6:2001:db8::5]"),
+    ],
+)
+def test_the_relay_always_has_a_valid_name(text: str, fqdn: str, name: str) -> None:
+    assert resolve_hostname(load_text(text), lambda: fqdn) == name
 
 
-def test_inline_tables_and_dotted_keys_are_read_like_tables() -> None:
-    assert load_text("retry.jitter = 0.5\nlog = { redact = false }\n").retry.jitter == 0.5
+def test_of_many_routes_only_those_that_take_everything_are_looked_at() -> None:
+    many = "".join(f'[[route]]\nrecipient_domain = ["d{n}.example"]\n' for n in range(1000))
+    assert advice(load_text(many + many), "relay.example.org") == ()
+    assert len(advice(load_text('[[route]]\nrecipient_domain = ["*"]\n' + many), "relay.example.org")) == 1000
 
 
 def test_a_key_with_a_line_end_stays_on_one_line() -> None:

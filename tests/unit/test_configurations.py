@@ -6,6 +6,7 @@ said of it:
     ! path: words    a problem of the line above, whose text contains the words
     ~ path: words    a note, wherever it stands
     ~                no note at all
+    = path: text     what the value is, as text; those of a list have commas between them
 
 There are as many problems as the case has. Where it has notes, there are as many of those. Cases in
 `checked/` are tried by `check-config`, which opens the files and imports the code that they name.
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -30,6 +32,7 @@ from tests.support.dkim import rsa_pem
 from zonerelay.cli.setup import check_config
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
+from zonerelay.config.settings import Settings
 
 FOLDER = Path(__file__).parent / "configurations"
 
@@ -41,14 +44,17 @@ class Case:
     lines: list[str] = field(default_factory=list)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
     notes: list[tuple[str, str]] | None = None
+    values: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
         sign, _, rest = line.partition(" ")
-        path, _, words = rest.partition(": ")
+        path, _, words = (part.strip() for part in f"{rest} ".partition(": "))
         if sign == "!":
             self.problems.append((max(1, len(self.lines)), path, words))
         elif sign == "~":
             self.notes = [*(self.notes or []), *([(path, words)] if path else [])]
+        elif sign == "=":
+            self.values[path] = words
         else:
             self.lines.append(line)
 
@@ -78,6 +84,7 @@ def test_a_configuration(case: Case) -> None:
         compare(case.problems, [(each.line, each.path, each.text) for each in found])
         return
     assert not case.problems
+    assert case.values == {path: value_at(settings, path) for path in case.values}
     if case.notes is not None:
         compare(case.notes, [note.partition(": ")[::2] for note in advice(settings, "relay.example.org")])
 
@@ -87,6 +94,13 @@ def compare(wanted: Sequence[tuple[object, ...]], found: Sequence[tuple[object, 
     assert [each[:-1] for each in found] == [each[:-1] for each in wanted], found
     for (*_, words), (*_, text) in zip(wanted, found, strict=True):
         assert str(words) in str(text)
+
+
+def value_at(settings: Settings, path: str) -> str:
+    value: Any = settings  # Any: an option or a table
+    for part in path.split("."):
+        value = value[int(part)] if part.isdigit() else getattr(value, part)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def test_there_are_configurations() -> None:
