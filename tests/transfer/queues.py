@@ -67,12 +67,9 @@ async def import_into(store: Store, home: Path, system: str, place: str) -> Impo
     def saw(trouble: UnusableMessage | None) -> None:
         faults.extend([trouble] if trouble else [])
 
-    try:
-        loader = Loader(store, register, Zones(()), now=now, saw=saw)
-        async with reading(system, place, now) as source:
-            await loader.load(source)
-    finally:
-        register.close()
+    loader = Loader(store, register, Zones(()), now=now, saw=saw)
+    async with reading(system, place, now) as source:
+        await loader.load(source)
     assert len(faults) == loader.loaded.unusable
     return loader.loaded
 

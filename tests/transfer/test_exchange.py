@@ -96,11 +96,8 @@ async def import_from(path: Path, store: Store, home: Path) -> tuple[ImportResul
     loader = Loader(
         store, register, Zones(()), now=NOW, saw=lambda trouble: faults.extend([trouble] if trouble else [])
     )
-    try:
-        with files.reading(path) as source:
-            await loader.load(source)
-    finally:
-        register.close()
+    with files.reading(path) as source:
+        await loader.load(source)
     return loader.loaded, faults
 
 
@@ -231,7 +228,6 @@ async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> 
             register = ImportRegister(tmp_path)
             loader = Loader(spool.store, register, Zones(()), now=NOW + 9, saw=lambda _: None)
             await loader.load(Source(messages=1, octets=1, read=read))
-            register.close()
             assert (loader.loaded.messages, loader.loaded.unusable) == (messages, 1)
             register.path.unlink()
         ((message, deliveries, stored),) = (await contents(spool.store)).values()
@@ -244,15 +240,12 @@ async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> 
 
 
 async def test_a_torn_register_is_cut_and_a_damaged_one_refused(tmp_path: Path) -> None:
-    register = ImportRegister(tmp_path)
-    register.add([("key", "a@example.net")])
-    register.close()
+    ImportRegister(tmp_path).add([("key", "a@example.net")])
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole + b"0123")
     register = ImportRegister(tmp_path)
     assert register.knows("key", "a@example.net")
     assert not register.knows("key", "b@example.net")
-    register.close()
     assert (tmp_path / FILE).read_bytes() == whole
     (tmp_path / FILE).write_bytes(b"x" * 33)
     with pytest.raises(TransferError, match="damaged"):

@@ -63,20 +63,17 @@ class ImportRegister:
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
         durable.append(self.path, b"")  # the file's name is durable before anything is imported
-        self._file = self.path.open("a+b")
-        self._file.seek(0)
-        content = self._file.read()
+        content = self.path.read_bytes()
         whole = len(content) - len(content) % _LENGTH
         try:
             lines = [content[start : start + _LENGTH - 1] for start in range(0, whole, _LENGTH)]
             self._known = {bytes.fromhex(line.decode("ascii")) for line in lines}
         except ValueError as error:
-            self._file.close()
             raise TransferError(
                 f"{self.path}, the log of imported mail, is damaged: {error}. Without it, mail that has "
                 "been delivered since would be imported again; move it away to accept that"
             ) from error
-        self._file.truncate(whole)
+        os.truncate(self.path, whole)
 
     def knows(self, key: str, recipient: str) -> bool:
         return _digest(key, recipient) in self._known
@@ -87,13 +84,8 @@ class ImportRegister:
         """
         fresh = {_digest(*each) for each in deliveries} - self._known
         if fresh:
-            self._file.write(b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            durable.append(self.path, b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))
             self._known |= fresh
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def merge_registers(path: Path, target: Path) -> bool:

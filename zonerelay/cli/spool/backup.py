@@ -231,11 +231,7 @@ async def _restore(
         durable.make_directory(under_way)
         carried = home_files.restore(settings, source / _HOME)
         carried.tell()
-        register = ImportRegister(under_way)
-        try:
-            loaded = await _load(settings, source, description, store, register)
-        finally:
-            register.close()
+        loaded = await _load(settings, source, description, store, ImportRegister(under_way))
     shutil.rmtree(under_way)
     # A removal that is lost in a crash would let a later restore continue this one instead of starting.
     durable.sync_directory(home)

@@ -178,12 +178,9 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
             source.octets + export.DESCRIPTION_SIZE * source.messages, place, settings.spool.min_free_space
         )
     register = ImportRegister(home)
-    try:
-        async with opened(settings) as store:
-            with loading("Importing", settings, store, register, messages=source.messages, now=now) as loader:
-                await loader.load(source)
-    finally:
-        register.close()
+    async with opened(settings) as store:
+        with loading("Importing", settings, store, register, messages=source.messages, now=now) as loader:
+            await loader.load(source)
     return loader.loaded
 
 

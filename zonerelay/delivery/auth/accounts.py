@@ -13,8 +13,7 @@ Servers lock accounts after repeated wrong passwords, so a refusal prevents all 
 one at a time, even after an accepted one, because the password may have changed on the server since. Logins
 that were waiting when one was refused are not made.
 
-`Secrets` checks a file each time its secret is needed, and reads it again if it has changed, so a new
-password needs no restart and no signal.
+`Secrets` reads a secret each time it is needed, so a new password needs no restart and no signal.
 
 A server that rotates refresh tokens may refuse the old one, so a lost token would cost the operator another
 login in a browser. `RefreshTokenFiles` stores a new token before the new access token is used: in the file
@@ -35,9 +34,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from zonerelay import durable
-from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
+from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.queue_name import QueueKind, queue_of
-from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES
 
 FIRST_PAUSE = 300.0
@@ -144,13 +142,10 @@ def digest(*secrets: str) -> str:
 
 
 class Secrets:
-    """Reads and caches the secrets of a worker. References with `env:` and `credential:` point into
-    `environment`.
-    """
+    """Reads the secrets of a worker. References with `env:` and `credential:` point into `environment`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
-        self._read: dict[str, tuple[FileState, str]] = {}
         self.of_mailbox: Callable[[str], str] | None = None
         """Returns the password of a mailbox of the outbox, by its zone. Raises SecretError."""
 
@@ -158,19 +153,7 @@ class Secrets:
         """Return the secret behind a reference. Raise SecretError."""
         if self.of_mailbox is not None and queue_of(reference).kind is QueueKind.MAILBOX:
             return self.of_mailbox(reference)
-        path = secret_path(reference, self.environment)
-        if path is None:
-            return read_secret(reference, self.environment)
-        look = file_state(path)
-        known = self._read.get(reference)
-        if known is None or known[0] != look:
-            secret = await FILES.run(read_secret, reference, self.environment)
-            known = self._read[reference] = (look, secret)
-        return known[1]
-
-    def forget(self) -> None:
-        """Forget the secrets that were read, because new settings have other references."""
-        self._read.clear()
+        return await FILES.run(read_secret, reference, self.environment)
 
 
 MAX_KEPT = 256 * 1024

@@ -239,7 +239,6 @@ class Logins:
         old = self._credentials
         self._credentials = {each.name: each for each in credentials} | self._mailboxes
         self._patterns = senders
-        self._secrets.forget()
         for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
             self._retired.start(self._tokens.pop(name).close())
         self._ending = [
