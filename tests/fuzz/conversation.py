@@ -12,29 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fuzz.wire import Wire
-from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
+from tests.support.inbound import EventLog, RememberingStore, house_of
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, Consultants, ListenerContext
+from zonerelay.inbound.state.context import AskedPolicy, SharedContext
 from zonerelay.inbound.tls.ports import TlsContexts
-from zonerelay.model.clock import ManualClock
-from zonerelay.model.message_id import MessageIdSource
 from zonerelay.smtp.server.commands import MAX_LINE
 from zonerelay.smtp.server.sasl import Credentials
-from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
 
 MEMORY = 1 << 30
 PASSWORD = "secret"
 # Turns of the loop until nothing moves: a question, a body's task and its commit need a few each.
 TURNS_PER_PACKET = 12
-
-_METRICS = Metrics()
 
 
 class AnyUser:
@@ -64,23 +56,13 @@ async def converse(
     turns: int = TURNS_PER_PACKET,
 ) -> Conversation:
     """`turns` of the loop go by between two packets: with few, packets come while somebody is asked."""
-    clock, log, store = ManualClock(), EventLog(), RememberingStore()
-    events = Events(log, _METRICS, Redactor(b"k" * 32, enabled=True), clock)
-    context = ListenerContext(
-        settings=settings,
-        hostname=HOSTNAME,
-        store=store.as_store(),
-        ids=MessageIdSource(clock),
-        choose_zone=one_zone,
-        events=events,
-        clock=clock,
-        consultants=Consultants(events=events, users=AnyUser(), policy=policy),
-        memory=SessionMemory(MEMORY),
-        access=None,
+    house = house_of(
+        settings,
+        shared=SharedContext(users=AnyUser(), memory=SessionMemory(MEMORY)),
         certificates=certificates,
+        policy=policy,
     )
-    wire = Wire()
-    admission = Admission[Session](settings, memory=context.memory, metrics=_METRICS)
+    wire, context, admission = Wire(), house.listener._context, house.listener._admission
     session = Session(context, admission, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
     await _settle(session)
@@ -101,7 +83,7 @@ async def converse(
     assert bytes(wire.out) == out, "nobody is there to be told"
     assert not admission.sessions, "nothing of a session is left when it is over"
     assert context.memory.used == 0
-    return Conversation(out, closed, log, store)
+    return Conversation(out, closed, house.log, house.store)
 
 
 async def _settle(session: Session) -> None:

@@ -14,8 +14,8 @@ import ssl
 
 from tests.fuzz.targets.sessions import OneCertificate
 from tests.fuzz.wire import Wire
-from tests.support.inbound import EventLog, RememberingStore, events_into, one_zone
-from tests.support.tls_client import trusting
+from tests.support.inbound import house_of
+from tests.support.tls_client import TlsWire
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
@@ -24,8 +24,6 @@ from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
 from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import SharedContext
-from zonerelay.model.clock import ManualClock
-from zonerelay.model.message_id import MessageIdSource
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.store.contract import StoreError, StoreFullError
 
@@ -82,8 +80,7 @@ class Client:
         self.wire = Wire(address)
         self.said = b""
         self.lost = False
-        self._tls: ssl.SSLObject | None = None
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: TlsWire | None = None
         self.session.connection_made(self.wire)  # type: ignore[arg-type]  # the methods that the session uses
 
     @property
@@ -95,9 +92,7 @@ class Client:
     async def send(self, data: bytes) -> None:
         if self._tls is not None:
             with contextlib.suppress(ssl.SSLError):  # the handshake is not through, or has failed
-                self._tls.write(data)
-                data = b""
-            data = self._out.read() or data
+                data = self._tls.encrypt(data)
         await self.send_raw(data)
 
     async def send_raw(self, data: bytes) -> None:
@@ -111,30 +106,18 @@ class Client:
 
     async def shake(self) -> None:
         """As much of the handshake as the server takes part in."""
-        if self._tls is None:
-            self._tls = trusting().wrap_bio(self._in, self._out)
+        self._tls = self._tls or TlsWire()
         for _ in range(4):
-            with contextlib.suppress(ssl.SSLError):
-                self._tls.do_handshake()
-            await self.send_raw(self._out.read())
+            await self.send_raw(self._tls.hello())
             await asyncio.sleep(0)
             self.listen()
 
     def end_tls(self) -> bytes:
-        if self._tls is not None:
-            with contextlib.suppress(ssl.SSLError):
-                self._tls.unwrap()
-        return self._out.read()
+        return b"" if self._tls is None else self._tls.close()
 
     def listen(self) -> None:
         out, self.wire.out = bytes(self.wire.out), bytearray()
-        if self._tls is None:
-            self.said += out
-            return
-        self._in.write(out)
-        with contextlib.suppress(ssl.SSLError):
-            while got := self._tls.read(1 << 16):
-                self.said += got
+        self.said += out if self._tls is None else self._tls.decrypt(out)
 
     @property
     def over(self) -> bool:
@@ -159,27 +142,21 @@ class Client:
 
 class Crowd:
     def __init__(self, settings: ListenerSettings, dice: random.Random, *, memory: int, asks: bool) -> None:
-        self.dice, self.log, self.store = Dice(dice), EventLog(), RememberingStore()
+        self.dice = Dice(dice)
         self.memory = SessionMemory(memory)
-        self.store.before_write = self.store.before_commit = self._store_something
-        clock = ManualClock()
-        self.listener = Listener(
-            settings,
-            hostname="relay.example.org",
-            store=self.store.as_store(),
-            ids=MessageIdSource(clock),
-            choose_zone=one_zone,
-            events=events_into(self.log, clock),
-            clock=clock,
-            shared=SharedContext(memory=self.memory, users=Users(self.dice)),
-            certificates=OneCertificate(),
-            policy=Moods(self.dice) if asks else None,
+        self.shared = SharedContext(memory=self.memory, users=Users(self.dice))
+        house = house_of(
+            settings, shared=self.shared, certificates=OneCertificate(), policy=self._policy(asks=asks)
         )
+        self.listener, self.log, self.store = house.listener, house.log, house.store
+        self.store.before_write = self.store.before_commit = self._store_something
         self.clients: list[Client] = []
 
+    def _policy(self, *, asks: bool) -> Moods | None:
+        return Moods(self.dice) if asks else None
+
     def reload(self, settings: ListenerSettings, *, asks: bool) -> None:
-        shared = SharedContext(memory=self.memory, users=Users(self.dice))
-        self.listener.configure(settings, shared, OneCertificate(), Moods(self.dice) if asks else None)
+        self.listener.configure(settings, self.shared, OneCertificate(), self._policy(asks=asks))
 
     async def _store_something(self) -> None:
         await self.dice.wait()

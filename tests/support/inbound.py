@@ -301,8 +301,7 @@ def one_zone(envelope: Envelope, /, *, headers: Fields, size: int, named: str = 
     return lambda recipient: ZoneChoice("default", "")
 
 
-@asynccontextmanager
-async def listening(
+def house_of(
     settings: ListenerSettings | None = None,
     *,
     store: RememberingStore | None = None,
@@ -313,7 +312,8 @@ async def listening(
     log: EventLog | None = None,
     clock: ManualClock | None = None,
     **options: Any,
-) -> AsyncIterator[House]:  # Any: options of the listener, by name, in place of those of its settings
+) -> House:  # Any: options of the listener, by name, in place of those of its settings
+    """Return a listener that has no socket yet."""
     clock = clock or ManualClock()
     log = log or EventLog()
     store = store or RememberingStore()
@@ -329,14 +329,21 @@ async def listening(
         certificates=certificates,
         policy=policy,
     )
-    await listener.start()
+    return House(listener, store, log, clock)
+
+
+@asynccontextmanager
+async def listening(settings: ListenerSettings | None = None, **more: Any) -> AsyncIterator[House]:
+    """Listen with what `house_of` takes."""
+    house = house_of(settings, **more)
+    await house.listener.start()
     try:
-        yield House(listener, store, log, clock)
+        yield house
     finally:
-        listener.stop_accepting()
+        house.listener.stop_accepting()
         async with asyncio.timeout(PATIENCE):
-            await listener.drain(0.0)
-        assert listener.connections == 0
+            await house.listener.drain(0.0)
+        assert house.listener.connections == 0
 
 
 @asynccontextmanager

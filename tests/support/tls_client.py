@@ -88,11 +88,13 @@ class TlsWire:
                 read.append(piece)
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
+        except ssl.SSLError as error:
+            self.error = error
         return b"".join(read)
 
     def close(self) -> bytes:
         """The client's close_notify."""
-        with contextlib.suppress(ssl.SSLWantReadError):
+        with contextlib.suppress(ssl.SSLError):  # it wants an answer, or there was no handshake
             self.ssl.unwrap()
         return self._out.read()
 

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import re
 
-from tests.fuzz.conversation import Conversation, converse
+from tests.fuzz.conversation import TURNS_PER_PACKET, Conversation, converse
 from tests.fuzz.replies_owed import Account, split_replies
 from tests.fuzz.targets.bodies import no_bare_line_ends
 from tests.fuzz.targets.tls import context
@@ -40,7 +40,10 @@ def session(data: bytes) -> None:
     chosen = settings(frozenset(words.decode("latin-1").split()))
     packets = rest.split(PACKET_END)[:MAX_PACKETS]
     certificates = OneCertificate() if chosen.tls is not ListenerTls.NONE else None
-    heard = loop().run_until_complete(converse(packets, settings=chosen, certificates=certificates))
+    turns = 2 if b"hasty" in words else TURNS_PER_PACKET
+    heard = loop().run_until_complete(
+        converse(packets, settings=chosen, certificates=certificates, turns=turns)
+    )
     assert heard.log.named("trouble") == []
     _check_replies(heard, b"".join(packets), proxied=bool(chosen.proxy_networks))
     _check_store(heard, chosen)
@@ -51,12 +54,13 @@ def settings(words: frozenset[str]) -> ListenerSettings:
     from ipaddress import ip_network
 
     everybody = (ip_network("192.0.2.0/24"),)
-    auth = "auth" in words
+    auth = ListenerAuth.REQUIRED if "auth" in words else ListenerAuth.OPTIONAL
+    offered = not words.isdisjoint(("auth", "may-auth"))
     return ListenerSettings(
         tls=ListenerTls.STARTTLS if "starttls" in words else ListenerTls.NONE,
         require_tls="require-tls" in words and "starttls" in words,
-        auth=ListenerAuth.REQUIRED if auth else ListenerAuth.OFF,
-        unsafe=(UnsafeListener.CLEARTEXT_AUTH,) if auth else (),
+        auth=auth if offered else ListenerAuth.OFF,
+        unsafe=(UnsafeListener.CLEARTEXT_AUTH,) if offered else (),
         allow_networks=() if "closed" in words else everybody,
         proxy_networks=everybody if "proxy" in words else (),
         xclient_networks=everybody if "xclient" in words else (),
