@@ -1,7 +1,8 @@
-"""Which addresses a pattern means: in access rules, in routes, and for the senders of a user."""
+"""Who may relay, which [[access]] rule decides, and which addresses a pattern means."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import time
 
@@ -9,7 +10,149 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, UnsafeListener
+from zonerelay.inbound.access.networks import DEFERRED, MAX_REMEMBERED, REFUSED, AccessPolicy, AccessRules
+from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
+
+# ---- Who may relay -------------------------------------------------------------------------------
+
+
+ALLOWED = (ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_network("2001:db8::/32"))
+
+TABLE = [
+    ("192.0.2.7", True, "192.0.2.7", "in a network"),
+    ("192.0.3.7", False, "192.0.3.7", "in none"),
+    ("::ffff:192.0.2.7", True, "192.0.2.7", "IPv4 on a dual-stack socket"),
+    ("::ffff:192.0.3.7", False, "192.0.3.7", "the same, outside"),
+    ("2001:db8:1::1", True, "2001:db8:1::1", "IPv6"),
+    ("fe80::1%eth0", False, "fe80::1", "with a scope"),
+    ("::192.0.2.7", False, "::c000:207", "compatible is not mapped"),
+]
+
+
+@pytest.mark.parametrize(("peer", "may", "shown", "reason"), TABLE, ids=[row[3] for row in TABLE])
+def test_who_may_relay(peer: str, may: bool, shown: str, reason: str) -> None:
+    policy = AccessPolicy(ListenerSettings(allow_networks=ALLOWED))
+    for _ in range(2):
+        client = policy.identify((peer, 4711))
+        assert (client.may_relay, client.address, client.port) == (may, shown, 4711)
+
+
+def test_nobody_relays_without_networks_and_open_relay_opens_it() -> None:
+    closed = AccessPolicy(ListenerSettings(allow_networks=()))
+    assert not closed.identify(("127.0.0.1", 1)).may_relay
+    opened = AccessPolicy(ListenerSettings(allow_networks=(), unsafe=(UnsafeListener.OPEN_RELAY,)))
+    assert opened.identify(("198.51.100.1", 1)).may_relay
+
+
+def test_a_tcp_client_without_a_name_is_not_taken_for_a_local_one() -> None:
+    """A connection that is reset before it is accepted has no peername."""
+    tcp = AccessPolicy(ListenerSettings(address="0.0.0.0:25"))
+    assert not tcp.identify(None).may_relay
+    assert not tcp.identify("").may_relay
+    assert AccessPolicy(ListenerSettings(address="unix:/run/x", allow_networks=())).identify("").may_relay
+
+
+def test_remembered_clients_are_bounded() -> None:
+    policy = AccessPolicy(ListenerSettings(allow_networks=ALLOWED))
+    for number in range(3 * MAX_REMEMBERED):
+        policy.identify((str(ipaddress.ip_address(number)), 1))
+        assert len(policy._known) <= MAX_REMEMBERED
+
+
+# ---- Which [[access]] rule decides ---------------------------------------------------------------
+
+
+def rule(
+    action: str = "refuse", reply: str = "", client: tuple[str, ...] = (), **more: tuple[str, ...]
+) -> AccessSettings:
+    networks = tuple(ipaddress.ip_network(each) for each in client)
+    return AccessSettings(action=AccessAction(action), reply=reply, client=networks, **more)
+
+
+def decide(
+    *rules: AccessSettings,
+    client: str = "192.0.2.1",
+    user: str = "",
+    sender: str = "a@example.org",
+    recipient: str = "b@example.com",
+) -> Reply | None:
+    return AccessRules(rules).decide(client, user, sender, recipient)
+
+
+def test_no_rule_refuses_nobody() -> None:
+    assert not AccessRules(())
+    assert AccessRules((rule(sender=("*",)),))
+    assert decide() is None
+
+
+def test_actions_have_their_usual_replies_or_the_operators() -> None:
+    assert decide(rule(sender=("*",))) == REFUSED == Reply(550, "7.1", "Access denied")
+    assert decide(rule("defer", sender=("*",))) == DEFERRED
+    assert decide(rule("accept", sender=("*",))) is None
+    assert decide(rule(reply="554 5.7.2 Ask postmaster", sender=("*",))) == Reply(
+        554, "7.2", "Ask postmaster"
+    )
+    assert decide(rule(reply="554 5 a day", sender=("*",))) == Reply(554, "7.1", "5 a day")
+    assert decide(rule("defer", "451 later", sender=("*",))) == Reply(451, "7.1", "later")
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    friends = rule("accept", sender=("a@example.org",))
+    enemies = rule(sender=("example.org",))
+    assert decide(friends, enemies) is None
+    assert decide(enemies, friends) == REFUSED
+    assert decide(friends, enemies, sender="other@example.org") == REFUSED
+
+
+def test_all_conditions_of_a_rule_must_match() -> None:
+    both = rule(sender=("example.org",), recipient=("example.com",), client=("192.0.2.0/24",), user=("app1",))
+    assert decide(both, user="app1") == REFUSED
+    assert decide(both, user="app2") is None
+    assert decide(both, user="app1", client="198.51.100.1") is None
+    assert decide(both, user="app1", sender="a@example.net") is None
+    assert decide(both, user="app1", recipient="a@example.net") is None
+
+
+NETWORKS = ("192.0.2.0/25", "198.51.100.7/32", "2001:db8::/32", "2001:db9::1/128")
+
+
+@pytest.mark.parametrize(
+    ("client", "expected", "reason"),
+    [
+        ("192.0.2.127", True, "in a network"),
+        ("192.0.2.128", False, "just outside"),
+        ("198.51.100.7", True, "an address"),
+        ("198.51.100.8", False, "the next one"),
+        ("2001:db8:ffff::1", True, "IPv6"),
+        ("2001:db9::1", True, "an IPv6 address"),
+        ("2001:db9::2", False, "the next one"),
+        ("::c000:201", False, "a number that would be in an IPv4 network"),
+        ("", False, "a Unix socket is in no network"),
+        ("nonsense", False, "nor is what is no address"),
+    ],
+)
+def test_clients_by_network(client: str, expected: bool, reason: str) -> None:
+    assert (decide(rule(client=NETWORKS), client=client) is REFUSED) is expected, reason
+
+
+def test_a_network_of_everything_is_still_not_a_unix_socket() -> None:
+    everywhere = rule(client=("0.0.0.0/0", "::/0"))
+    assert decide(everywhere, client="203.0.113.9") is REFUSED
+    assert decide(everywhere, client="2001:db8::1") is REFUSED
+    assert decide(everywhere, client="") is None
+
+
+def test_a_star_is_any_user_who_has_logged_in() -> None:
+    anyone = rule(user=("*",))
+    assert decide(anyone, user="app1") == REFUSED
+    assert decide(anyone, user="") is None
+    assert decide(rule(user=("app1",)), user="App1") is None  # users are compared exactly
+
+
+# ---- Which addresses a pattern means -------------------------------------------------------------
+
 
 MATCHES: list[tuple[str, str, bool, str]] = [
     ("user@example.com", "user@example.com", True, "the address"),
@@ -124,17 +267,17 @@ def test_globs_of_one_domain_may_begin_with_texts_of_any_length() -> None:
 
 LOCALS = st.text("ab*", min_size=1, max_size=4)
 LABELS = st.sampled_from(["a", "b"])
-NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
+DOMAINS = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
 PATTERNS = st.one_of(
-    NAMES,
-    NAMES.map("*.{}".format),
-    NAMES.map("@{}".format),
+    DOMAINS,
+    DOMAINS.map("*.{}".format),
+    DOMAINS.map("@{}".format),
     st.sampled_from(["*", "<>", "a@*", "a*@*"]),
-    st.builds("{}@{}".format, LOCALS, NAMES),
-    st.builds("{}@*.{}".format, LOCALS, NAMES),
+    st.builds("{}@{}".format, LOCALS, DOMAINS),
+    st.builds("{}@*.{}".format, LOCALS, DOMAINS),
 )
 MAILBOXES = st.one_of(
-    st.just(""), st.just("a"), st.builds("{}@{}".format, st.text("abAB", min_size=1, max_size=4), NAMES)
+    st.just(""), st.just("a"), st.builds("{}@{}".format, st.text("abAB", min_size=1, max_size=4), DOMAINS)
 )
 
 
