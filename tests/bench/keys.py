@@ -33,7 +33,7 @@ from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
-from zonerelay.store.queue.store import open_queue
+from zonerelay.store.queue.partition_keeper import open_queue
 
 BODY = (b"0123456789 abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 64)[:4096]
 METADATA = b'{"envelope": "%b"}' % (b"x" * 700)

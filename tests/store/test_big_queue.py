@@ -55,7 +55,7 @@ class Counted(LevelDb):
 
 @pytest.fixture
 async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PartitionStore]:
-    monkeypatch.setattr("zonerelay.store.queue.store.LevelDb", Counted)
+    monkeypatch.setattr("zonerelay.store.leveldb.keeper.LevelDb", Counted)
     async with Spool(tmp_path / "spool") as spool:
         assert isinstance(spool.store, PartitionStore)
         Counted.reset()

@@ -37,8 +37,7 @@ from zonerelay.store.contract import (
     StoreError,
 )
 from zonerelay.store.offline import check_spool
-from zonerelay.store.queue import key_index as register
-from zonerelay.store.queue import reservations
+from zonerelay.store.queue import key_index, reservations
 
 NOW = time.time()
 """Reservations of shared stores end by the clocks of servers, and the tests may run long after the import."""
@@ -348,7 +347,7 @@ async def test_a_register_that_is_lost_while_workers_run_is_made_of_the_spools(
 async def test_a_register_that_cannot_be_used_is_a_problem_until_it_can(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(register, "BUSY", 0.1)
+    monkeypatch.setattr(key_index, "BUSY", 0.1)
     one, two = await workers.start(0), await workers.start(1)
     await until_known(one)
     await until_known(two)

@@ -29,7 +29,8 @@ from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.directories import lock_configured
 from zonerelay.store.keys import port
 from zonerelay.store.keys.partition import open_partition
-from zonerelay.store.queue.store import PartitionStore, open_queue
+from zonerelay.store.queue.partition_keeper import open_queue
+from zonerelay.store.queue.store import PartitionStore
 
 WARNING = 'the spool is in memory (backend = "memory"): all mail in it is lost at a stop or a crash'
 SHELF_WARNING = (

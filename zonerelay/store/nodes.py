@@ -69,8 +69,9 @@ from zonerelay.store.keys.partition import Hooks, Partition, SeenFile, open_part
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
 from zonerelay.store.queue.body import BodyWriter
 from zonerelay.store.queue.in_flight import in_batches
+from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.reads import QueueReads
-from zonerelay.store.queue.store import PartitionStore, open_queue
+from zonerelay.store.queue.store import PartitionStore
 
 MOST_ADOPTED = 10_000
 """The number of claimed messages of adopted partitions that are remembered before settled ones are

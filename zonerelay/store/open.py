@@ -110,7 +110,7 @@ async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store
     """Open the queue of a service that only one relay at a time can use. Raises StoreError."""
     from zonerelay.store.keys.partition import SeenFile, open_partition
     from zonerelay.store.keys.port import NodeTakenError
-    from zonerelay.store.queue.store import open_queue
+    from zonerelay.store.queue.partition_keeper import open_queue
 
     async def opened(hooks: Hooks) -> Partition:
         file = await STORE.open(SeenFile, seen / "0.seen", uuid4().hex)

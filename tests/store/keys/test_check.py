@@ -22,7 +22,7 @@ from zonerelay.store.contract import CHUNK_SIZE, Finish, MessageNotFoundError, S
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, Write, pages
 from zonerelay.store.offline import check_engine, repair_engine, view_engine
-from zonerelay.store.queue.store import open_queue
+from zonerelay.store.queue.partition_keeper import open_queue
 
 ENGINES = [
     "memory",

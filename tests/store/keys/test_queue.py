@@ -40,7 +40,8 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
-from zonerelay.store.queue.store import PartitionStore, open_queue
+from zonerelay.store.queue.partition_keeper import open_queue
+from zonerelay.store.queue.store import PartitionStore
 
 ENGINES = [
     "memory",

@@ -30,7 +30,8 @@ from zonerelay.store.directories import lock_configured, make_configured
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.objects.directory import DirectoryPlace, translated
 from zonerelay.store.objects.engine import ObjectEngine, epoch_of, is_large
-from zonerelay.store.queue.store import PartitionStore, open_queue
+from zonerelay.store.queue.partition_keeper import open_queue
+from zonerelay.store.queue.store import PartitionStore
 from zonerelay.store.spool_paths import disk_directories
 
 LOCK = "zonerelay.lock"

@@ -9,9 +9,6 @@ because they free space.
 that no operation is possible at present; every caller receives it. A cause without a refusal (little space,
 damage) refuses new mail while the queue is drained. `problems` is for the operator: the details of each
 cause, and notes, which do not refuse mail.
-
-`PartitionKeeper` is for a queue in a partition (`store/keys`). `Partition` reports when writing becomes
-impossible and possible again. The keeper of a LevelDB spool is in `store/leveldb`.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ from zonerelay.process.tasks import Tasks, cancel_all
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
-from zonerelay.store.keys.partition import Hooks, Partition
-from zonerelay.store.keys.port import FencedError, Op, Write
+from zonerelay.store.keys.port import Op
 from zonerelay.store.queue.reads import QueueReads
 
 INTERVAL = 1.0
@@ -47,8 +43,6 @@ MOST_KINDS = 16
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]  # Any: nothing is sent
-Release = Callable[[], Awaitable[None]]
-Foreign = Callable[[], Awaitable[str]]
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -411,118 +405,3 @@ class QueueKeeper(abc.ABC):
     async def _end_tasks(self) -> None:
         await cancel_all(self._watcher)
         await self._tasks.cancel()
-
-
-def _undo(write: Write) -> Write | None:
-    """Return the write that removes new mail. Its client has received 451 and will retry. Outcomes are
-    written again anyway.
-    """
-    made = {
-        key.split(b" ")[1] for key in write.changes if key[:8] == records.MESSAGE_PREFIX and key[-1:] == b"*"
-    }
-    is_new = not write.ranges and None not in write.changes.values()
-    if is_new and all(key[:9] == b"meta once" or made.intersection(key.split(b" ")) for key in write.changes):
-        return Write(dict.fromkeys(write.changes), makes_room=True)
-    return None
-
-
-class PartitionKeeper(QueueKeeper):
-    """Maintains a queue in a partition, which enters the store again after a failure."""
-
-    def __init__(self, around: StoreContext, release: Release, foreign: Foreign, min_free_space: int) -> None:
-        super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
-        self._let_go = release
-        self._foreign = foreign
-        self._watches = min_free_space > 0
-        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
-
-    def use(self, partition: Partition) -> None:
-        """Start to use an open partition."""
-        self.partition = partition
-        self.reads = QueueReads(partition, self._note_unreadable)
-
-    def submit(
-        self,
-        ops: Sequence[Op],
-        *,
-        size: int = 0,
-        lazy: bool = False,
-        applied: Callable[[], None] | None = None,
-    ) -> asyncio.Future[None]:
-        """Write operations to the partition. Changes and removals count as freeing space; a new message does
-        not.
-        """
-        self.space.note_written(size)
-        # A new message begins with its last chunks or its `#`. Chunks alone belong to an arriving message.
-        key, value = ops[0]
-        is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
-        write = Write(dict(ops), makes_room=not is_new)
-        last = ops[-1][0]
-        if is_new and last.startswith(records.MESSAGE_PREFIX) and last.rpartition(b" ")[2].isdigit():
-            staged = self.partition.stage(write)
-            staged.add_done_callback(self._note_staged)
-            return staged
-        return self.partition.write(write, lazy=lazy, applied=applied)
-
-    def _note_staged(self, staged: asyncio.Future[None]) -> None:
-        if not staged.cancelled() and isinstance(staged.exception(), StoreFullError):
-            self._note_no_room()
-
-    async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
-        return await ask(self.reads)
-
-    def begin(self, last: MessageId | None) -> None:
-        """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
-        self._start(self._count, "count the queue")
-        if last is not None:
-            self._start(functools.partial(self._sweep, last), "remove uploads that were never completed")
-        if self._watches:
-            self._watch_space()
-
-    async def _count(self) -> None:
-        counts = self.counts
-        while counts.left is not None:
-            async with self.partition.batches:
-                found, counts.left = await self.reads.count_page(counts.left)
-                counts.add(found)
-        counts.is_whole = True
-
-    async def _clear_cut_off(self) -> None:
-        await self.probe()  # staged values are visible after this write
-        await self._sweep_cut_off()
-
-    async def left_over(self) -> str:
-        return await super().left_over() or await self._foreign()
-
-    def _note_no_room(self) -> None:
-        """Refuse new mail because an upload found no space, and check again later."""
-        self.health.set("space", Unhealthy.NO_SPACE)
-
-        async def look_again() -> None:
-            await asyncio.sleep(INTERVAL)
-            await self._look_at_space()
-
-        self._start(look_again, "look after the free space")
-
-    async def _look_at_space(self) -> None:
-        free = await self.partition.room()
-        if free is None:
-            self.health.set("space", None)
-        else:
-            self.space.note(free)
-
-    def _fail(self, error: StoreError) -> None:
-        self._refuse(error, Unhealthy.NO_LEASE if isinstance(error, FencedError) else None, str(error))
-
-    def _back(self) -> None:
-        self.on_failure()
-        self.health.refuse(None)
-        self.health.set("write", None)
-        self._start(self._clear_cut_off, "remove an upload that failed")
-        self._start(self._count, "count the queue")
-        self._start(self._tell_news, "look for mail that was refused and is stored")
-
-    async def _release(self) -> None:
-        await self._end_tasks()
-        await self.partition.close()
-        await self._let_go()

@@ -17,7 +17,6 @@ import functools
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Collection,
     Coroutine,
@@ -43,13 +42,12 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.keys.partition import Hooks, Partition
-from zonerelay.store.keys.port import KeyRange, Op, Write
+from zonerelay.store.keys.port import Op
 from zonerelay.store.queue.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.queue.claims import ClaimCursors
 from zonerelay.store.queue.cursors import QueueCursors
 from zonerelay.store.queue.in_flight import NOTHING, InFlight, ReadResult, WritePlan, changed, in_batches
-from zonerelay.store.queue.keeper import Foreign, PartitionKeeper, QueueKeeper, Release
+from zonerelay.store.queue.keeper import QueueKeeper
 from zonerelay.store.queue.reads import READ_CHUNKS, DeliveryPage, scanned
 from zonerelay.store.queue.reservations import Reservations, register_for
 
@@ -436,45 +434,3 @@ def _once_ops(identity: str, kept: StoredKey) -> list[Op]:
         (records.once_key(identity), records.encoded("an idempotency key", kept)),
         (records.once_until_key(identity, kept.until), b""),
     ]
-
-
-async def _nothing() -> None:
-    """Release nothing."""
-
-
-async def _none_foreign() -> str:
-    return ""
-
-
-async def open_queue(
-    opened: Callable[[Hooks], Awaitable[Partition]],
-    around: StoreContext,
-    *,
-    release: Release = _nothing,
-    foreign: Foreign = _none_foreign,
-    min_free_space: int = 0,
-) -> PartitionStore:
-    """Open a queue. `opened` opens its partition with the hooks. `release` is called when the partition is
-    closed, or if it cannot be opened. `foreign` describes foreign files in its directories. Raises
-    StoreError.
-    """
-    keeper = PartitionKeeper(around, release, foreign, min_free_space)
-    try:
-        partition = await opened(keeper.hooks)
-    except BaseException:
-        await release()
-        raise
-    keeper.use(partition)
-    try:
-        await partition.clear(KeyRange(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)))
-        await partition.write(Write({records.META_FORMAT: records.FORMAT_VERSION}, makes_room=True))
-        last = await keeper.reads.last_message_id()
-        is_empty = not await keeper.reads.queues()
-    except BaseException:
-        await partition.abandon()
-        await release()
-        raise
-    store = PartitionStore(keeper, around, last_id=last, empty=is_empty)
-    keeper.begin(last)
-    store.begin_keys()
-    return store
