@@ -156,7 +156,7 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
 
         def of_store() -> list[str]:
             """The history may fail on the same file system, and comes back by itself."""
-            return [each for each in running.worker.surface().problems if not each.startswith("history")]
+            return [each for each in running.worker.all_problems() if not each.startswith("history")]
 
         await running.until(lambda: bool(of_store()), what="a problem")
         reason = of_store()[-1]

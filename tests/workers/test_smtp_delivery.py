@@ -183,7 +183,7 @@ async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(
         found = await bed.until(running, row, "queued")
         assert "535 5.7.8 no such user or password" in str(found["error_log"])
         assert found["attempts"] == 0
-        assert any("cannot log in" in each for each in running.worker.surface().problems)
+        assert any("cannot log in" in each for each in running.worker.all_problems())
         sealed = bed.sealed("right", host.port)
         bed.psql(f"UPDATE mailboxes SET smtp_password_encrypted = '{sealed}'")
         await asyncio.sleep(0.4)

@@ -25,7 +25,7 @@ from zonerelay.delivery.source import SourceSelection
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.operations.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
+from zonerelay.operations.answers import OrderRow, RelayStatus, ZoneStatus
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
@@ -45,27 +45,6 @@ CAPTURED = "captured/captured.db"
 """The file of `capture/store`, which most relays have no use for: it is loaded where this is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """The facts that only the worker knows: its listeners, its connections, its state and its problems."""
-
-    listeners: Sequence[str]
-    inbound_connections: int
-    state: str
-    problems: Sequence[str]
-    taken_up: float
-    """When the configuration in force was taken up (Unix time)."""
-    refused: float | None
-    """When a reload was refused since then."""
-    quotas: Sequence[tuple[str, str, int, int]] = ()
-    """Users, with the quotas that are nearly used up, what is used of them, and what they are."""
-    history: History | None = None
-    settings: Settings | None = None
-    """Those that are active."""
-    per_minute: tuple[tuple[int, ...], ...] = ((), ())
-    """Messages accepted, and deliveries, of the last hour."""
-
-
 @dataclass(eq=False, repr=False)
 class StatusBoard:
     """Collects the numbers of `status` and of the queue gauges. `orders` returns the active suspensions and
@@ -83,7 +62,7 @@ class StatusBoard:
     sources: SourceSelection
     name_servers: Callable[[], str]
     limits: Callable[[], str] = str
-    surface: Callable[[], WorkerFacts]
+    history: History | None
     orders: Callable[[], tuple[OrderRow, ...]]
     in_force: InitVar[Orders]
     clock: Clock
@@ -178,12 +157,14 @@ class StatusBoard:
             found[queue_of(zone).label, "usable"] += usable
         return found.items()
 
-    async def status(self) -> RelayStatus:
+    async def status(self, active: Settings, problems: Sequence[str]) -> RelayStatus:
+        """Return the status of the queue. The worker adds the state of itself and of its listeners. `active`
+        are the settings in force, and `problems` those of all parts.
+        """
         await self.refresh()
-        surface = self.surface()
-        history = surface.history
+        history = self.history
         destinations, total = await self.destinations.rows(MAX_DESTINATIONS, LARGEST)
-        problems = (*surface.problems, *filter(None, (self._capture_problem, self._space_problem())))
+        problems = (*problems, *filter(None, (self._capture_problem, self._space_problem())))
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -191,13 +172,13 @@ class StatusBoard:
             backend=self.settings.spool.backend.value,
             guard=raised_guard(self.settings.spool),
             uptime=self.clock.now() - self._started,
-            state=surface.state,
-            listeners=tuple(surface.listeners),
-            inbound_connections=surface.inbound_connections,
+            state="running",
+            listeners=(),
+            inbound_connections=0,
             zones=tuple(self._zone(queue) for queue in self.queues()),
             destinations=tuple(destinations),
             destinations_total=total,
-            problems=(*problems, *await STATUS.run(self._missing, surface.settings, problems)),
+            problems=(*problems, *await STATUS.run(self._missing, active, problems)),
             source_penalties=penalties_of(self.sources),
             limits=self.limits(),
             counted=self.store.is_counted(),
@@ -208,20 +189,12 @@ class StatusBoard:
             history_size=None if history is None else await STATUS.run(history.size),
             history_since=None if history is None else history.since,
             name_servers=self.name_servers(),
-            taken_up=surface.taken_up,
-            refused=surface.refused,
             orders=self.orders(),
-            quotas=tuple(
-                QuotaStatus(user=user, quota=quota, used=used, most=most)
-                for user, quota, used, most in surface.quotas
-            ),
-            accepted_per_minute=surface.per_minute[0],
-            delivered_per_minute=surface.per_minute[1],
         )
 
-    def _missing(self, settings: Settings | None, reported: Sequence[str]) -> list[str]:
+    def _missing(self, settings: Settings, reported: Sequence[str]) -> list[str]:
         """Return problems about configuration files that have disappeared since they were loaded. Blocks."""
-        if settings is not None and settings is not self._files[0]:
+        if settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [
             f"{file}, which {name} refers to, is missing; restore it, or change the configuration"

@@ -94,7 +94,7 @@ async def _play(console: Console, log: LogSink, directory: Path, arguments: Name
             sandbox=sandbox,
         )
         if worker.http_port is None:
-            problems = worker.surface().problems
+            problems = worker.all_problems()
             await worker.stop()
             raise StartError("; ".join(problems))
         page = f"http://{_shown(settings.admin.address)}:{worker.http_port}/"

@@ -340,7 +340,7 @@ async def _assemble(
         leaps=leaps,
     )
     answers = build_answers(parts)
-    board = build_board(settings, identity.index, parts, lambda: assembled.surface(), answers)
+    board = build_board(settings, identity.index, parts, answers, history)
     readiness = ReadinessCheck(
         probe=store.probe,
         unhealthy=store.unhealthy,
@@ -355,6 +355,7 @@ async def _assemble(
             parts,
             board,
             answers,
+            status=lambda: assembled.status(),
             unready=readiness,
             history=history,
         ),

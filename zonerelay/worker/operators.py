@@ -15,11 +15,12 @@ from zonerelay.control.acts import OperatorActs
 from zonerelay.control.explain import Explainer
 from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
-from zonerelay.control.status import StatusBoard, WorkerFacts
+from zonerelay.control.status import StatusBoard
 from zonerelay.control.streams import LiveStreams
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.operations.answers import RelayStatus
 from zonerelay.queue.operator.clock_watch import NAME, ClockLeaps
 from zonerelay.queue.operator.journal import Bin, Journal
 from zonerelay.queue.operator.operations import Operations
@@ -69,8 +70,8 @@ def build_board(
     settings: Settings,
     worker: int,
     parts: WorkerParts,
-    surface: Callable[[], WorkerFacts],
     orders: OrderAnswers,
+    history: History | None,
 ) -> StatusBoard:
     sending = parts.sending
     return StatusBoard(
@@ -84,7 +85,7 @@ def build_board(
         sources=sending.sources,
         name_servers=sending.resolver.watch.state,
         limits=lambda: "" if sending.limits is None else sending.limits.status,
-        surface=surface,
+        history=history,
         orders=orders.rows,
         in_force=parts.orders,
         clock=parts.context.clock,
@@ -97,13 +98,14 @@ def build_handler(
     board: StatusBoard,
     orders: OrderAnswers,
     *,
+    status: Callable[[], Awaitable[RelayStatus]],
     unready: Callable[[], Awaitable[Sequence[str]]],
     history: History | None,
 ) -> ControlHandler:
     context = parts.context
     return ControlHandler(
         operations=parts.operations,
-        status=board.status,
+        status=status,
         explainer=_build_explainer(settings, parts, board, orders),
         orders=orders,
         redactor=context.redactor,

@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from msgspec import structs
+
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
-from zonerelay.control.status import WorkerFacts
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import QueueKind
+from zonerelay.operations.answers import QuotaStatus, RelayStatus
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
@@ -207,8 +209,8 @@ class Worker:
         """Count a failed login at another worker."""
         self.parts.listeners.failed_elsewhere(text)
 
-    def surface(self) -> WorkerFacts:
-        """Return the worker's own part of the status."""
+    def all_problems(self) -> tuple[str, ...]:
+        """Return the problems of all parts."""
         parts = self.parts
         asked = (
             self.drop,
@@ -222,22 +224,29 @@ class Worker:
             parts.journal,
             parts.orders,
         )
-        return WorkerFacts(
-            per_minute=self.metrics.per_minute.counts(),
-            listeners=self.addresses(),
-            inbound_connections=parts.listeners.connections,
+        return (
+            *self.problems,
+            *filter(None, (self._left_over, self.key_problem)),
+            *parts.listeners.problems,
+            *(text for part in asked if part is not None for text in part.problems()),
+        )
+
+    async def status(self) -> RelayStatus:
+        listeners = self.parts.listeners
+        accepted, delivered = self.metrics.per_minute.counts()
+        return structs.replace(
+            await self.endpoints.board.status(self.settings, self.all_problems()),
+            listeners=tuple(self.addresses()),
+            inbound_connections=listeners.connections,
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
-            quotas=tuple(parts.listeners.guard.nearly_used()),
-            history=self.history,
-            settings=self.settings,
-            problems=(
-                *self.problems,
-                *filter(None, (self._left_over, self.key_problem)),
-                *parts.listeners.problems,
-                *(text for part in asked if part is not None for text in part.problems()),
+            quotas=tuple(
+                QuotaStatus(user=user, quota=quota, used=used, most=most)
+                for user, quota, used, most in listeners.guard.nearly_used()
             ),
+            accepted_per_minute=accepted,
+            delivered_per_minute=delivered,
         )
 
 
