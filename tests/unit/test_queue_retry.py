@@ -109,9 +109,9 @@ async def test_the_last_attempt_is_brought_forward_to_max_age(policy: RetryPolic
 async def test_bounces_live_shorter() -> None:
     assert (await attempts(EXACT, envelope=FROM_NOBODY))[-1] == DAY
     policy, _ = build(EXACT)
-    assert policy.lifetime(FROM_NOBODY, "default") == DAY
-    assert policy.lifetime(ENVELOPE, "default") == 5 * DAY
-    assert policy.shortest_lifetime("default") == DAY
+    assert policy.of("default").lifetime(FROM_NOBODY) == DAY
+    assert policy.of("default").lifetime(ENVELOPE) == 5 * DAY
+    assert policy.of("default").shortest_lifetime == DAY
 
 
 async def test_a_zone_has_its_own_schedule_and_age() -> None:
@@ -138,7 +138,9 @@ async def test_each_zone_has_its_own_age_and_a_dropped_one_that_of_the_default()
     long = ZoneSettings(name="long", max_age=10 * DAY)
     plain = ZoneSettings(name="plain")
     policy, _ = build(EXACT, None, default, brief, long, plain)
-    ages = {name: policy.lifetime(ENVELOPE, name) for name in ("default", "brief", "long", "plain", "gone")}
+    ages = {
+        name: policy.of(name).lifetime(ENVELOPE) for name in ("default", "brief", "long", "plain", "gone")
+    }
     assert ages == {"default": 2 * DAY, "brief": HOUR, "long": 10 * DAY, "plain": 5 * DAY, "gone": 2 * DAY}
 
 
@@ -146,9 +148,9 @@ async def test_a_zone_shortens_the_life_of_reports_and_never_prolongs_it() -> No
     brief = ZoneSettings(name="brief", max_age=HOUR)
     long = ZoneSettings(name="long", max_age=10 * DAY)
     policy, _ = build(EXACT, None, brief, long)
-    assert policy.lifetime(FROM_NOBODY, "brief") == HOUR
-    assert policy.lifetime(FROM_NOBODY, "long") == DAY
-    assert policy.shortest_lifetime("long") == DAY
+    assert policy.of("brief").lifetime(FROM_NOBODY) == HOUR
+    assert policy.of("long").lifetime(FROM_NOBODY) == DAY
+    assert policy.of("long").shortest_lifetime == DAY
 
 
 async def test_a_deferral_at_max_age_expires() -> None:

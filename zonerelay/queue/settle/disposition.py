@@ -86,9 +86,8 @@ class DispositionPolicy:
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings, zones: Sequence[ZoneSettings]) -> None:
         self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
-        self._retry = retry
+        self.retry = retry
         self._bounce = bounce
-        self.shortest_lifetime = retry.shortest_lifetime
 
     async def decide(
         self,
@@ -131,7 +130,7 @@ class DispositionPolicy:
         """
         age = now - delivery.created
         # Which maximum age applies is known only when the sender is known.
-        return age >= self._retry.shortest_lifetime(delivery.zone) - _TOO_CLOSE or (
+        return age >= self.retry.of(delivery.zone).shortest_lifetime - _TOO_CLOSE or (
             not delivery.warned and self._is_late(delivery, now)
         )
 
@@ -139,19 +138,19 @@ class DispositionPolicy:
         """Return whether a delivery may expire or owe a warning, so that it must be checked from time to time
         wherever it waits.
         """
-        expires = delivery.created + self._retry.shortest_lifetime(delivery.zone)
+        expires = delivery.created + self.retry.of(delivery.zone).shortest_lifetime
         return self._is_late(delivery, now) or expires - now <= _TOO_CLOSE
 
     def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
         """Return the Unix time until which a delivery is tried."""
-        return delivery.created + self._retry.lifetime(envelope, delivery.zone)
+        return delivery.created + self.retry.of(delivery.zone).lifetime(envelope)
 
     async def _next_attempt(
         self, envelope: Envelope, delivery: Delivery, outcome: Outcome, until: float | None, now: float
     ) -> float | None:
         if until is None and outcome.counts and outcome.scope is not Scope.LOCAL:
             counted = structs.replace(delivery, attempts=delivery.attempts + 1)
-            return await self._retry.next_attempt(envelope, counted, now)
+            return await self.retry.next_attempt(envelope, counted, now)
         expires = self.expiry(envelope, delivery)
         if expires - now < _TOO_CLOSE:
             return None

@@ -132,32 +132,34 @@ def _harmless(error: BaseException) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
+@dataclass(frozen=True, slots=True)
 class ZoneRetryPolicy:
     """The retry policy of one zone: a back-off, limited by attempts and by age."""
 
-    def __init__(
-        self, settings: RetrySettings, bounce_max_age: float, backoff: IsolatedBackoff | Backoff
-    ) -> None:
-        self._max_age = settings.max_age
-        self._bounce_max_age = bounce_max_age
-        self._backoff = backoff
-        self._jitter = settings.jitter
-        self._max_attempts = _max_attempts(settings)
+    settings: RetrySettings
+    bounce_max_age: float
+    backoff: IsolatedBackoff | Backoff
 
     def lifetime(self, envelope: Envelope) -> float:
-        return self._bounce_max_age if envelope.sender == NULL_SENDER else self._max_age
+        """Return the age in seconds at which a message expires."""
+        return self.bounce_max_age if envelope.sender == NULL_SENDER else self.settings.max_age
 
+    @property
     def shortest_lifetime(self) -> float:
-        return min(self._bounce_max_age, self._max_age)
+        """The age in seconds before which no message expires."""
+        return min(self.bounce_max_age, self.settings.max_age)
 
     def is_used_up(self, attempts: int) -> bool:
-        return self._max_attempts is not None and attempts >= self._max_attempts
+        most = self.settings.max_attempts
+        if not most and not self.settings.backoff and self.settings.policy is RetryPolicyName.QUADRATIC:
+            most = QUADRATIC_ATTEMPTS
+        return 0 < most <= attempts
 
     async def delay(self, envelope: Envelope, attempts: int, random: _random.Random) -> float | None:
-        if isinstance(self._backoff, IsolatedBackoff):
-            return await self._backoff.delay(envelope, attempts)
-        delay = self._backoff(envelope, attempts)
-        spread = self._jitter
+        if isinstance(self.backoff, IsolatedBackoff):
+            return await self.backoff.delay(envelope, attempts)
+        delay = self.backoff(envelope, attempts)
+        spread = self.settings.jitter
         if delay is None or not spread:
             return delay
         return delay * (1 + random.uniform(-spread, spread))
@@ -174,13 +176,8 @@ class RetryPolicy:
     random: _random.Random
     row_attempts: int
 
-    def lifetime(self, envelope: Envelope, zone: str) -> float:
-        """Return the age in seconds at which a message expires in a zone."""
-        return self._of(zone).lifetime(envelope)
-
-    def shortest_lifetime(self, zone: str) -> float:
-        """Return the age in seconds before which no message in the zone expires."""
-        return self._of(zone).shortest_lifetime()
+    def of(self, zone: str) -> ZoneRetryPolicy:
+        return self.zones.get(zone, self.otherwise)
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
         """Return the Unix time of the next attempt, or None if there is none.
@@ -190,15 +187,12 @@ class RetryPolicy:
         if is_row(delivery.message_id):
             is_over = delivery.attempts >= self.row_attempts
             return None if is_over else now + quadratic(envelope, max(1, delivery.attempts))
-        horizon = self._of(delivery.zone)
+        horizon = self.of(delivery.zone)
         last = delivery.created + horizon.lifetime(envelope)
         if last - now < _TOO_CLOSE or horizon.is_used_up(delivery.attempts):
             return None
         delay = await horizon.delay(envelope, max(1, delivery.attempts), self.random)
         return None if delay is None else min(now + delay, last)
-
-    def _of(self, zone: str) -> ZoneRetryPolicy:
-        return self.zones.get(zone, self.otherwise)
 
 
 def build(
@@ -238,12 +232,6 @@ def _of_zone(
         backoff = scheduled(zone.schedule)
     bounce_max_age = min(bounce.max_age, zone.max_age) if zone.max_age else bounce.max_age
     return ZoneRetryPolicy(settings, bounce_max_age, backoff)
-
-
-def _max_attempts(settings: RetrySettings) -> int | None:
-    if settings.max_attempts or settings.backoff:
-        return settings.max_attempts or None
-    return QUADRATIC_ATTEMPTS if settings.policy is RetryPolicyName.QUADRATIC else None
 
 
 def scheduled(delays: tuple[float, ...]) -> Backoff:

@@ -171,7 +171,7 @@ class Settler:
         """Return the Unix time before which no delivery of a zone expires that was created at `created` or
         later.
         """
-        return created + self._policy.shortest_lifetime(zone)
+        return created + self._policy.retry.of(zone).shortest_lifetime
 
     def is_old(self, delivery: Delivery) -> bool:
         """Return `DispositionPolicy.is_old` for a delivery at the current time."""
