@@ -52,7 +52,7 @@ class PlanBed:
         self._site: dict[str, str] = {}
 
     def _changed(self, site: SiteKey, earlier: bool) -> None:
-        self.queue.turns_changed(site, self.now, earlier=earlier)
+        self.queue.round_robin.changed(site, self.now, earlier=earlier)
 
     def domain(self, name: str, site: str = "", limits: DestinationLimits | None = None) -> None:
         self._site[name] = site or name
@@ -87,7 +87,7 @@ class PlanBed:
     def look_up(self) -> list[str]:
         """The domains that were looked up, in this order."""
         found: list[str] = []
-        while domains := self.queue.take_look_ups():
+        while domains := self.queue.look_ups.take():
             found += domains
             for domain in domains:
                 self.queue.found(domain, self.route(domain), self.now)

@@ -165,10 +165,10 @@ def prove(queue: ZonePlan) -> None:
 
 def wants_claim(queue: ZonePlan, more: Collection[Priority] = (), new: Collection[Priority] = ()) -> bool:
     """Whether mail is to be claimed if the store may hold due and new mail of these priorities."""
-    for priority in {*more, *new, *queue.windows}:
-        window = queue.window(priority)
+    for priority in {*more, *new, *queue.window.windows}:
+        window = queue.window.of(priority)
         window.has_more, window.has_new = priority in more, priority in new
-    return queue.wants_claim()
+    return queue.window.wants()
 
 
 def plan_claim(

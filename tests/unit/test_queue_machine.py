@@ -57,7 +57,7 @@ class Runner:
 
     def look(self) -> None:
         for priority in Priority:
-            self.queue.window(priority).look()
+            self.queue.window.of(priority).look()
 
 
 class Plans(RuleBasedStateMachine):
@@ -241,8 +241,8 @@ class Plans(RuleBasedStateMachine):
             wanted = [work.ticket.due for _, work in self._works() if work.ticket is not None]
             wanted += [due for due, _ in self.deferred.values()]
             wanted += self.runner.resting.values()
-            if self.runner.queue.next_turn is not None:
-                wanted.append(self.runner.queue.next_turn)
+            if self.runner.queue.round_robin.next_turn is not None:
+                wanted.append(self.runner.queue.round_robin.next_turn)
             if self.runner.looking_up or any(work.ticket is None for _, work in self._works()):
                 continue
             assert wanted, "it waits for nothing at all"
@@ -265,7 +265,7 @@ class Plans(RuleBasedStateMachine):
             self._claim()
             while (work := queue.next_work(self.now, self.time)) is not None:
                 runner.works.append(work)
-            runner.looking_up += queue.take_look_ups()
+            runner.looking_up += queue.look_ups.take()
             for destination, deliveries in queue.take_parked():
                 self._defer(deliveries, max(1.0, destination.suspension.until - self.now))
                 runner.resting[destination] = self.time + 1.0
@@ -273,9 +273,9 @@ class Plans(RuleBasedStateMachine):
                 self._release(each)
                 runner.look()
             after = queue.waiting, len(runner.works), len(self.ready)
-            if before == after and not any(each.has_more for each in queue.windows.values()):
+            if before == after and not any(each.has_more for each in queue.window.windows.values()):
                 return
-            if not (queue.wants_claim() or queue.has_requests):
+            if not (queue.window.wants() or queue.has_requests):
                 return
         raise AssertionError("it never comes to rest")
 
@@ -301,10 +301,11 @@ class Plans(RuleBasedStateMachine):
 
     def _until(self, when: float) -> None:
         """The alarm rings where the plan asked for it."""
-        while (turn := self.runner.queue.next_turn) is not None and self.time < turn <= when:
+        while (turn := self.runner.queue.round_robin.next_turn) is not None and self.time < turn <= when:
             self.time = turn
             self._pump()
-            assert self.runner.queue.next_turn is None or self.runner.queue.next_turn > turn, "it spins"
+            following = self.runner.queue.round_robin.next_turn
+            assert following is None or following > turn, "it spins"
         self.time = max(self.time, when)
         for destination in [each for each, due in self.runner.resting.items() if due <= self.time]:
             del self.runner.resting[destination]
@@ -345,7 +346,7 @@ class Plans(RuleBasedStateMachine):
         self.ready[each.key] = self.claimed.pop(each.key)
 
     def _changed(self, site: SiteKey, earlier: bool) -> None:
-        self.runner.queue.turns_changed(site, self.now, earlier=earlier)
+        self.runner.queue.round_robin.changed(site, self.now, earlier=earlier)
 
     def _route(self, domain: str) -> Route:
         limits = self.limits.get(domain)

@@ -189,7 +189,7 @@ class Mix:
 
 def _left_in(queue: ZonePlan) -> dict[str, object]:
     """What a queue that has nothing to do holds all the same."""
-    ring, slow_start = queue._round_robin, queue._round_robin._slow_start
+    ring, slow_start = queue.round_robin, queue.round_robin._slow_start
     held: dict[str, object] = {
         "waiting": queue.waiting,
         "active": queue.active,
@@ -201,7 +201,7 @@ def _left_in(queue: ZonePlan) -> dict[str, object]:
         "blocked": [site.key for site in ring._sites.values() if site.blocked],
         "slow start": bool(slow_start) or any(slow_start._active.values()),
     }
-    for priority, shares in queue._window.windows.items():
+    for priority, shares in queue.window.windows.items():
         held[f"new {priority}"] = shares.new_waiting
         held[f"shares {priority}"] = [*shares._hungry, *shares._hungry_new, *shares._resting, *shares._skip]
     return {name: value for name, value in held.items() if value}

@@ -27,7 +27,7 @@ def make(window: int = 4000, **zone: object) -> ZonePlan:
 
 
 def resolve(queue: ZonePlan, *hosts: str, now: float = NOW) -> None:
-    while domains := queue.take_look_ups():
+    while domains := queue.look_ups.take():
         for domain in domains:
             queue.found(domain, route_to("default", *(hosts or (f"mx.{domain}",))), now)
 
@@ -45,13 +45,13 @@ def start_all(queue: ZonePlan, now: float = NOW) -> list[Work]:
 def test_an_old_route_is_looked_up_again() -> None:
     queue = make()
     queue.add([number(1), number(2)], NOW)
-    assert queue.take_look_ups() == ["example.com"]
+    assert queue.look_ups.take() == ["example.com"]
     queue.found("example.com", route_to("default", "old", expires=NOW + 60), NOW)
     first = queue.next_work(NOW + 59)
     assert first is not None
     queue.finished(first, [DELIVERED], NOW + 60)
     assert queue.next_work(NOW + 61) is None
-    assert queue.take_look_ups() == ["example.com"]
+    assert queue.look_ups.take() == ["example.com"]
     queue.found("example.com", route_to("default", "new"), NOW + 61)
     work = queue.next_work(NOW + 61)
     assert work is not None
@@ -62,23 +62,23 @@ def test_an_old_route_is_looked_up_again() -> None:
 def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
     queue = make()
     queue.add([number(1, "a@one.example")], NOW)
-    queue.take_look_ups()
+    queue.look_ups.take()
     queue.found("one.example", route_to("default", "mx", expires=NOW + 60), NOW)
     prove(queue)
     for at in range(5):
         queue.add([number(at + 10, f"b@d{at}.example")], NOW + 10 * at)
-        queue.take_look_ups()
+        queue.look_ups.take()
         queue.found(f"d{at}.example", route_to("default", "mx", expires=NOW + 1000), NOW + 10 * at)
     start_all(queue, NOW + 59)
     queue.add([number(99, "a@one.example")], NOW + 61)
     assert queue.next_work(NOW + 61) is None
-    assert queue.take_look_ups() == ["one.example"]
+    assert queue.look_ups.take() == ["one.example"]
 
 
 def test_a_route_that_expires_at_once_is_still_used() -> None:
     queue = make()
     queue.add([number(1)], NOW)
-    queue.take_look_ups()
+    queue.look_ups.take()
     queue.found("example.com", route_to("default", "mx", expires=0.0), NOW)
     assert queue.next_work(NOW + 1) is not None
 

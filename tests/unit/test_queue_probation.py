@@ -311,7 +311,7 @@ class Sharing(Plan):
         """So many connections in all."""
         site = self.route(name)
         self.allowance.apply((SlotGrant(site.site, site.destination, count),), 0, 0.0)
-        self.queue.granted(self.now)
+        self.queue.round_robin.granted(self.now)
 
 
 def test_who_waits_for_a_connection_of_its_worker_counts_as_if_it_had_one() -> None:
@@ -335,7 +335,7 @@ def test_who_needs_no_connection_any_more_makes_room() -> None:
         plan.add(f"new{n}", 1)
     plan.active()
     plan.queue.withdraw([key_of(n + 1, f"new{n}") for n in range(5)])
-    plan.queue.granted(plan.now)
+    plan.queue.round_robin.granted(plan.now)
     plan.active()
     for n in range(12, 17):
         plan.give(f"new{n}")
@@ -368,7 +368,7 @@ def test_a_queue_of_replaced_settings_that_ends_takes_no_wish_from_its_successor
 def test_each_of_two_workers_goes_by_half_of_the_connections() -> None:
     plan = Sharing()
     plan.allowance.owners = 2
-    plan.queue.granted(plan.now)
+    plan.queue.round_robin.granted(plan.now)
     for n in range(20):
         plan.add(f"new{n}", 1)
     assert not plan.active()
@@ -381,7 +381,7 @@ def test_one_that_waits_for_room_is_not_kept_out_by_its_own_wish() -> None:
     """
     plan = Sharing(max_connections=6)
     plan.allowance.owners = 2  # one connection for slow destinations
-    plan.queue.granted(plan.now)
+    plan.queue.round_robin.granted(plan.now)
     plan.add("s", 2)
     plan.active()
     plan.give("s")
@@ -422,7 +422,7 @@ def test_mail_that_is_withdrawn_takes_its_wish_with_it() -> None:
     """
     plan = Sharing(max_connections=6)
     plan.allowance.owners = 2  # one connection for destinations that fail
-    plan.queue.granted(plan.now)
+    plan.queue.round_robin.granted(plan.now)
     for name in ("a", "b"):
         plan.add(name, 1)
         plan.active()

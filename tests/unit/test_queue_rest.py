@@ -26,7 +26,7 @@ def suspended(more: int = 0) -> tuple[ZonePlan, Destination]:
     """A queue whose one destination has just been found dead, with `more` deliveries waiting for it."""
     queue = ZonePlan(ZoneSettings(), RETRY, window=4000)
     queue.add(mail(1 + more), NOW)
-    (domain,) = queue.take_look_ups()
+    (domain,) = queue.look_ups.take()
     queue.found(domain, Route("default", domain, (MxHost("mx.dead.example", 25),), NOW + 3600), NOW)
     work = queue.next_work(NOW)
     assert work is not None
@@ -92,7 +92,7 @@ def test_another_domain_of_the_same_hosts_does_not_end_the_rest() -> None:
     queue, destination = suspended(MANY_PUT_OFF)
     queue.take_parked()
     queue.add([delivery("u@other.example", message_id="f" * 16)], NOW)
-    (domain,) = queue.take_look_ups()
+    (domain,) = queue.look_ups.take()
     queue.found(domain, Route("default", domain, (MxHost("mx.dead.example", 25),), NOW + 3600), NOW)
     assert set(destination.domains) == {DEAD, "other.example"}
     assert plan_claim(queue) is None

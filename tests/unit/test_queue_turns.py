@@ -40,8 +40,8 @@ class Plan(PlanBed):
         return following is not None
 
     def until_turn(self) -> None:
-        assert self.queue.next_turn is not None
-        self.tick = self.queue.next_turn
+        assert self.queue.round_robin.next_turn is not None
+        self.tick = self.queue.round_robin.next_turn
 
 
 def rated(rate: str, **more: int) -> DestinationLimits:
@@ -280,7 +280,7 @@ def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
     for _ in range(3):
         plan.finish("quick.example")
         plan.start()
-    assert plan.queue.next_turn == Pacer(Rate(60, 60.0)).interval
+    assert plan.queue.round_robin.next_turn == Pacer(Rate(60, 60.0)).interval
     plan.until_turn()
     plan.finish("quick.example")
     assert plan.start() == ["slow.example"]
@@ -312,7 +312,7 @@ def test_the_zones_rate_is_shared_in_turns() -> None:
         plan.until_turn()
         order += plan.start()
     assert order == ["a.example", "b.example"] * 3
-    assert plan.queue.next_turn is None
+    assert plan.queue.round_robin.next_turn is None
 
 
 def test_lines_at_one_site_share_a_rate_in_turns() -> None:
@@ -347,7 +347,7 @@ def test_the_next_batch_need_not_wait_for_the_end_of_a_slow_one() -> None:
     (work,) = plan.works
     plan.tick = 100.0
     assert plan.start() == []  # the first still has no connection
-    assert plan.queue.next_turn is None
+    assert plan.queue.round_robin.next_turn is None
     assert work.ticket is not None
     work.ticket.take(plan.tick)
     assert plan.start() == []

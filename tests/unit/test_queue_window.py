@@ -26,7 +26,7 @@ class Plan(PlanBed):
         self.clock = ManualClock()
         self.ids = MessageIdSource(self.clock)
         super().__init__(**{"max_connections": 2, **more})
-        self.window = self.queue._window.of(Priority.NORMAL)
+        self.window = self.queue.window.of(Priority.NORMAL)
 
     def message_id(self) -> str:
         return self.ids.next()
@@ -163,4 +163,4 @@ def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
     assert plan.window.new_waiting == 80
     assert len(plan.send(100)) == 80
     assert plan.window.new_waiting == plan.queue.waiting == 0
-    assert plan.queue._window.of(Priority.NORMAL).room == 80
+    assert plan.queue.window.of(Priority.NORMAL).room == 80

@@ -159,7 +159,7 @@ class StatusBoard:
 
     async def status(self, active: Settings, problems: Sequence[str]) -> RelayStatus:
         """Return the status of the queue. The worker adds the state of itself and of its listeners. `active`
-        are the settings in force, and `problems` those of all parts.
+        are the current settings, and `problems` those of all parts.
         """
         await self.refresh()
         history = self.history

@@ -76,7 +76,7 @@ class Scheduler:
         """Start the zones with the mail that the store holds. Raise StoreError."""
         for queue in sorted(await self._store.queues()):
             if queue.is_mail:
-                self.zone(queue.zone).plan.window(queue.priority)
+                self.zone(queue.zone).plan.window.of(queue.priority)
         self._running = True
         for zone in self._zones.values():
             zone.wake()
@@ -121,8 +121,8 @@ class Scheduler:
         old = self._zones.get(settings.name)
         new = self._zones[settings.name] = self._make(settings, is_served=is_served)
         if old is not None:
-            for priority in old.plan.windows:
-                new.plan.window(priority)
+            for priority in old.plan.window.windows:
+                new.plan.window.of(priority)
             self._retire(old)
         self.wake(queue_of(settings.name))
 

@@ -101,7 +101,8 @@ TIDIED = 500
 
 class ZonePlan:
     """Plans the deliveries of one zone. Deliveries enter by `add` and leave when they are taken, started or
-    withdrawn. Each is in one place at a time.
+    withdrawn. Each is in one place at a time. `window` says what to claim, and `round_robin` when the next
+    batch may start.
     """
 
     def __init__(
@@ -120,14 +121,9 @@ class ZonePlan:
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
         self._throttle = throttle
-        self._round_robin = RoundRobin(zone, self._rates, shared, throttle)
-        self.turns_changed = self._round_robin.changed
-        """As `Rates.changed`, also for batches of settings that were replaced."""
-        self.granted = self._round_robin.granted
+        self.round_robin = RoundRobin(zone, self._rates, shared, throttle)
         self._by_domain = not zone.next_hop
-        self._window = QueueWindow(window, by_domain=self._by_domain)
-        self.window, self.windows = self._window.of, self._window.windows
-        self.wants_claim, self.wants_due = self._window.wants, self._window.wants_due
+        self.window = QueueWindow(window, by_domain=self._by_domain)
         # Each may hold a sixty-fourth of a window that is half full.
         self._most_probed = max(1, window // 256)
         self._probed: set[Destination] = set()
@@ -140,9 +136,8 @@ class ZonePlan:
         self._max_domains = MAX_DOMAINS
         self._to_tidy: Iterator[DestinationKey] | None = None
         self._works: set[Work] = set()
-        self._look_ups = RouteLookups()
-        self.take_look_ups = self._look_ups.take
-        """Takes the domains to look up now. Each look-up must end in `found` or `unroutable`."""
+        self.look_ups = RouteLookups()
+        """The lookups of routes. Each domain that is taken from it must end in `found` or `unroutable`."""
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._to_hold: list[tuple[Delivery, Order]] = []
@@ -158,7 +153,7 @@ class ZonePlan:
 
     @property
     def waiting(self) -> int:
-        return self._window.waiting
+        return self.window.waiting
 
     def take_new(self, deliveries: Sequence[Delivery], now: float) -> int:
         """Add new deliveries of one queue while there is room for them in the window and in the shares of
@@ -166,8 +161,8 @@ class ZonePlan:
         """
         first = deliveries[0]
         priority = first.priority
-        window = self._window.of(priority)
-        room = min(len(deliveries), self._window.new_places(window, first))
+        window = self.window.of(priority)
+        room = min(len(deliveries), self.window.new_places(window, first))
         count = 0
         while count < room and self._is_taken(deliveries[count], window):
             count += 1
@@ -181,10 +176,6 @@ class ZonePlan:
             return False
         line = self._lines.get(delivery.domain) if self._by_domain else None
         return line is None or window.takes(line.backlog(window.priority), delivery.domain)
-
-    def has_backlog(self, priority: Priority) -> bool:
-        """Return whether mail that was accepted earlier is backlog."""
-        return self._window.of(priority).since is not None
 
     def add(self, claimed: Sequence[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
         """Add newly claimed deliveries of one priority."""
@@ -200,17 +191,17 @@ class ZonePlan:
         """Note that a claim returned `count` deliveries, which have been added."""
         self._is_asked = False
         self._given_back.clear()
-        self._window.claimed(plan, count)
+        self.window.claimed(plan, count)
         if plan.domain is None or count >= plan.limit:
             return
         line = self._lines[plan.domain]
-        self._window.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
+        self.window.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
         if isinstance(line, UnroutedMail) and not line.sought and not line.passed_over:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
         """Handle a route that a lookup has found."""
-        self._look_ups.ended(domain, found=True)
+        self.look_ups.ended(domain, found=True)
         line = self._lines[domain]
         destination = self._destination(route, now)
         self._lines[domain] = destination
@@ -219,14 +210,14 @@ class ZonePlan:
             self._move(line, destination, domain, priority, now)
         self._placed(destination, now)
         for priority in line.backlogs:
-            self._window.of(priority).shortened(destination.backlog(priority))
+            self.window.of(priority).shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
         """Handle a failed lookup, and return the deliveries that were waiting for it."""
-        self._look_ups.ended(domain, found=False)
+        self.look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
-        deliveries = self._window.drain(line)
-        self._window.forget(line)
+        deliveries = self.window.drain(line)
+        self.window.forget(line)
         for priority, backlog in line.backlogs.items():
             if backlog.passed_over:
                 self._replace(domain, priority)
@@ -237,8 +228,8 @@ class ZonePlan:
         about the hosts.
         """
         destination = work.destination
-        work.yields = not outcomes or self._round_robin.is_awaited(destination)
-        self._round_robin.end(destination, work.ticket, now)
+        work.yields = not outcomes or self.round_robin.is_awaited(destination)
+        self.round_robin.end(destination, work.ticket, now)
         self._works.discard(work)
         was = destination.standing
         if outcomes:
@@ -247,13 +238,13 @@ class ZonePlan:
             outcomes, epoch=work.epoch, others=destination.active, now=now
         )
         if was is not Standing.QUICK and destination.standing is Standing.QUICK:
-            self._round_robin.quick(destination)
+            self.round_robin.quick(destination)
         if transition is not Transition.NONE:
             self._probes_next_hop(destination)
         if transition is Transition.SUSPENDED:
             self._park(destination)
         else:
-            self._round_robin.offer(destination, now)
+            self.round_robin.offer(destination, now)
         return transition
 
     # Decisions
@@ -264,7 +255,7 @@ class ZonePlan:
 
         `tick` is a reading of a monotonic clock, needed if `Rates.used`.
         """
-        while (destination := self._round_robin.next(now, tick)) is not None:
+        while (destination := self.round_robin.next(now, tick)) is not None:
             if destination.usable_until > now:
                 return self._start(destination, now, tick)
             self._reroute(destination, now)
@@ -280,35 +271,23 @@ class ZonePlan:
         used = work.used + work.seconds if work.number > 1 else 0.0
         if used >= VISIT_SECONDS or destination.usable_until <= now:
             return None
-        if not self._round_robin.goes_on(destination, now, tick):
+        if not self.round_robin.goes_on(destination, now, tick):
             return None
         return self._start(destination, now, tick, number=work.number + 1, used=used)
 
     @property
-    def next_turn(self) -> float | None:
-        """The `tick` at which `next_work` may return a batch again by itself, after it returned none."""
-        return self._round_robin.next_turn
-
-    @property
     def active(self) -> int:
         """The number of transactions in progress."""
-        return self._round_robin.active
+        return self.round_robin.active
 
     @property
     def has_requests(self) -> bool:
-        """Whether `take_look_ups`, `take_parked`, `take_to_hold` or `take_returned` would
-        return something.
-        """
-        return bool(self._look_ups.is_wanted or self._parked or self._returned or self._to_hold)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether enough mail is queued that the next claim can be postponed."""
-        return self._window.is_crowded
+        """Whether `look_ups`, `take_parked`, `take_to_hold` or `take_returned` would return something."""
+        return bool(self.look_ups.is_wanted or self._parked or self._returned or self._to_hold)
 
     def plan_claim(self, now: float) -> ClaimRequest | None:
         """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
-        plan = self._window.next(now)
+        plan = self.window.next(now)
         self._is_asked = plan is not None
         self._given_back.clear()
         return plan
@@ -335,7 +314,7 @@ class ZonePlan:
         suspension has ended.
         """
         for priority, backlog in destination.backlogs.items():
-            self._window.of(priority).rested(backlog)
+            self.window.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
         """Return deliveries to be released, because their destination has its share or they were returned
@@ -366,11 +345,11 @@ class ZonePlan:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
             priority = key.queue.priority
             if line is not None and (delivery := line.remove(key, priority)) is not None:
-                window = self._window.of(priority)
+                window = self.window.of(priority)
                 window.left((delivery,))
                 window.shortened(line.backlog(priority))
                 if isinstance(line, Destination):
-                    self._round_robin.emptied(line)
+                    self.round_robin.emptied(line)
 
     def _without_withdrawn(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         return [delivery for delivery in deliveries if delivery.key not in self._withdrawn]
@@ -404,11 +383,11 @@ class ZonePlan:
 
     def drain(self) -> Iterator[list[Delivery]]:
         """Yield all queued deliveries, one destination per step, for a shutdown."""
-        self._round_robin.clear()
-        self._look_ups.clear()
+        self.round_robin.clear()
+        self.look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
-                yield self._window.drain(line)
+                yield self.window.drain(line)
         # Last, because an attempt that ends during the iteration may have put off mail.
         yield [*self.take_returned(), *(delivery for delivery, _ in self.take_to_hold())]
         for _, deliveries in self.take_parked():
@@ -421,7 +400,7 @@ class ZonePlan:
         self._lines.clear()
         while self._destinations:
             _, destination = self._destinations.popitem()
-            self._round_robin.leave(destination)
+            self.round_robin.leave(destination)
             yield
 
     # The table
@@ -435,11 +414,11 @@ class ZonePlan:
             return destination
         if len(self._destinations) >= MAX_DESTINATIONS:
             self._forget_some(now)
-        site = self._round_robin.site(route.site)
+        site = self.round_robin.site(route.site)
         destination = Destination(route, site, self._retry, apart=not self.zone.mixes_domains)
         destination.renew(route, self.zone, self._rates, now)
         self._destinations[key] = destination
-        self._round_robin.enter(destination)
+        self.round_robin.enter(destination)
         return destination
 
     def _sort_lines(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
@@ -485,7 +464,7 @@ class ZonePlan:
             key, destination = next(iter(self._destinations.items()))
             if destination.is_forgettable(now):
                 del self._destinations[key]
-                self._round_robin.leave(destination)
+                self.round_robin.leave(destination)
                 for domain in destination.domains:
                     del self._lines[domain]
             else:
@@ -495,7 +474,7 @@ class ZonePlan:
 
     def _enter(self, deliveries: Sequence[Delivery], now: float, priority: Priority) -> None:
         touched: dict[DestinationQueue, None] = {}
-        window = self._window.of(priority)
+        window = self.window.of(priority)
         since = window.since
         for delivery in deliveries:
             domain = delivery.domain if self._by_domain else ""
@@ -514,11 +493,11 @@ class ZonePlan:
 
     def _draw_line(self, priority: Priority, now: float) -> None:
         """Move the queued mail of a priority to the backlog. Mail that arrives from now on is new."""
-        window = self._window.of(priority)
+        window = self.window.of(priority)
         is_earlier = window.is_drawn_earlier(now)
         window.new_waiting = self._sort_lines(priority, window.draw(now), is_earlier=is_earlier)
-        self._look_ups.sort()
-        self._round_robin.sort()
+        self.look_ups.sort()
+        self.round_robin.sort()
 
     def _placed(self, line: DestinationQueue, now: float) -> None:
         """Queue a destination to which mail was added, or postpone it."""
@@ -535,9 +514,9 @@ class ZonePlan:
                 self._park(line)
                 return
             suspension.end()
-            self._round_robin.offer(line, now, new=True)
+            self.round_robin.offer(line, now, new=True)
         elif isinstance(line, UnroutedMail):
-            self._look_ups.want(line)
+            self.look_ups.want(line)
 
     def _may_wait_for_probe(self, destination: Destination) -> bool:
         """Return whether a destination may wait for a connection. Its suspension, if any, is over, and mail
@@ -545,7 +524,7 @@ class ZonePlan:
         they have few connections. Once the window is half full, only so many begin to wait as fill a quarter
         of it. The others are suspended again, which costs no connection.
         """
-        if not self._window.is_half_full or destination.is_queued or destination.active:
+        if not self.window.is_half_full or destination.is_queued or destination.active:
             return True
         if not destination.suspension.is_failing:
             return True
@@ -565,12 +544,12 @@ class ZonePlan:
         """Return suspended mail to the store, and claim no more of it. If claims skip too many domains
         already, the mail is to be held.
         """
-        deliveries = self._window.drain(line)
+        deliveries = self.window.drain(line)
         if isinstance(line, Destination):
-            self._round_robin.emptied(line)
+            self.round_robin.emptied(line)
         if self._by_domain:
             for delivery in deliveries:
-                backlog, window = line.backlog(delivery.priority), self._window.of(delivery.priority)
+                backlog, window = line.backlog(delivery.priority), self.window.of(delivery.priority)
                 if delivery.domain not in backlog.passed_over:
                     if not window.may_pass_over():
                         self._to_hold.append((delivery, order))
@@ -580,10 +559,10 @@ class ZonePlan:
         else:
             self._returned += deliveries
         for priority, backlog in line.backlogs.items():
-            self._window.of(priority).rest(backlog)
+            self.window.of(priority).rest(backlog)
 
     def _probes_next_hop(self, destination: Destination) -> None:
-        self._window.is_probing = not self._by_domain and destination.suspension.is_failing
+        self.window.is_probing = not self._by_domain and destination.suspension.is_failing
 
     def _move(
         self, line: DestinationQueue, destination: Destination, domain: str, priority: Priority, now: float
@@ -591,7 +570,7 @@ class ZonePlan:
         """Move deliveries from a domain to its destination after the lookup. What exceeds the destination's
         share goes back to the store.
         """
-        window = self._window.of(priority)
+        window = self.window.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
         backlog.passed_over.update(old.passed_over)
         backlog.is_new = backlog.is_new or old.is_new
@@ -610,33 +589,33 @@ class ZonePlan:
             window.grew(backlog)
 
     def _park(self, destination: Destination) -> None:
-        deliveries = self._window.drain(destination)
-        self._round_robin.emptied(destination)
+        deliveries = self.window.drain(destination)
+        self.round_robin.emptied(destination)
         if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
             for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
-                window = self._window.of(priority)
+                window = self.window.of(priority)
                 if window.may_pass_over():
                     window.pass_over(destination.backlog(priority), domain)
         if deliveries or destination.passed_over:
             self._parked.setdefault(destination, []).extend(deliveries)
             for priority, backlog in destination.backlogs.items():
-                self._window.of(priority).rest(backlog)
+                self.window.of(priority).rest(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """Look up the domains of a destination again before more is sent, because its route has expired."""
-        self._window.is_probing = False
+        self.window.is_probing = False
         for domain in destination.domains:
             del self._lines[domain]
         destination.domains.clear()
-        self._window.forget(destination)
+        self.window.forget(destination)
         for priority, backlog in destination.backlogs.items():
             for domain in backlog.passed_over:
                 self._replace(domain, priority)
             backlog.passed_over.clear()
             deliveries = destination.drain(priority)
-            self._window.of(priority).left(deliveries)
+            self.window.of(priority).left(deliveries)
             self._enter(deliveries, now, priority)
-        self._round_robin.emptied(destination)
+        self.round_robin.emptied(destination)
 
     def _replace(self, domain: str, priority: Priority) -> None:
         """Create the queue of a domain that was skipped and has lost its own."""
@@ -645,7 +624,7 @@ class ZonePlan:
             line = self._lines[domain] = UnroutedMail(domain)
         backlog = line.backlog(priority)
         backlog.passed_over[domain] = None
-        self._window.of(priority).shortened(backlog)
+        self.window.of(priority).shortened(backlog)
 
     def _start(
         self, destination: Destination, now: float, tick: float, *, number: int = 1, used: float = 0.0
@@ -653,11 +632,11 @@ class ZonePlan:
         priority, deliveries = destination.take(
             destination.limits.max_recipients_per_transaction, destination.most_domains
         )
-        window = self._window.of(priority)
+        window = self.window.of(priority)
         window.left(deliveries)
         if self._throttle is not None:
             self._throttle.started(is_fresh=window.is_fresh(deliveries[0]))
-        ticket = self._round_robin.start(destination, tick)
+        ticket = self.round_robin.start(destination, tick)
         work = Work(
             destination,
             destination.route,
@@ -669,7 +648,7 @@ class ZonePlan:
             more=self._by_domain and number < MOST_IN_VISIT and destination.waiting > 0,
         )
         self._works.add(work)
-        self._round_robin.offer(destination, now)
+        self.round_robin.offer(destination, now)
         if self._by_domain:
             window.shortened(destination.backlog(priority))
         return work

@@ -193,32 +193,32 @@ class Zone:
         # The due time of deferred mail is used: if the clock were set back, no claim would find the mail now.
         if due := min((each.next_attempt for each in rest), default=0.0):
             self.postponed(due, priority)
-        elif rest or self.plan.has_backlog(priority):
+        elif rest or self.plan.window.of(priority).since is not None:
             # With a backlog claims go on, because only they find out when it ends.
             self.notify(priority)
         return taken
 
     def notify(self, priority: Priority) -> None:
         """Note that there may be new mail to claim."""
-        self.plan.window(priority).look(due=False)
+        self.plan.window.of(priority).look(due=False)
         self._claim()
 
     def wake(self, *priorities: Priority) -> None:
         """Search for new, due and released deliveries, also of these priorities."""
         for priority in priorities:
-            self.plan.window(priority)
+            self.plan.window.of(priority)
         self._look_everywhere()
         self._claim()
 
     def postponed(self, when: float, priority: Priority) -> None:
         """Note that there is nothing new before `when`."""
         if not self._stopping:
-            self._claim_at(when, self.plan.window(priority))
+            self._claim_at(when, self.plan.window.of(priority))
 
     def granted(self) -> None:
         """Start the transactions that shared limits allow now."""
         if not self._stopping:
-            self.plan.granted(self._clock.now())
+            self.plan.round_robin.granted(self._clock.now())
             self.pump()
 
     async def stop(self, deadline: float) -> None:
@@ -283,8 +283,8 @@ class Zone:
         now = self._clock.now()
         while (work := self._next_work(now)) is not None:
             self._start(work)
-        if self.plan.next_turn is not None:
-            self._next_turn.set(self.plan.next_turn)
+        if self.plan.round_robin.next_turn is not None:
+            self._next_turn.set(self.plan.round_robin.next_turn)
         if self.plan.has_requests:
             self._grant_requests()
         self._claim()
@@ -293,7 +293,7 @@ class Zone:
         return self.plan.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
 
     def _grant_requests(self) -> None:
-        for domain in self.plan.take_look_ups():
+        for domain in self.plan.look_ups.take():
             self._errands.start(self._look_up(domain))
         for destination, deliveries in self.plan.take_parked():
             self._put_off(destination, deliveries)
@@ -312,7 +312,7 @@ class Zone:
         """Release deliveries that can be claimed again at once."""
         self._release(deliveries)
         for priority in {delivery.priority for delivery in deliveries}:
-            self.plan.window(priority).look(due=False)
+            self.plan.window.of(priority).look(due=False)
 
     # Claims
 
@@ -320,13 +320,13 @@ class Zone:
         """Claim more deliveries if there may be room."""
         if self._is_claiming or not self._may_claim:
             return
-        if self.plan.wants_claim():
+        if self.plan.window.wants():
             self._is_claiming = True
             if not self._wake_claims():
                 self._errands.start(self._claim_on())
 
     def _look_everywhere(self) -> None:
-        for window in self.plan.windows.values():
+        for window in self.plan.window.windows.values():
             window.look()
 
     def _wake_claims(self) -> bool:
@@ -358,7 +358,7 @@ class Zone:
         try:
             if plan is not None:
                 await self._carry_out_claim(plan)
-            elif self.plan.wants_due():
+            elif self.plan.window.wants_due():
                 await self._ask_due()
             else:
                 return False
@@ -367,7 +367,8 @@ class Zone:
             await self._wait_for_store(error)
             return True
         self._delay = CLAIM_RETRY_FIRST
-        if plan is not None and self.plan.is_crowded and (plan.domain is None or plan.limit < WORTHWHILE):
+        is_short = plan is not None and (plan.domain is None or plan.limit < WORTHWHILE)
+        if is_short and self.plan.window.is_crowded:
             await asyncio.sleep(CLAIM_PAUSE)
         return True
 
@@ -388,7 +389,7 @@ class Zone:
         self.plan.claimed(plan, len(claimed))
 
     async def _ask_due(self) -> None:
-        for priority, window in list(self.plan.windows.items()):
+        for priority, window in list(self.plan.window.windows.items()):
             if not window.is_due_unknown:
                 continue
             window.is_due_unknown = False
@@ -629,7 +630,7 @@ class Zone:
     # Rates
 
     def _turns_changed(self, site: SiteKey, earlier: bool) -> None:
-        self.plan.turns_changed(site, self._clock.now(), earlier=earlier)
+        self.plan.round_robin.changed(site, self._clock.now(), earlier=earlier)
         self._pump_soon.ask()
 
 
