@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -133,15 +132,11 @@ def _granted(document: dict[str, object]) -> AccessToken:
 
 def _life(expires_in: object) -> float:
     """Return the life of a token in seconds. Some servers write the number as text."""
-    if isinstance(expires_in, bool) or not isinstance(expires_in, int | float | str):
-        return DEFAULT_LIFE
     try:
-        seconds = float(expires_in)
+        seconds = float(expires_in) if isinstance(expires_in, int | float | str) else 0.0
     except (ValueError, OverflowError):
-        return DEFAULT_LIFE
-    if math.isnan(seconds) or seconds <= 0:
-        return DEFAULT_LIFE
-    return min(max(seconds, SHORTEST_LIFE), LONGEST_LIFE)
+        seconds = 0.0
+    return min(max(seconds, SHORTEST_LIFE), LONGEST_LIFE) if seconds > 0 else DEFAULT_LIFE  # nan is not
 
 
 def _printable(text: str) -> str:

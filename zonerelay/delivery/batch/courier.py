@@ -239,11 +239,12 @@ class SmtpCourier:
         )
 
     async def _attempt(self, state: BatchState) -> None:
-        session = self.pool.take(state.terms)
-        if session is not None:
-            await self._use(session, state)
+        got = self.pool.take(state.terms) or await self.pool.acquire(state.terms)
+        slot = got if isinstance(got, Slot) else None
+        if not isinstance(got, Slot):
+            await self._use(got, state)
         if state.progress.open:
-            await self._find_takers(state, reused=session is not None)
+            await self._find_takers(state, slot)
 
     async def _attempt_from_sources(self, state: BatchState) -> None:
         """Try to deliver from the batch's own source, and from the next one if that source cannot be used
@@ -263,21 +264,9 @@ class SmtpCourier:
                 return
             state.unfit.add(key.source.name)
 
-    async def _find_takers(self, state: BatchState, *, reused: bool) -> None:
-        """Try connections one after the other until no recipient is open or nothing is left to try.
-
-        `reused` says that an idle connection has been tried, so only new connections follow.
-        """
+    async def _find_takers(self, state: BatchState, slot: Slot | None) -> None:
+        """Try new connections one after the other until no recipient is open or nothing is left to try."""
         terms = state.terms
-        slot: Slot | None = None
-        if not reused:
-            got = await self.pool.acquire(terms)
-            if isinstance(got, Slot):
-                slot = got
-            else:
-                await self._use(got, state)
-                if not state.progress.open:
-                    return
         try:
             async with aclosing(self._endpoints(state)) as endpoints:
                 async for host, ip, plan in endpoints:
@@ -437,20 +426,20 @@ class SmtpCourier:
         Return true if the peer's limits ended it and another connection to the host may serve more. If the
         host may have too many connections, an idle one continues.
         """
-        limited = await self._run(session, state)
-        if state.asked_again > MAX_ASKED_AGAIN:
-            state.progress.give_up()
-        while state.progress.open and (suspect := state.suspect) is not None and suspect.others:
+        while True:
+            limited = await self._run(session, state)
+            if state.asked_again > MAX_ASKED_AGAIN:
+                state.progress.give_up()
+            suspect = state.suspect
+            if not state.progress.open or suspect is None or not suspect.others:
+                return limited
             another = await self.pool.next_idle(state.terms, FEWER_PATIENCE)
             if another is None:
                 if self.pool.open_at(state.terms):
                     state.batch.most_connections = suspect.others
                     state.progress.give_up()
-                break
-            limited = await self._run(another, state)
-            if state.asked_again > MAX_ASKED_AGAIN:
-                state.progress.give_up()
-        return limited
+                return limited
+            session = another
 
     async def _run(self, session: OutgoingSession, state: BatchState) -> bool:
         """Run transactions as `_use` does, only on this connection."""

@@ -78,8 +78,6 @@ class ConnectionPool:
         self._at_site: dict[SiteKey, dict[DestinationKey, _DestinationSlots]] = {}
         self._idle_of: dict[PoolKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
-        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # a part of _idle_in
-        self._more: set[Slot] = set()  # a part of _idle_in
         self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
         """The time since when each slot is closing."""
         # In the order of arrival: the one that has waited longest is checked first.
@@ -234,10 +232,7 @@ class ConnectionPool:
         else:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
-        if more:
-            self._more.add(slot)
-        elif session.transactions <= 1:
-            self._used_once[slot.zone][slot] = session
+        session.expects_more = more
         if self._timer is None or self._sweep_at > session.idle_until:
             if self._timer is not None:
                 self._timer.cancel()
@@ -256,8 +251,6 @@ class ConnectionPool:
 
     def _leave_zone(self, slot: Slot) -> None:
         del self._idle_in[slot.zone][slot]
-        self._used_once[slot.zone].pop(slot, None)
-        self._more.discard(slot)
 
     def _dismiss(self, session: OutgoingSession) -> None:
         self._forget(session)
@@ -359,10 +352,8 @@ class ConnectionPool:
                 del self._lines[zone]
 
     def _make_room(self, zone: str) -> None:
-        idle = self._used_once.get(zone) or self._idle_in.get(zone)
-        if idle:
-            first = next(iter(idle.values()))
-            self._dismiss(next((each for slot, each in idle.items() if slot not in self._more), first))
+        if idle := self._idle_in.get(zone):  # the first one has been idle longest
+            self._dismiss(min(idle.values(), key=lambda each: (each.expects_more, each.transactions > 1)))
 
     def _evict_at(self, route: Route) -> None:
         """Close an idle connection at the site, of the same destination if there is one."""

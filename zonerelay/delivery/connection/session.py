@@ -103,6 +103,8 @@ class OutgoingSession:
     delivered: int = 0
     """Recipients for whom the peer has accepted a message on this connection."""
     idle_until: float = 0.0
+    expects_more: bool = False
+    """Whether mail for the idle connection is likely to come at once."""
     pool_key: PoolKey = field(init=False)
     """The key under which the pool keeps the connection."""
     max_transactions: int = field(init=False)
