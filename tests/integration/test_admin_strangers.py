@@ -36,10 +36,11 @@ from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
 from zonerelay.control.runner import ResponseStream
 from zonerelay.inbound.cleanup.submit import Rejection
 from zonerelay.model.clock import SystemClock
-from zonerelay.operations.answers import EndFrame, MailEvent
+from zonerelay.operations.answers import EndFrame
 from zonerelay.operations.errors import UnavailableError
 from zonerelay.operations.requests import Request, Tail, Transcript
 from zonerelay.routing.addresses import Networks
+from zonerelay.telemetry.events.records import MailEvent
 
 FORM = "application/x-www-form-urlencoded"
 

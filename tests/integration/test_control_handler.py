@@ -43,7 +43,6 @@ from zonerelay.operations.answers import (
     RelayStatus,
     ResolvedAddress,
     Summary,
-    TraceStep,
     cursor_of,
 )
 from zonerelay.operations.errors import ControlError, NotFoundError
@@ -77,6 +76,7 @@ from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.dns.resolver import Hosts, Resolver
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
+from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor
 
 REDACTOR = Redactor(b"k" * 32, enabled=True)

@@ -30,8 +30,9 @@ from zonerelay.control.client import ControlClient
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
-from zonerelay.operations.answers import Explanation, TraceStep
+from zonerelay.operations.answers import Explanation
 from zonerelay.operations.requests import Explain, QueueTrace
+from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = (
     b"From: App <app@old.example>\r\nTo: ann@old.example\r\nBcc: x@y.example\r\nSubject: x\r\n\r\n"

@@ -32,9 +32,10 @@ from zonerelay.config.settings import (
 )
 from zonerelay.control.client import ControlClient
 from zonerelay.model.queue_name import Priority
-from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderResult, TraceStep
+from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderResult
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain, QueueExplain, QueueShow, QueueTrace, Selectors, Suspend
+from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)

@@ -43,19 +43,13 @@ from zonerelay.control.streams import EVENTS_ROOM, LiveStreams
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import (
-    DeliveryRow,
-    EndFrame,
-    Frame,
-    MailEvent,
-    StreamGap,
-    TranscriptLine,
-)
+from zonerelay.operations.answers import DeliveryRow, EndFrame, Frame, StreamGap
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import QueueList, Request, Tail, Transcript
 from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 

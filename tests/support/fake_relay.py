@@ -31,7 +31,6 @@ from zonerelay.operations.answers import (
     SourcePlan,
     Summary,
     SummaryRow,
-    TraceStep,
     ZoneStatus,
 )
 from zonerelay.operations.errors import NotFoundError
@@ -51,6 +50,7 @@ from zonerelay.operations.requests import (
     Status,
     Suspend,
 )
+from zonerelay.telemetry.events.records import TraceStep
 
 
 def delivery(number: int, **changes: object) -> DeliveryRow:

@@ -14,10 +14,10 @@ from zonerelay.cli import arguments, relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import CliError
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.operation import fields_of
 from zonerelay.operations.requests import Acts, Drop, Filter, QueueList
+from zonerelay.telemetry.events.records import TraceStep
 
 ID = "019aa1f2b3c01f00"
 

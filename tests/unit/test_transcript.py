@@ -10,12 +10,12 @@ import pytest
 from tests.support.mail import Log
 from zonerelay.model.clock import ManualClock
 from zonerelay.telemetry.events import events
-from zonerelay.telemetry.events.events import EventRecord, Events
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 from zonerelay.telemetry.events.transcript import (
     MAX_SHOWN,
     MAX_TRANSCRIPTS,
     BoundedStream,
-    ProtocolLine,
     RunningTranscript,
     Transcripts,
 )
@@ -25,8 +25,8 @@ from zonerelay.telemetry.metrics.metrics import Metrics
 SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 
 
-def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, BoundedStream[ProtocolLine]]:
-    transcripts, stream = Transcripts(ManualClock()), BoundedStream[ProtocolLine](100)
+def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, BoundedStream[TranscriptLine]]:
+    transcripts, stream = Transcripts(ManualClock()), BoundedStream[TranscriptLine](100)
     networks = (ip_network("192.0.2.0/24"),)
     transcript = RunningTranscript(
         stream, networks=networks, domain="example.com", octets=octets, sessions=sessions
@@ -35,7 +35,7 @@ def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, Bo
     return transcripts, stream
 
 
-async def told(stream: BoundedStream[ProtocolLine]) -> list[str]:
+async def told(stream: BoundedStream[TranscriptLine]) -> list[str]:
     return [f"{line.direction} {line.text}" for line in (await stream.take())[0]]
 
 
@@ -122,7 +122,7 @@ async def test_few_transcripts_run_at_a_time() -> None:
 async def test_a_follower_sees_every_event_that_the_log_has() -> None:
     log = Log()
     found = Events(log, Metrics(), Redactor(b"", enabled=False), ManualClock())
-    stream: BoundedStream[EventRecord] = BoundedStream(100)
+    stream: BoundedStream[MailEvent] = BoundedStream(100)
     found.follow(stream)
     found.sts.failed("a.example", "no certificate", kept_until=None)
     found.limits.lost("authority", "gone")
@@ -131,7 +131,7 @@ async def test_a_follower_sees_every_event_that_the_log_has() -> None:
     found.webhooks.failing("shop", "timed out")
     found.zone_missing("old", 3)
     seen, _ = await stream.take()
-    assert [(event, fields) for _, _, event, fields in seen] == log.events
+    assert [(each.event, each.fields) for each in seen] == log.events
     classes = [each for name, each in vars(events).items() if name.endswith("Events")]
     assert len(log.events) == len(classes), "a new class of events has a line above"
     found.leave(stream)

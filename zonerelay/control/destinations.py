@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
-from zonerelay.operations.answers import DestinationStatus, order_of
+from zonerelay.operations.answers import DestinationStatus, hurts
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
@@ -126,9 +125,9 @@ class DestinationRows:
         now, count = self._clock.now(), 0
         best: list[tuple[tuple[object, ...], int, _DestinationData]] = []
         large: list[tuple[tuple[object, ...], int, _DestinationData]] = []
-        found = self._found()
+        found = self._found(now)
         while some := list(islice(found, SLICE)):
-            best = sorted([*best, *((each.order(now), count + at, each) for at, each in enumerate(some))])
+            best = sorted([*best, *((hurts(each.row), count + at, each) for at, each in enumerate(some))])
             large = sorted([*large, *best[most:]], key=lambda each: -each[2].mail.total)[:largest]
             best = best[:most]
             count += len(some)
@@ -136,7 +135,7 @@ class DestinationRows:
         rows: list[DestinationStatus] = []
         tick = self._clock.monotonic()
         for _, _, each in [*best, *large]:
-            rows.append(each.row(now, tick))
+            rows.append(each.detailed(now, tick))
             if len(rows) % ROWS == 0:
                 await asyncio.sleep(0)
         return rows, count
@@ -151,9 +150,11 @@ class DestinationRows:
         if self._clock.monotonic() >= self._turns_until:
             await self._counted()
             now, tick = self._clock.now(), self._clock.monotonic()
-            found = ((each, each.known) for each in self._found())
-            waiting = [each for each, known in found if known is not None and known.turn_in(tick) is not None]
-            self._turns = {(each.zone, each.key): each.row(now, tick) for each in waiting}
+            self._turns = {
+                (each.row.zone, each.known.key): each.detailed(now, tick)
+                for each in self._found(now)
+                if each.known is not None and each.known.turn_in(tick) is not None
+            }
             self._turns_until = self._clock.monotonic() + FRESH
         return self._turns.get((zone, destination.key))
 
@@ -193,7 +194,7 @@ class DestinationRows:
             self._fresh_until = ended + max(FRESH, 20 * (ended - began))
             self._task = None
 
-    def _found(self) -> Iterator[_DestinationData]:
+    def _found(self, now: float) -> Iterator[_DestinationData]:
         waiting: dict[tuple[str, str], WaitingDomain] = {}
         names = dict[tuple[str, str], str]()
         for (zone, domain), mail in self._domains.items():
@@ -214,82 +215,61 @@ class DestinationRows:
             mail = waiting.pop((zone, each.key), WaitingDomain())
             if each.suspended_until is not None:
                 self.unreachable[zone] += mail.counts.ready - mail.due
-            yield _DestinationData(
-                zone, each.key, each.route.name, mail, each, 0.0 if rate is None else rate.interval
-            )
-        for (zone, place), mail in waiting.items():
-            yield _DestinationData(zone, place, names[zone, place], mail)
+            row = _row((zone, each.key), each.route.name, mail, now, each)
+            yield _DestinationData(row, mail, each, 0.0 if rate is None else rate.interval)
+        for where, mail in waiting.items():
+            yield _DestinationData(_row(where, names[where], mail, now), mail)
 
 
 @dataclass(slots=True)
 class _DestinationData:
-    """A destination and the data for its row. `known` is the scheduler's state of it. `interval` is the time
-    in seconds between two turns of the zone's rate.
+    """A destination: its row without the details that take long, and the data for these. `known` is the
+    scheduler's state of it. `interval` is the time in seconds between two turns of the zone's rate.
     """
 
-    zone: str
-    key: str
-    name: str
+    row: DestinationStatus
     mail: WaitingDomain
     known: Destination | None = None
     interval: float = 0.0
 
-    def order(self, now: float) -> tuple[object, ...]:
-        """Return the sort key of the row."""
-        known = self.known
-        until, active = (None, 0) if known is None else (known.suspended_until, known.active)
-        return order_of(until, active, _counts(self.mail, now, known))
-
-    def row(self, now: float, tick: float) -> DestinationStatus:
-        known, mail, counts = self.known, self.mail, _counts(self.mail, now, self.known)
-        row = DestinationStatus(
-            zone=self.zone,
-            destination=self.name,
-            hosts=self.key.partition(" ")[2],
-            active=0,
-            waiting=0,
-            reply=mail.reply,
-            reply_class=mail.reply_class,
-            **counts._asdict(),
-        )
+    def detailed(self, now: float, tick: float) -> DestinationStatus:
+        known, mail = self.known, self.mail
+        row = msgspec.structs.replace(self.row, reply=mail.reply, reply_class=mail.reply_class)
         if known is None:
             return row
         reply, turn_in, rate = known.suspension.reply, known.turn_in(tick), known.limits.max_rate
         interval = max(self.interval, 0.0 if rate is None else rate.interval)
         return msgspec.structs.replace(
             row,
-            active=known.active,
-            waiting=known.waiting,
-            suspended_until=known.suspended_until,
             reply=row.reply if reply is None else str(reply),
             reply_class=row.reply_class if reply is None else class_of(reply, local=True),
             per_minute=known.per_minute(tick),
             max_rate=str(rate or ""),
             max_connections=known.limits.max_connections,
             next_turn=None if turn_in is None else now + turn_in,
-            turns_seconds=None if turn_in is None else counts.ready * interval,
+            turns_seconds=None if turn_in is None else row.ready * interval,
         )
 
 
-class _StateCounts(NamedTuple):
-    """Counts of deliveries by state."""
-
-    ready: int
-    deferred: int
-    held: int
-    suspended: int
-    oldest_seconds: float
-
-
-def _counts(mail: WaitingDomain, now: float, known: Destination | None) -> _StateCounts:
-    """Return the numbers of a destination. The counts may be some seconds old, but at least the deliveries in
-    the window are waiting. Mail for an unreachable host is counted as deferred, because it does not leave.
+def _row(
+    where: tuple[str, str], name: str, mail: WaitingDomain, now: float, known: Destination | None = None
+) -> DestinationStatus:
+    """Return the numbers of a destination; `where` is its zone and its key. The counts may be some seconds
+    old, but at least the deliveries in the window are waiting. Mail for an unreachable host is counted as
+    deferred, because it does not leave.
     """
     active, window = (0, 0) if known is None else (known.active, known.waiting)
+    until = None if known is None else known.suspended_until
     ready, deferred = max(mail.counts.ready - active, window - mail.counts.deferred, 0), mail.counts.deferred
-    if known is not None and known.suspended_until is not None:
+    if until is not None:
         ready, deferred = 0, deferred + ready
-    return _StateCounts(
+    return DestinationStatus(
+        zone=where[0],
+        destination=name,
+        hosts=where[1].partition(" ")[2],
+        active=active,
+        waiting=window,
+        suspended_until=until,
         ready=ready,
         deferred=deferred,
         held=mail.counts.held,

@@ -140,7 +140,7 @@ class ControlHandler:
             requests.QueueCount: self._count,
             requests.QueueSummary: self._summary,
             requests.QueueShow: self._show,
-            requests.QueueTrace: self._trace,
+            requests.QueueTrace: lambda wanted, _: self.operations.trace(MessageId(wanted.message_id)),
             requests.QueueCat: self._cat,
             requests.QueueExplain: self._explain_queued,
             **dict.fromkeys(
@@ -332,10 +332,6 @@ class ControlHandler:
             raise NotFoundError(f"message {request.message_id} has no open delivery{to}")
         for row in list(by_domain.values())[:MAX_EXPLAINED]:
             await answer.send(await self.explainer.explain_queued(message, row))
-
-    async def _trace(self, request: requests.QueueTrace, answer: ResponseStream) -> Iterable[answers.Frame]:
-        steps = await self.operations.trace(MessageId(request.message_id))
-        return [msgspec.convert(step, answers.TraceStep, from_attributes=True) for step in steps]
 
     async def _resolve(self, request: requests.Resolve, answer: ResponseStream) -> answers.EndFrame:
         """Send each matching address once, with one of its messages."""

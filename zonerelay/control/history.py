@@ -29,12 +29,12 @@ from zonerelay.history.reader import (
 )
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.errors import BusyError
 from zonerelay.operations.requests import HistoryFind, QueueShow, Resolve
 from zonerelay.process.setup import redact_key_of
 from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
+from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms, UnsearchableError, form_of, load_key
 
 LONGEST = 15.0
@@ -165,10 +165,7 @@ def time_line(
     with _histories(settings, now, longest) as histories:
         records = histories.records(message_id)
         users = _users(settings, histories.redactor, (each.text("user") for each in records))
-        lines = [
-            TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
-            for each in steps(records, message_id, users)
-        ]
+        lines = steps(records, message_id, users)
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         names = pseudonyms(settings, known[:MAX_KNOWN])

@@ -17,16 +17,16 @@ import msgspec
 from zonerelay.control.runner import ResponseStream
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.message_id import is_message_id
-from zonerelay.operations.answers import EndFrame, MailEvent, StreamGap, TranscriptLine
+from zonerelay.operations.answers import EndFrame, StreamGap
 from zonerelay.operations.errors import BusyError, InvalidError
 from zonerelay.operations.requests import Tail
 from zonerelay.operations.requests import Transcript as TranscriptRequest
-from zonerelay.telemetry.events.events import EventRecord, Events, Field
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 from zonerelay.telemetry.events.transcript import (
     MAX_TRANSCRIPTS,
     ROOM,
     BoundedStream,
-    ProtocolLine,
     RunningTranscript,
 )
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms, UnsearchableError, form_of
@@ -60,17 +60,13 @@ class LiveStreams:
             wanted = _TailFilter(request, self._redactor)
         except UnsearchableError as error:
             raise InvalidError(str(error)) from error
-        stream: BoundedStream[EventRecord] = BoundedStream(EVENTS_ROOM)
+        stream: BoundedStream[MailEvent] = BoundedStream(EVENTS_ROOM)
         self._followers += 1
         self._events.follow(stream)
         try:
             while True:
                 events, missed = await stream.take()
-                record = [
-                    MailEvent(at=at, level=level, event=event, fields=fields)
-                    for at, level, event, fields in events
-                    if wanted(event, fields)
-                ]
+                record = [each for each in events if wanted(each.event, each.fields)]
                 for each in self._with_addresses(record) if answer.call.clear else record:
                     await answer.send(each)
                 if missed:
@@ -93,7 +89,7 @@ class LiveStreams:
         """Stream protocol lines until the requested time, bytes or sessions are reached, or the client
         disconnects. Raise BusyError if there are too many streams, InvalidError if the filter is not valid.
         """
-        stream: BoundedStream[ProtocolLine] = BoundedStream(ROOM)
+        stream: BoundedStream[TranscriptLine] = BoundedStream(ROOM)
         transcript = _checked(request, stream)
         if not self._events.transcripts.start(transcript):
             raise BusyError(
@@ -110,7 +106,7 @@ class LiveStreams:
             while True:
                 lines, missed = await stream.take()
                 for line in lines:
-                    await answer.send(msgspec.convert(line, TranscriptLine, from_attributes=True))
+                    await answer.send(line)
                 count += len(lines)
                 if missed:
                     await answer.send(StreamGap(count=missed))
@@ -122,7 +118,7 @@ class LiveStreams:
             self._events.transcripts.stop(transcript)
 
 
-def _checked(request: TranscriptRequest, stream: BoundedStream[ProtocolLine]) -> RunningTranscript:
+def _checked(request: TranscriptRequest, stream: BoundedStream[TranscriptLine]) -> RunningTranscript:
     if sum(map(bool, (request.client, request.domain, request.message_id))) != 1:
         raise InvalidError("a transcript must select one client, one destination or one message")
     try:

@@ -24,6 +24,7 @@ import msgspec
 from zonerelay.history.database import CLEAR, MORE, Field, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
 from zonerelay.model.message_id import is_message_id
+from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 
 T = TypeVar("T")
@@ -511,20 +512,10 @@ def _after(entry: HistoryEntry, record: HistoryRecord) -> HistoryEntry:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineStep:
-    """One event in the timeline of a message. A `recipient` of "" means the whole message."""
-
-    at: float
-    event: str
-    recipient: str
-    text: str
-
-
-def steps(records: Iterable[HistoryRecord], message_id: str, users: Mapping[str, str]) -> list[TimelineStep]:
+def steps(records: Iterable[HistoryRecord], message_id: str, users: Mapping[str, str]) -> list[TraceStep]:
     """Return the timeline of one message, with the names of `users` in place of their pseudonyms."""
     return [
-        TimelineStep(each.at, _named(each, message_id), each.text("recipient"), _description(each, users))
+        TraceStep(each.at, _named(each, message_id), each.text("recipient"), _description(each, users))
         for each in records
     ]
 

@@ -24,6 +24,7 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import Priority, QueueName, bin_of, parse_queue, queue_of
 from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.queue.orders.order import OrderFields
+from zonerelay.telemetry.events.records import MailEvent, TraceStep, TranscriptLine
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -93,17 +94,8 @@ def hurts(row: DestinationStatus) -> tuple[object, ...]:
     """Return the sort key of `status`: suspended destinations first, then the most deferred and the oldest
     mail.
     """
-    counts = row.ready, row.deferred, row.held, row.suspended, row.oldest_seconds
-    return order_of(row.suspended_until, row.active, counts)
-
-
-def order_of(
-    until: float | None, active: int, counts: tuple[int, int, int, int, float]
-) -> tuple[object, ...]:
-    """Return the sort key of a destination that is not a row yet, with the counts in the order of `hurts`."""
-    ready, deferred, held, suspended, oldest = counts
-    is_suspended = until is not None or suspended > 0
-    return (not is_suspended, -deferred, -oldest, -ready, -active, -held)
+    is_suspended = row.suspended_until is not None or row.suspended > 0
+    return (not is_suspended, -row.deferred, -row.oldest_seconds, -row.ready, -row.active, -row.held)
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,17 +379,6 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     require_tls: bool = False
 
 
-class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
-    """One thing that has happened or is going to happen, at the Unix time `at`. A `recipient` of "" means all
-    of them.
-    """
-
-    at: float
-    event: str
-    recipient: str = ""
-    text: str = ""
-
-
 class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
     """The frame before the chunks of a body, with its `size` in bytes. `zone` is the zone that would send the
     message in this form, from this `sender`; "" means that the message is as it was received.
@@ -619,18 +600,6 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     queued: DeliveryRow | None = None
 
 
-class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
-    """An event, with the fields of its log line: addresses are pseudonyms unless `[log] redact = false`,
-    or unless the scope is `operate` and the relay has them in memory. `worker` is set if there are several.
-    """
-
-    at: float
-    event: str
-    level: str = "info"
-    fields: dict[str, str | int | float | bool | None] = {}
-    worker: int | None = None
-
-
 class StreamGap(_Frame, frozen=True, kw_only=True, tag="missed"):
     """A gap in a stream, where events were skipped. So many events (counted before they are filtered) or
     lines are missing here because the reader is slow; or `why` explains the gap or the end.
@@ -638,22 +607,6 @@ class StreamGap(_Frame, frozen=True, kw_only=True, tag="missed"):
 
     count: int = 0
     why: str = ""
-    worker: int | None = None
-
-
-class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
-    """A line of a session, without its line end. `direction` is "received" or "sent", from the relay's point
-    of view, or "note" for an entry that is not a protocol line: the size of a body, a handshake, omitted
-    lines. Each worker counts its `session`s from 1. `side` is "inbound" or "outbound", and `peer` is the
-    address of the other end.
-    """
-
-    at: float
-    session: int
-    side: str
-    peer: str
-    direction: str
-    text: str
     worker: int | None = None
 
 

@@ -25,6 +25,7 @@ from zonerelay.operations.operation import (
     Operation,
     ResponseKind,
 )
+from zonerelay.telemetry.events.records import MailEvent, TraceStep, TranscriptLine
 
 _MESSAGE = "/v1/queue/messages/{message_id}"
 
@@ -110,7 +111,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.QueueTrace,
-        reply=answers.TraceStep,
+        reply=TraceStep,
         shape=ResponseKind.ROWS,
         help="Show a message's history and its next steps",
         merge=FIRST_FOUND,
@@ -251,7 +252,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.Tail,
-        reply=answers.MailEvent,
+        reply=MailEvent,
         shape=ResponseKind.STREAM,
         help="Show mail events as they happen",
         merge=LIVE,
@@ -259,7 +260,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         request=requests.Transcript,
-        reply=answers.TranscriptLine,
+        reply=TranscriptLine,
         shape=ResponseKind.STREAM,
         help="Show the protocol lines of sessions as they are sent",
         merge=LIVE,

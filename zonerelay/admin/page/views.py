@@ -33,6 +33,7 @@ from zonerelay.model.message_id import is_message_id
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import BusyError, ControlError, NotFoundError
 from zonerelay.process.threads import LOOKUPS, OPERATORS
+from zonerelay.telemetry.events.records import MailEvent, TraceStep
 from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError, printable
 
 ROWS = 50
@@ -129,10 +130,10 @@ def message_id_of(visitor: PageRequest) -> str:
 
 async def message(visitor: PageRequest) -> web.StreamResponse:
     message_id = message_id_of(visitor)
-    detail, absent, queued = None, "", tuple[answers.TraceStep, ...]()
+    detail, absent, queued = None, "", tuple[TraceStep, ...]()
     try:
         detail = await visitor.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
-        queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), answers.TraceStep)
+        queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), TraceStep)
     except (NotFoundError, ControlError) as error:
         absent = str(error)
     steps, gaps = await _time_line(visitor, message_id, queued, answers.addresses_in(detail))
@@ -150,8 +151,8 @@ async def message(visitor: PageRequest) -> web.StreamResponse:
 
 
 async def _time_line(
-    visitor: PageRequest, message_id: str, queued: Sequence[answers.TraceStep], known: Sequence[str]
-) -> tuple[list[answers.TraceStep], list[str]]:
+    visitor: PageRequest, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
+) -> tuple[list[TraceStep], list[str]]:
     """Return the whole time line of a message, and a description of the gaps in the history."""
     settings, now = visitor.operators.settings(), visitor.now
     try:
@@ -279,7 +280,7 @@ def _event(frame: answers.Frame) -> bytes:
     """Return an event for page.js, which shows those of a message in one row."""
     shown = {"at": "", "name": "missed", "message": ""}
     match frame:
-        case answers.MailEvent():
+        case MailEvent():
             fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}
             message_id = str(fields.get("id", ""))
             if is_message_id(message_id):

@@ -28,10 +28,11 @@ from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import HistoryEntry, HistoryGap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import RelayStatus, ResolvedAddress, TraceStep, addresses_in
+from zonerelay.operations.answers import RelayStatus, ResolvedAddress, addresses_in
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import HistoryFind, Resolve, Status
 from zonerelay.process.setup import redact_key_of
+from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError
 
 if TYPE_CHECKING:

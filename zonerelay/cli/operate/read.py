@@ -23,6 +23,7 @@ from zonerelay.config.units import exact_span
 from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
+from zonerelay.telemetry.events.records import TraceStep
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
 
@@ -197,11 +198,11 @@ def _delivery_facts(
 def trace(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import history_of, print_steps  # SQLite
 
-    steps: list[answers.TraceStep] = []
+    steps: list[TraceStep] = []
     missing: ControlError | None = None
     try:
         frames = connect(arguments).stream(request_of(arguments, QueueTrace))
-        steps += [frame for frame in frames if isinstance(frame, answers.TraceStep)]
+        steps += [frame for frame in frames if isinstance(frame, TraceStep)]
     except ControlError as error:  # not in the queue, or the relay does not run: search the history instead
         missing = error
     steps = history_of(arguments.config, arguments.message_id, steps)

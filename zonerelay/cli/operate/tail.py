@@ -19,9 +19,10 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
-from zonerelay.operations.answers import MailEvent, StreamGap, TranscriptLine
+from zonerelay.operations.answers import StreamGap
 from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.telemetry.events.events import Field
+from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 
 SHORT = 16
 """Characters of an address where the terminal is narrow."""

@@ -69,6 +69,7 @@ from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
 from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreCorruptError, Unhealthy
 from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor
 
 # The trace of a message in order of time. Pure.
@@ -85,34 +86,24 @@ class MessageView:
     deliveries: tuple[tuple[Delivery, DeliveryState], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceEvent:
-    """A past or future event of a message. If `recipient` is `""`, it concerns the whole message."""
-
-    at: float
-    event: str
-    recipient: str = ""
-    text: str = ""
-
-
-def steps(shown: MessageView) -> tuple[TraceEvent, ...]:
+def steps(shown: MessageView) -> tuple[TraceStep, ...]:
     """Return the events of a message in chronological order. The next step comes last."""
     envelope = shown.message.envelope
     trace = list(shown.message.trace) or [f"protocol={envelope.origin.protocol}"]
-    found = [TraceEvent(envelope.created, "accepted", text=note) for note in trace]
+    found = [TraceStep(envelope.created, "accepted", text=note) for note in trace]
     gone = len(envelope.recipients) - len(shown.deliveries)
     if gone:
         text = (
             f"{gone} of {len(envelope.recipients)} recipients have left the queue; see the log for their "
             "outcomes"
         )
-        found.append(TraceEvent(envelope.created, "settled", text=text))
+        found.append(TraceStep(envelope.created, "settled", text=text))
     for delivery, state in shown.deliveries:
         found += _of(delivery, state, envelope.created)
     return tuple(sorted(found, key=lambda step: step.at))
 
 
-def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[TraceEvent]:
+def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[TraceStep]:
     recipient = delivery.recipient
     last = delivery.last
     at = accepted if last is None else last.at
@@ -121,16 +112,16 @@ def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[T
         host = f"{last.host}{peer}: " if last.host else ""
         doubt = " (in doubt)" if last.in_doubt else ""
         event = "attempt" if delivery.attempts or last.host else "no attempt"
-        yield TraceEvent(last.at, event, recipient, f"{host}{last.reply}{doubt}")
+        yield TraceStep(last.at, event, recipient, f"{host}{last.reply}{doubt}")
     if delivery.warned:
-        yield TraceEvent(at, "warned", recipient, "the sender was told of the delay")
+        yield TraceStep(at, "warned", recipient, "the sender was told of the delay")
     if delivery.created > accepted:
-        yield TraceEvent(delivery.created, "release", recipient, "its sender wants it held back until then")
+        yield TraceStep(delivery.created, "release", recipient, "its sender wants it held back until then")
     after = f"after {delivery.attempts} attempt{'s' if delivery.attempts != 1 else ''}"
     if state is DeliveryState.DEFERRED:
-        yield TraceEvent(delivery.next_attempt, "next attempt", recipient, after)
+        yield TraceStep(delivery.next_attempt, "next attempt", recipient, after)
     else:
-        yield TraceEvent(at, state.value, recipient, after)
+        yield TraceStep(at, state.value, recipient, after)
 
 
 MAX_KEYS = 10_000
@@ -406,7 +397,7 @@ class Operations:
             raise MessageNotFoundError(f"message {message_id} was dropped; `zonerelay undo` restores it")
         return deliveries
 
-    async def trace(self, message_id: MessageId) -> tuple[TraceEvent, ...]:
+    async def trace(self, message_id: MessageId) -> tuple[TraceStep, ...]:
         """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
         shown = await self.show(message_id)
         details = [(self._until_probe(each), state) for each, state in shown.deliveries]

@@ -25,7 +25,7 @@ import msgspec
 from zonerelay import __version__
 from zonerelay.control.runner import ResponseStream
 from zonerelay.operations import answers, requests
-from zonerelay.operations.answers import EndFrame, MailEvent, StreamGap, TranscriptLine
+from zonerelay.operations.answers import EndFrame, StreamGap
 from zonerelay.operations.catalogue import OperationCall, operation_of
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind
@@ -33,6 +33,7 @@ from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.process.tasks import Tasks
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import combined, merge_status
+from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 
 LOOK_AGAIN = 1.0
 """Seconds until a worker that has ended, or is new, is queried again."""

@@ -30,6 +30,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
 from zonerelay.telemetry.logs.logs import OTHERS, RefusalLog
 from zonerelay.telemetry.logs.redact import Redactor
@@ -215,10 +216,6 @@ class WebhookEvents:
         self._out.emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
 
 
-EventRecord = tuple[float, str, str, dict[str, Field]]
-"""An event as it is told to those who follow: its time, level, name and fields."""
-
-
 class HistorySink(Protocol):
     """Interface: writes mail events to the history. `redactor` converts the addresses in it."""
 
@@ -243,7 +240,7 @@ class Events:
         self._log = sink.emit
         self.emit: Emit = sink.emit
         """Logs an event. It changes with the followers, so other classes keep this object instead."""
-        self._followers: list[BoundedStream[EventRecord]] = []
+        self._followers: list[BoundedStream[MailEvent]] = []
         self.transcripts = Transcripts(clock)
         self.metrics = metrics
         self._redact = redactor
@@ -266,19 +263,19 @@ class Events:
             own = self._history.redactor
             self._history.put(event, shown if own is self._redact else fields(own))
 
-    def follow(self, stream: BoundedStream[EventRecord]) -> None:
+    def follow(self, stream: BoundedStream[MailEvent]) -> None:
         """Send every event of mail to a stream, too. Without a follower this costs nothing."""
         self._followers = [*self._followers, stream]
         self.emit = self._emit_and_tell
 
-    def leave(self, stream: BoundedStream[EventRecord]) -> None:
+    def leave(self, stream: BoundedStream[MailEvent]) -> None:
         self._followers = [each for each in self._followers if each is not stream]
         if not self._followers:
             self.emit = self._log
 
     def _emit_and_tell(self, level: str, event: str, fields: dict[str, Field]) -> None:
         self._log(level, event, fields)
-        record = (self._clock.now(), level, event, fields)
+        record = MailEvent(at=self._clock.now(), event=event, level=level, fields=fields)
         for stream in self._followers:
             stream.put(record)
 

@@ -17,6 +17,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Generic, TypeVar
 
 from zonerelay.model.clock import Clock
+from zonerelay.telemetry.events.records import TranscriptLine
 from zonerelay.telemetry.logs.redact import printable
 
 # The bounded buffer between what happens and one operator who reads along.
@@ -95,23 +96,11 @@ _AUTH = (
 _CHUNK = rb"(?i)BDAT +(\d+)"
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolLine:
-    """A protocol line of a session."""
-
-    at: float
-    session: int
-    side: str
-    peer: str
-    direction: str
-    text: str
-
-
 @dataclass(eq=False, repr=False)
 class RunningTranscript:
     """A running transcript of selected sessions, which ends after this many bytes or sessions."""
 
-    stream: BoundedStream[ProtocolLine]
+    stream: BoundedStream[TranscriptLine]
     _: KW_ONLY
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     domain: str = ""
@@ -132,7 +121,7 @@ class RunningTranscript:
         self.sessions -= 1
         return True
 
-    def put(self, line: ProtocolLine) -> None:
+    def put(self, line: TranscriptLine) -> None:
         self.octets -= len(line.text) + 1
         if self.octets < 0:
             self.stream.close("the requested number of bytes was reached")
@@ -283,7 +272,7 @@ class SessionRecorder:
         self._put("note", printable(text))
 
     def _put(self, direction: str, text: str) -> None:
-        line = ProtocolLine(self.clock.now(), self.session, self.side, self.peer, direction, text)
+        line = TranscriptLine(self.clock.now(), self.session, self.side, self.peer, direction, text)
         for transcript in self.to:
             transcript.put(line)
 
