@@ -62,6 +62,7 @@ class Spool:
         self.s3 = s3 or S3Settings()
         if backend is Backend.S3 and s3 is None:
             self.s3 = s3_settings(shared_moto().url, lease=60.0)
+        self.environment = {"SECRET": SECRET}
         self.siblings = siblings
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
@@ -70,12 +71,17 @@ class Spool:
         self.lost: list[Collection[DeliveryKey]] = []
         self.syncs: list[float] = []
 
+    @property
+    def all_settings(self) -> Settings:
+        """With those of its server."""
+        return Settings(spool=self.settings, redis=self.redis, postgres=self.postgres, s3=self.s3)
+
     async def open(self, *, min_free_space: int | None = None) -> Store:
-        settings = self.settings
+        settings = self.all_settings
         if min_free_space is not None:
-            settings = replace(settings, min_free_space=min_free_space)
+            settings = replace(settings, spool=replace(self.settings, min_free_space=min_free_space))
         self.store = await open_store(
-            Settings(spool=settings, redis=self.redis, postgres=self.postgres, s3=self.s3),
+            settings,
             StoreContext(
                 clock=self.clock,
                 on_health=self.health.append,
@@ -83,7 +89,7 @@ class Spool:
                 observe_commit=self.syncs.append,
                 on_news=self.news.append,
                 on_lost=self.lost.append,
-                environment={"SECRET": SECRET},
+                environment=self.environment,
                 siblings=self.siblings,
             ),
         )

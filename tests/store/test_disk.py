@@ -31,7 +31,6 @@ from zonerelay.store.contract import (
     Finish,
     OwnMessage,
     Postpone,
-    QueueCounts,
     StoreCorruptError,
     StoreError,
     StoreFullError,
@@ -169,18 +168,6 @@ class TestFiles:
 
 
 class TestStart:
-    async def test_restart_resumes_states_due_times_counts_and_ids(self, queue: Spool) -> None:
-        await store_message(queue.store, 1)
-        await store_message(queue.store, 2, next_attempt=NOW + 50)
-        await store_message(queue.store, 3, held=True)
-        (first,) = await queue.store.claim(queue_of("default"), 10, now=NOW)
-        store = await queue.reopen()
-        await until(store.is_counted)
-        assert store.counts() == {queue_of("default"): QueueCounts(ready=1, deferred=1, held=1)}
-        assert await store.next_due(queue_of("default")) == NOW + 50
-        assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
-        assert store.last_message_id() == message_id(3)
-
     async def test_a_damaged_body_and_a_lost_one_stay_and_are_told(self, queue: Spool) -> None:
         (delivery,) = await store_message(queue.store, 1, body=b"x" * 200_000)
         await store_message(queue.store, 2)

@@ -11,11 +11,11 @@ import pytest
 
 from tests.store.builders import body_of, message_id
 from tests.store.spools import Spool
-from tests.store.test_spool_check import checked, mixed, state_of
-from zonerelay.config.settings import Backend, Settings
-from zonerelay.store.check import DamageKind, RepairResult, SalvagedMessage
+from tests.store.test_spool_check import checked, mixed, repaired, state_of
+from zonerelay.config.settings import Backend
+from zonerelay.store.check import DamageKind
 from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreOpenError
-from zonerelay.store.offline import repair_spool, view_spool
+from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import disk_directories
 
 APART = {
@@ -84,27 +84,6 @@ async def deliveries_in(store: QueueView) -> dict[int, set[str]]:
     return found
 
 
-async def repaired(
-    queue: Spool, *, carry_out: bool = True
-) -> tuple[RepairResult, dict[int, SalvagedMessage], dict[int, bytes]]:
-    aside: dict[int, SalvagedMessage] = {}
-    bodies: dict[int, bytes] = {}
-
-    def salvage(salvaged: SalvagedMessage) -> None:
-        number = int(salvaged.message_id, 16)
-        aside[number], bodies[number] = salvaged, b"".join(salvaged.body())
-
-    done = await repair_spool(
-        Settings(spool=queue.settings),
-        0,
-        salvage,
-        lambda done, total: None,
-        carry_out=carry_out,
-        environment={},
-    )
-    return done, aside, bodies
-
-
 @pytest.mark.parametrize("name", CASES)
 async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, name: str) -> None:
     async with queue:
@@ -118,16 +97,18 @@ async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, nam
     before = state(queue)
     _, findings = await checked(queue, tmp_path)
     assert findings.counts == found
-    looked, _, _ = await repaired(queue, carry_out=False)
+    looked, _ = await repaired(queue, carry_out=False)
     assert (looked.kept, looked.salvaged) == ("", len(aside))
     assert state(queue) == before
-    done, salvaged, octets = await repaired(queue)
+    done, found_aside = await repaired(queue)
+    salvaged = {int(each, 16): found for each, found in found_aside.items()}
     assert msgspec.structs.replace(done, kept="") == looked
     assert salvaged.keys() == aside
     assert len(done.lost) == len(aside) + len(lost)
     for number in aside:
         assert message_id(number) in done.lost[0]
-        assert not salvaged[number].is_whole or octets[number] == bodies[number]
+        message, octets = salvaged[number]
+        assert not message.is_whole or octets == bodies[number]
     shutil.rmtree(disk_directories(queue.settings)[2])
     _, findings = await checked(queue, tmp_path)
     assert not findings.is_damaged
@@ -156,7 +137,7 @@ async def test_a_view_has_what_waits_and_changes_nothing(tmp_path: Path) -> None
         await mixed(queue.store)
         stored = await deliveries_in(queue.store)
     before = state_of(tmp_path / "spool")
-    async with view_spool(Settings(spool=queue.settings), 0, {}, tmp_path) as view:
+    async with view_spool(queue.all_settings, 0, {}, tmp_path) as view:
         found = await deliveries_in(view)
     assert state_of(tmp_path / "spool") == before
     assert found == stored

@@ -286,6 +286,8 @@ async def test_a_record_without_sense_is_a_problem_and_keeps_no_mail_out(spool: 
     assert len(spool.damage) == 1
     await store_message(store, 3)
     assert spool.health == []
+    read = store._keeper.reader.read  # type: ignore[attr-defined]  # as above
+    assert await read(LevelDb.get_each, [records.delivery_key(bad.key)]) == [b"{not json"], "it is kept"
 
 
 async def test_a_damaged_open_count_keeps_the_message_and_sends_it(spool: Spool) -> None:

@@ -119,18 +119,6 @@ async def test_memory_says_that_nothing_survives(tmp_path: Path, caplog: pytest.
             assert "all mail in it is lost" in caplog.text
 
 
-async def test_restart_resumes_states_due_times_counts_and_ids(spool: Spool) -> None:
-    await store_message(spool.store, 1)
-    await store_message(spool.store, 2, next_attempt=NOW + 50)
-    await store_message(spool.store, 3, held=True)
-    (first,) = await spool.store.claim(queue_of("default"), 10, now=NOW)
-    store = await spool.reopen()
-    await until(lambda: store.counts().get(queue_of("default")) == QueueCounts(ready=1, deferred=1, held=1))
-    assert await store.next_due(queue_of("default")) == NOW + 50
-    assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
-    assert store.last_message_id() == message_id(3)
-
-
 async def test_a_spool_says_that_its_counts_are_not_whole_yet(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,13 +138,6 @@ async def test_a_spool_says_that_its_counts_are_not_whole_yet(
     may_count.set()
     await until(store.is_counted)
     assert store.counts() == {queue_of("default"): QueueCounts(ready=3)}
-
-
-async def test_last_message_id_outlives_the_message(spool: Spool) -> None:
-    (delivery,) = await store_message(spool.store, 9)
-    await spool.store.update([delivery.key], lambda _: None)
-    store = await spool.reopen()
-    assert store.last_message_id() == message_id(9)
 
 
 @pytest.mark.parametrize("crashed", [True, False])
@@ -182,20 +163,6 @@ async def wait_for_sweep(spool: Spool) -> None:
     """A lazy write and everything before it has landed once a probe behind it has."""
     await until(lambda: not spool.store._keeper._tasks)  # type: ignore[attr-defined]  # white box, on purpose
     await spool.store.probe()
-
-
-async def test_unreadable_record_is_stepped_over_and_kept(
-    spool: Spool, caplog: pytest.LogCaptureFixture
-) -> None:
-    (bad,) = await store_message(spool.store, 1)
-    (good,) = await store_message(spool.store, 2)
-    await spool.store.close()
-    raw_rows(spool.settings.path, then=[(records.delivery_key(bad.key), b"{not json")])
-    await spool.open()
-    assert await spool.store.claim(queue_of("default"), 10, now=NOW) == [good]
-    assert "stepped over" in caplog.text
-    await spool.store.close()
-    assert raw_rows(spool.settings.path)[records.delivery_key(bad.key)] == b"{not json"
 
 
 async def test_open_count_is_stored_only_while_it_differs_from_the_envelope(spool: Spool) -> None:

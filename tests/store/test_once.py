@@ -17,12 +17,11 @@ import pytest
 from tests.store.builders import body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
-from tests.support.s3_server import SECRET
-from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, Settings
+from tests.store.test_spool_check import checked
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import CheckOptions, Findings
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -36,7 +35,6 @@ from zonerelay.store.contract import (
     StoredKey,
     StoreError,
 )
-from zonerelay.store.offline import check_spool
 from zonerelay.store.queue import key_index, reservations
 
 NOW = time.time()
@@ -203,15 +201,7 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
     await spool.store.keep_keys([(moved.identity, StoredKey(message_id(77), moved.digest, moved.until))])
     assert await answer(spool.store, 2, moved) == 77
     if spool.settings.backend is not Backend.MEMORY:
-        findings = Findings()
-        settings = Settings(
-            spool=spool.settings,
-            redis=spool.redis or RedisSettings(),
-            postgres=spool.postgres or PostgresSettings(),
-            s3=spool.s3 or S3Settings(),
-        )
-        tell = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None, {"SECRET": SECRET})
-        await check_spool(settings, 0, tell)
+        _, findings = await checked(spool, tmp_path)
         assert findings.kept == []
     await spool.store.settle(
         [Finish(each) for each in await spool.store.claim(queue_of("default"), 10, now=NOW)]

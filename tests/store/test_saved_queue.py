@@ -14,41 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
+from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay import durable
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Finish, MessageNotFoundError, OwnMessage, Postpone, StoreOpenError
+from zonerelay.store.contract import Finish, StoreOpenError
 
 
 def shelved(path: Path) -> Spool:
     return Spool(path / "spool", backend=Backend.MEMORY, places={"shelve": path / "queue.shelf"})
-
-
-async def test_queue_survives_orderly_restarts(tmp_path: Path) -> None:
-    async with shelved(tmp_path) as spool:
-        store = spool.store
-        await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 200_000)
-        await store_message(store, 2)
-        await store_message(store, 3, "żółw@example.net", zone="other zone", held=True)
-        first, second, third = await store.claim(queue_of("default"), 10, now=NOW)
-        later = second.deferred(NOW + 60, attempt())
-        message, bounce = own_message(message_id(4), b"bounce", "from@example.org")
-        await store.settle([Finish(first), Postpone(later), OwnMessage(message, b"bounce", (bounce,))])
-        await store.settle([Finish(third)])
-        for _ in range(2):
-            store = await spool.reopen()
-        found = [delivery async for delivery in store.scan()]
-        assert found[:2] == [later, bounce]
-        assert (found[2].zone, found[2].recipient, found[2].held) == ("other zone", "żółw@example.net", True)
-        assert await body_of(store, message_id(1)) == b"x" * 200_000
-        assert await store.read_message(message_id(4)) == message
-        with pytest.raises(MessageNotFoundError):
-            await store.read_message(message_id(2))
-        assert await store.claim(queue_of("default"), 10, now=NOW) == [bounce]
-        assert store.last_message_id() == message_id(4)
 
 
 async def test_last_message_id_outlives_the_messages(tmp_path: Path) -> None:

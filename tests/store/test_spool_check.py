@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,50 @@ import pytest
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool
 from tests.store.test_leveldb_damage import body, filled, flip_at, recipient
-from zonerelay.config.settings import Backend, Settings
-from zonerelay.store.check import CheckOptions, DamageKind, Findings, SpoolContents
-from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore
+from zonerelay.config.settings import Backend
+from zonerelay.store import records
+from zonerelay.store.check import (
+    CheckOptions,
+    DamageKind,
+    Findings,
+    RepairResult,
+    SalvagedMessage,
+    SpoolContents,
+)
+from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Store, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.offline import check_spool
+from zonerelay.store.offline import check_spool, repair_spool
 
 LOCAL = (Backend.LEVELDB, Backend.DISK)
 
 
 async def checked(spool: Spool, tmp_path: Path) -> tuple[SpoolContents, Findings]:
     findings = Findings()
-    settings = Settings(spool=spool.settings)
-    examination = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None)
-    contents = await check_spool(settings, 0, examination)
+    examination = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None, spool.environment)
+    contents = await check_spool(spool.all_settings, 0, examination)
     assert not (tmp_path / "scratch").exists()
     return contents, findings
+
+
+Salvages = dict[str, tuple[SalvagedMessage, bytes]]
+"""By message id, with the bodies."""
+
+
+async def repaired(spool: Spool, *, carry_out: bool = True) -> tuple[RepairResult, Salvages]:
+    found: Salvages = {}
+
+    def salvage(each: SalvagedMessage) -> None:
+        found[each.message_id] = each, b"".join(each.body())
+
+    done = await repair_spool(
+        spool.all_settings,
+        0,
+        salvage,
+        lambda done, total: None,
+        carry_out=carry_out,
+        environment=spool.environment,
+    )
+    return done, found
 
 
 def state_of(directory: Path) -> dict[Path, tuple[int, int, bytes]]:
@@ -95,77 +123,85 @@ async def test_a_running_relay_is_checked_while_it_writes(tmp_path: Path, backen
         assert seen[0] < seen[-1]
 
 
-def keys_of(db: plyvel.DB, start: bytes) -> list[bytes]:
-    return [key for key, _ in db if key.startswith(start)]
+Change = Callable[[Sequence[bytes]], Mapping[bytes, bytes | None]]
+"""What becomes of which keys, from all keys in order."""
 
 
-Change = Callable[["plyvel.DB"], None]
+def _first(keys: Sequence[bytes], start: bytes) -> bytes:
+    return next(key for key in keys if key.startswith(start))
 
 
 def remove(*starts: bytes) -> Change:
-    def change(db: plyvel.DB) -> None:
-        for start in starts:
-            keys = keys_of(db, start)
-            assert keys, start
-            db.delete(keys[0])
-
-    return change
+    return lambda keys: {_first(keys, start): None for start in starts}
 
 
 def put(start: bytes, value: bytes, *, behind: bytes = b"") -> Change:
-    def change(db: plyvel.DB) -> None:
-        keys = keys_of(db, start)
-        assert keys, start
-        db.put(keys[0] + behind, value)
-
-    return change
+    return lambda keys: {_first(keys, start) + behind: value}
 
 
-ONE, FOUR = f"{1:016x}".encode(), f"{4:016x}".encode()
+def put_new(key: bytes, value: bytes = b"") -> Change:
+    return lambda keys: {key: value}
 
-CASES: dict[str, tuple[Change, dict[DamageKind, int]]] = {
-    "a chunk is gone": (remove(b"message %b 000002" % ONE), {DamageKind.CHUNK_MISSING: 1}),
-    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {DamageKind.WRONG_SIZE: 1}),
-    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {DamageKind.WRONG_SIZE: 1}),
-    "no metadata": (remove(b"message %b *" % ONE), {DamageKind.BAD_RECORD: 1}),
+
+ONE, TWO, THREE, FOUR = (b"%016x" % number for number in range(1, 5))
+
+CASES: dict[str, tuple[Change, dict[DamageKind, int], int]] = {
+    # What is changed, what the check finds, and how many deliveries of 11 a repair keeps.
+    "a chunk is gone": (remove(b"message %b 000002" % ONE), {DamageKind.CHUNK_MISSING: 1}, 9),
+    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {DamageKind.WRONG_SIZE: 1}, 9),
+    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {DamageKind.WRONG_SIZE: 1}, 9),
+    "no metadata": (remove(b"message %b *" % ONE), {DamageKind.BAD_RECORD: 1}, 9),
+    "it does not exist": (remove(b"message %b #" % ONE), {DamageKind.BAD_RECORD: 1}, 11),
     "chunks alone": (
         remove(b"message %b *" % ONE, b"message %b #" % ONE),
         {DamageKind.CHUNKS_ALONE: 1, DamageKind.DELIVERY_ALONE: 1},
+        9,
     ),
     "no message": (
-        remove(*(b"message %b %b" % (f"{3:016x}".encode(), part) for part in (b"#", b"*", b"000001"))),
+        remove(*(b"message %b %b" % (THREE, part) for part in (b"#", b"*", b"000001"))),
         {DamageKind.DELIVERY_ALONE: 1},
+        10,
     ),
-    "no delivery": (
-        remove(b"delivery-zone default %b" % f"{2:016x}".encode()),
-        {DamageKind.MESSAGE_ALONE: 1},
-    ),
+    "no delivery": (remove(b"delivery-zone default %b" % TWO), {DamageKind.MESSAGE_ALONE: 1}, 10),
     "one delivery fewer": (
         remove(b"delivery-zone other%%20zone %b e9" % FOUR),
         {DamageKind.WRONG_COUNT: 1, DamageKind.INDEX_STRAY: 1},
+        10,
     ),
-    "a count is gone": (remove(b"meta open %b" % FOUR), {DamageKind.WRONG_COUNT: 1}),
-    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {DamageKind.WRONG_COUNT: 1}),
-    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {DamageKind.BAD_RECORD: 1}),
-    "an index is gone": (remove(b"deferred-zone other%20zone "), {DamageKind.INDEX_MISSING: 1}),
-    "an index is stray": (put(b"deferred-zone other%20zone ", b"", behind=b"x"), {DamageKind.INDEX_STRAY: 1}),
-    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {DamageKind.BAD_RECORD: 1}),
-    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {DamageKind.BAD_RECORD: 1}),
-    "an unknown key": (put(b"meta format", b"", behind=b"s"), {}),
-    "a stranger's key": (
-        lambda db: db.put(b"zz", b""),
-        {DamageKind.BAD_RECORD: 1},
+    "a count is gone": (remove(b"meta open %b" % FOUR), {DamageKind.WRONG_COUNT: 1}, 11),
+    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {DamageKind.WRONG_COUNT: 1}, 11),
+    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {DamageKind.BAD_RECORD: 1}, 11),
+    "a count of no message": (put_new(b"meta open 00000000000000ff", b"3"), {DamageKind.WRONG_COUNT: 1}, 11),
+    "an index is gone": (remove(b"deferred-zone other%20zone "), {DamageKind.INDEX_MISSING: 1}, 11),
+    "an index is stray": (
+        put(b"deferred-zone other%20zone ", b"", behind=b"x"),
+        {DamageKind.INDEX_STRAY: 1},
+        11,
     ),
+    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {DamageKind.BAD_RECORD: 1}, 10),
+    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {DamageKind.BAD_RECORD: 1}, 9),
+    "an unknown key": (put_new(b"meta formats"), {}, 11),
+    "a stranger's key": (put_new(b"zz"), {DamageKind.BAD_RECORD: 1}, 11),
+    "a key is never forgotten": (remove(records.ONCE_UNTIL_PREFIX), {DamageKind.INDEX_MISSING: 1}, 11),
+    "a key is forgotten that is not there": (remove(records.ONCE_PREFIX), {DamageKind.INDEX_STRAY: 1}, 11),
 }
+
+
+async def mixed_with_key(store: Store) -> None:
+    """Also a fifth message, and an idempotency key."""
+    await mixed(store)
+    await store_message(store, 5, "f@one.example")
+    await store.keep_keys([("a" * 64, StoredKey(message_id(5), "digest", NOW + 60))])
 
 
 @pytest.mark.parametrize("name", CASES)
 async def test_each_fault_of_the_records_is_found_and_named(tmp_path: Path, name: str) -> None:
     async with Spool(tmp_path / "spool") as spool:
-        await mixed(spool.store)
-    change, expected = CASES[name]
+        await mixed_with_key(spool.store)
+    change, expected, _ = CASES[name]
     db = plyvel.DB(str(tmp_path / "spool"))
-    change(db)
+    for key, value in change([key for key, _ in db]).items():
+        db.delete(key) if value is None else db.put(key, value)
     db.close()
     (tmp_path / "spool" / "synced").unlink()
     _, findings = await checked(spool, tmp_path)

@@ -10,32 +10,13 @@ from msgspec import structs
 
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
-from tests.store.test_spool_check import mixed
-from tests.support.s3_server import SECRET
-from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, Settings
+from tests.store.test_spool_check import checked, mixed
+from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import CheckOptions, Findings, SpoolContents
+from zonerelay.store.check import Findings, SpoolContents
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone
-from zonerelay.store.offline import check_spool
 
 SHARED = [Backend.REDIS, Backend.POSTGRES, Backend.S3]
-
-
-def settings_of(spool: Spool) -> Settings:
-    return Settings(
-        spool=spool.settings,
-        redis=spool.redis or RedisSettings(),
-        postgres=spool.postgres or PostgresSettings(),
-        s3=spool.s3 or S3Settings(),
-    )
-
-
-async def checked(spool: Spool, tmp_path: Path) -> tuple[SpoolContents, Findings]:
-    findings = Findings()
-    examination = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None, {"SECRET": SECRET})
-    contents = await check_spool(settings_of(spool), 0, examination)
-    assert not (tmp_path / "scratch").exists()
-    return contents, findings
 
 
 def told(findings: Findings) -> dict[str, int]:
@@ -93,9 +74,6 @@ async def test_relays_that_work_make_no_finding(tmp_path: Path, backend: Backend
         assert min(await asyncio.gather(*workers)) > 3
         assert contents.deliveries
     assert told((await checked(spool, tmp_path))[1]) == {}
-
-
-ONE, TWO, FOUR = f"{1:016x}", f"{2:016x}", f"{4:016x}"
 
 
 async def with_large(spool: Spool) -> None:

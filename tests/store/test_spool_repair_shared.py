@@ -11,100 +11,39 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id
-from tests.store.keys.test_check import put, remove
-from tests.store.spools import Spool, s3_settings
-from tests.store.test_spool_check_shared import (
-    FOUR,
-    ONE,
-    SHARED,
-    TWO,
-    checked,
-    settings_of,
-    told,
-    with_large,
-)
+from tests.store.builders import message_id
+from tests.store.keys.test_check import apply_change
+from tests.store.spools import Spool
+from tests.store.test_spool_check import FOUR, ONE, TWO, checked, put, remove, repaired
+from tests.store.test_spool_check_shared import SHARED, told, with_large
 from tests.support.postgres import PostgresServer
-from tests.support.s3_server import SECRET, shared_moto
+from tests.support.s3_server import SECRET
 from tests.transfer.test_backup_shared import configuration_of
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
-from zonerelay.store.check import DamageKind, RepairResult, SalvagedMessage
+from zonerelay.store.check import DamageKind
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.store.keys.partition import open_partition
-from zonerelay.store.offline import opened_engine, repair_spool
+from zonerelay.store.offline import opened_engine
 
-Salvages = dict[str, tuple[SalvagedMessage, bytes]]
-
-
-async def repaired(spool: Spool, *, carry_out: bool = True) -> tuple[RepairResult, Salvages]:
-    found: Salvages = {}
-
-    def salvage(each: SalvagedMessage) -> None:
-        found[each.message_id] = each, b"".join(each.body())
-
-    done = await repair_spool(
-        settings_of(spool),
-        0,
-        salvage,
-        lambda _done, _total: None,
-        carry_out=carry_out,
-        environment={"SECRET": SECRET},
-    )
-    return done, found
+IDS = {message_id(number) for number in (1, 2, 4)}
+"""Of the messages that `damage` is about."""
 
 
 async def damage(spool: Spool) -> None:
     """Message 1 loses part of its body, 2 its deliveries (or its record), one delivery of 4 its record."""
     change = (
-        remove(b"message %b 000002" % ONE.encode(), b"delivery-zone default %b " % TWO.encode()),
-        put(b"delivery-zone other%%20zone %b e9" % FOUR.encode(), b"{"),
+        remove(b"message %b 000002" % ONE, b"delivery-zone default %b " % TWO),
+        put(b"delivery-zone other%%20zone %b e9" % FOUR, b"{"),
     )
-    async with opened_engine(settings_of(spool), {"SECRET": SECRET}) as engine:
+    async with opened_engine(spool.all_settings, spool.environment) as engine:
         partition = await open_partition(engine, 0, token="damage", clock=SystemClock(), wait=10.0)
         for each in change:
-            await each(partition)
+            await apply_change(each, partition)
         await partition.close()
-
-
-@pytest.mark.parametrize("backend", SHARED)
-async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, backend: Backend) -> None:
-    async with Spool(tmp_path / "spool", backend=backend) as spool:
-        await with_large(spool)
-    await damage(spool)
-    before = told((await checked(spool, tmp_path))[1])
-    assert before
-    looked, none = await repaired(spool, carry_out=False)
-    assert (looked.kept, none) == ("", {})
-    assert told((await checked(spool, tmp_path))[1]) == before
-
-    done, salvaged = await repaired(spool)
-    assert told((await checked(spool, tmp_path))[1]) == {}
-    assert msgspec.structs.replace(done, kept="") == looked
-    # 3 and 5 have one delivery each, and 4 has five of six.
-    assert (done.before, done.after, done.salvaged) == (11, 7, len(salvaged))
-    one, body = salvaged[ONE]
-    assert not one.is_whole
-    assert len(body) == CHUNK_SIZE + 5
-    four, body = salvaged[FOUR]
-    assert (four.is_whole, four.unknown, body) == (True, ("e9@late.example",), b"Subject: four\r\n\r\n")
-    two, body = salvaged[TWO]
-    assert (two.is_whole, two.unknown, body) == (True, ("c@one.example",), b"")
-    kept = [json.loads(line) for line in Path(done.kept).read_bytes().splitlines()]
-    assert {ONE, TWO, FOUR} <= {key for each in kept for key in (ONE, TWO, FOUR) if key in each["where"]}
-
-    again, nothing = await repaired(spool)
-    assert (again, nothing) == (RepairResult(before=7, after=7), {})
-    async with spool:
-        claimed = await spool.store.claim(queue_of("default"), 10, now=NOW)
-        assert [each.recipient for each in claimed] == ["d@one.example", "f@one.example"]
-        assert await body_of(spool.store, message_id(5)) == b"x" * (300 * 1024)
-        assert len(await spool.store.claim(queue_of("other zone"), 10, now=NOW + 100)) == 5
 
 
 _KILLED = """
@@ -136,7 +75,7 @@ async def test_a_repair_that_is_killed_is_completed_by_the_next(tmp_path: Path, 
     place = tmp_path / "salvage"
     place.mkdir()
     for left in (1, 2, 3):
-        told_to = base64.b64encode(pickle.dumps((settings_of(spool), place, left)))
+        told_to = base64.b64encode(pickle.dumps((spool.all_settings, place, left)))
         killed = await asyncio.to_thread(
             lambda words: subprocess.run(words, check=False),
             [sys.executable, "-c", _KILLED, told_to.decode()],
@@ -145,20 +84,9 @@ async def test_a_repair_that_is_killed_is_completed_by_the_next(tmp_path: Path, 
         if killed.returncode == 0:
             break
     done, rest = await repaired(spool)
-    assert {path.name for path in place.iterdir()} | rest.keys() >= {ONE, TWO, FOUR}
+    assert {path.name for path in place.iterdir()} | rest.keys() >= IDS
     assert done.after == 7
     assert told((await checked(spool, tmp_path))[1]) == {}
-
-
-@pytest.mark.parametrize("backend", SHARED)
-async def test_a_relay_that_lives_is_in_the_way(tmp_path: Path, backend: Backend) -> None:
-    s3 = s3_settings(shared_moto().url, lease=2.0) if backend is Backend.S3 else None
-    async with Spool(tmp_path / "spool", backend=backend, s3=s3, clock=SystemClock()) as spool:
-        await with_large(spool)
-        before = told((await checked(spool, tmp_path))[1])
-        with pytest.raises(StoreError, match="the queue is in use by relays"):
-            await repaired(spool)
-        assert told((await checked(spool, tmp_path))[1]) == before
 
 
 async def test_a_body_that_the_database_cannot_read_is_found(
@@ -211,9 +139,10 @@ def test_the_commands_say_what_is_wrong_and_what_they_did(
     status, done = command("repair", "--yes")
     assert (status, done["done"], done["before"], done["after"]) == (1, True, 11, 7)
     salvage = Path(done["salvage"])
-    assert (salvage / "incomplete" / f"{ONE}.eml").stat().st_size == CHUNK_SIZE + 5
+    assert (salvage / "incomplete" / f"{message_id(1)}.eml").stat().st_size == CHUNK_SIZE + 5
     assert (
-        json.loads((salvage / f"{FOUR}.json").read_bytes())["deliveries"][0]["recipient"] == "e9@late.example"
+        json.loads((salvage / f"{message_id(4)}.json").read_bytes())["deliveries"][0]["recipient"]
+        == "e9@late.example"
     )
     assert command("check")[1]["counts"] == {}
     assert command("repair", "--yes")[0] == 0

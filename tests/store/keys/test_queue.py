@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.store import test_contract
 from tests.store.builders import NOW, body_of, envelope_for, message_id, own_message, store_message
 from tests.store.keys.places import PLACES
 from tests.store.keys.unreliable import Unreliable
-from tests.store.test_contract import *  # noqa: F403 - each test of the contract
-from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
-    test_commits_that_overtake_each_other_and_the_claims_are_all_found,
-    test_what_was_passed_over_is_found_after_the_clock_was_set_back,
-    tiny,
-)
 from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryKey
@@ -35,18 +28,12 @@ from zonerelay.store.contract import (
     Finish,
     OwnMessage,
     QueueCounts,
-    Store,
     StoreError,
 )
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
 from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.store import PartitionStore
-
-ENGINES = [
-    "memory",
-    *(pytest.param(name, marks=pytest.mark.proof) for name in ("postgres", "redis", "directory", "s3")),
-]
 
 
 async def partition_of(engine: Engine, hooks: Hooks, patience: float = 5.0) -> Partition:
@@ -62,26 +49,6 @@ def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> StoreCo
         observe_commit=lambda seconds: None,
         on_news=on_news,
     )
-
-
-@pytest.fixture(params=ENGINES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    place = PLACES[request.param](tmp_path)
-    engine = place.engine()
-    opened = await open_queue(partial(partition_of, engine), around())
-    yield opened
-    await opened.close()
-    await engine.close()
-    place.close()
-
-
-class TestTakingMail(test_contract.TestTakingMail):  # type: ignore[no-redef]  # in place of the other
-    @pytest.mark.parametrize("size", [0, 1, CHUNK_SIZE, CHUNK_SIZE + 1, 20 * CHUNK_SIZE + 7])
-    @pytest.mark.parametrize("piece", [977, 3 * CHUNK_SIZE + 1])
-    async def test_body_of_any_size_in_any_pieces_is_byte_exact(
-        self, store: Store, size: int, piece: int
-    ) -> None:
-        await super().test_body_of_any_size_in_any_pieces_is_byte_exact(store, size, piece)
 
 
 # --- failures
