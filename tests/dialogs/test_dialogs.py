@@ -215,7 +215,7 @@ def break_store(store: RememberingStore, how: str) -> None:
         raise STORE_ERRORS[how]
 
     if how == "slow":
-        store.before_commit = lambda: asyncio.sleep(0.02)
+        store.before_write, store.before_commit = lambda: asyncio.sleep(0.001), lambda: asyncio.sleep(0.02)
     elif how == "sick":
         store.sick = Unhealthy.NO_SPACE
     else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from pathlib import Path
 
 import pytest
 import uvloop
 
-from tests.support.inbound import Hold, RememberingStore, Talk, listening, talking
+from tests.support.inbound import Hold, Talk, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
@@ -20,21 +19,6 @@ from zonerelay.message.header.headers import Fields
 from zonerelay.model.envelope import BodyType, Envelope, Message
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events
-
-
-async def test_port_zero_is_resolved() -> None:
-    async with listening() as house:
-        host, _, port = house.listener.addresses[0].rpartition(":")
-        assert host == "127.0.0.1"
-        assert int(port) > 0
-
-
-async def test_ipv6_and_its_mapped_ipv4_clients() -> None:
-    """A dual-stack socket shows IPv4 clients as ::ffff:127.0.0.1: they are in 127.0.0.0/8 all the same."""
-    async with listening(allow_networks=(ipaddress.ip_network("127.0.0.0/8"),)) as house:
-        client = house.listener._admission._access.identify(("::ffff:127.0.0.1", 4711, 0, 0))
-        assert (client.address, client.may_relay) == ("127.0.0.1", True)
-        assert not house.listener._admission._access.identify(("::1", 4711, 0, 0)).may_relay
 
 
 async def test_the_ipv6_wildcard_is_every_address_of_the_machine() -> None:
@@ -211,40 +195,6 @@ async def test_zone_that_cannot_be_chosen_is_temporary() -> None:
         assert await talk.line() == b"451 4.3.0 Local error, try again later"
         assert house.store.stored == []
         assert house.store.aborted == 1
-
-
-@pytest.mark.parametrize("cuts", [1, 2, 3, 7])
-async def test_a_message_is_the_same_in_any_packets(cuts: int) -> None:
-    wire = b"Subject: x\r\n\r\n..a\r\nb\n.\nc\r\n.\r\nNOOP\r\n"
-    async with talking() as (house, talk):
-        await talk.begin()
-        for at in range(0, len(wire), cuts):
-            talk.send(wire[at : at + cuts])
-            await asyncio.sleep(0)
-        assert b"queued" in await talk.line()
-        assert await talk.line() == b"250 2.0.0 OK"
-        assert house.store.stored[0].body.endswith(b"\r\nSubject: x\r\n\r\n.a\r\nb\r\n.\r\nc\r\n")
-
-
-def test_the_same_under_uvloop() -> None:
-    """The relay runs on uvloop: its transports differ in type, buffers and end-of-file."""
-
-    async def talk_to_it() -> None:
-        store = RememberingStore()
-        store.before_write = lambda: asyncio.sleep(0.001)
-        async with talking(store=store) as (house, talk):
-            await talk.begin()
-            body = b"Subject: x\r\n\r\n" + b"y" * 3_000_000 + b"\r\n"
-            talk.send(body + b".\r\nNOOP\r\n")
-            assert b"queued" in await talk.line()
-            assert await talk.line() == b"250 2.0.0 OK"
-            assert store.stored[0].body.endswith(body)
-            talk.send(b"NOOP\r\nQUIT\r\n")
-            talk.writer.write_eof()
-            assert await talk.closed() == b"250 2.0.0 OK\r\n221 2.0.0 Bye\r\n"
-            await house.gone()
-
-    uvloop.run(talk_to_it())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -43,19 +43,6 @@ async def test_a_proxy_header_has_its_own_time(said: bytes) -> None:
 
 
 @pytest.mark.usefixtures("short_handshake")
-async def test_dribbling_a_proxy_header_does_not_help() -> None:
-    async with listening(BALANCED) as house, await house.connect_raw() as talk:
-        began = time.monotonic()
-        for octet in b"PROXY TCP4 127.0.0.9 192.0.2.1 4711 25":
-            talk.send(bytes([octet]))
-            await asyncio.sleep(0.02)
-            if house.log.reasons():
-                break
-        assert house.log.reasons() == ["idle-timeout"]
-        assert time.monotonic() - began < 0.5
-
-
-@pytest.mark.usefixtures("short_handshake")
 async def test_after_its_header_a_client_has_the_idle_time() -> None:
     async with listening(BALANCED, idle_timeout=1.0) as house, await house.connect_raw() as talk:
         talk.send(b"PROXY TCP4 127.0.0.9 192.0.2.1 4711 25\r\n")

@@ -86,7 +86,9 @@ def test_packet_borders_mean_nothing_but_to_synchronising_commands(
     if {"pipelining", "other-protocol", "proxy"} & set(together.log.reasons()):
         return
     single = [bytes([octet]) for packet in [*opening, *packets] for octet in packet]
-    assert conversation(single).out == together.out
+    apart = conversation(single)
+    assert apart.out == together.out
+    assert [each.body for each in apart.store.stored] == [each.body for each in together.store.stored]
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
