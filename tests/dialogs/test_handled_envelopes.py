@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from aiosmtpd.smtp import Envelope, Session
 
-from tests.support.inbound import EventLog, House, events_into, listening
+from tests.support.inbound import EventLog, House, Talk, events_into, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import (
     AccessAction,
     AccessSettings,
     BareLineEnds,
-    ListenerSettings,
     SrsSettings,
 )
 from zonerelay.inbound.access.networks import AccessRules
@@ -73,17 +72,16 @@ class Waiting:
 
 
 @asynccontextmanager
-async def house_with(
-    handler: object, *, shared: SharedContext | None = None, timeout: float = 5.0, **listener: Any
-) -> AsyncIterator[House]:  # Any: options of a listener, by name
+async def handled(
+    handler: object, *, timeout: float = 5.0, **more: Any
+) -> AsyncIterator[tuple[House, Talk]]:  # Any: as of `talking`
     log, clock = EventLog(), ManualClock()
     runner = PolicyRunner(
         HandlerPolicy(handler, PolicyContext()), timeout=timeout, events=events_into(log, clock), zones=tuple
     )
-    settings = ListenerSettings(address="127.0.0.1:0", **listener)
     try:
-        async with listening(settings, shared=shared, policy=runner, log=log, clock=clock) as house:
-            yield house
+        async with talking(policy=runner, log=log, clock=clock, **more) as (house, talk):
+            yield house, talk
     finally:
         await runner.close()
 
@@ -122,8 +120,7 @@ async def test_the_relays_rules_hold_for_what_a_handler_names(
     step: str, change: Callable[[Envelope], None], refusal: bytes
 ) -> None:
     shared = SharedContext(access=ACCESS)
-    async with house_with(Changing(step, change), shared=shared, max_recipients=2) as house:
-        talk = await house.connect()
+    async with handled(Changing(step, change), shared=shared, max_recipients=2) as (house, talk):
         await talk.ask(b"EHLO x")
         await talk.ask(b"MAIL FROM:<a@example.org>")
         answer = await talk.ask(b"RCPT TO:<b@example.com>")
@@ -135,21 +132,17 @@ async def test_the_relays_rules_hold_for_what_a_handler_names(
         assert house.store.stored == []
         (refused,) = house.log.named("refused")
         assert refused["detail"]
-        await talk.close()
 
 
 async def test_a_stranger_gets_no_other_recipient() -> None:
     """A client that may write to an address of SRS only, and a handler that would send it elsewhere."""
     srs = Srs(SrsSettings(domain="srs.example"), ("0123456789abcdef",))
     given = srs.forward(Mailbox("ann@first.example"), ManualClock().now())
-    shared = SharedContext(srs=srs)
-    async with house_with(Changing("RCPT", adding("victim@elsewhere.test")), shared=shared,
-                          allow_networks=()) as house:  # fmt: skip
-        talk = await house.connect()
+    elsewhere = Changing("RCPT", adding("victim@elsewhere.test"))
+    async with handled(elsewhere, shared=SharedContext(srs=srs), allow_networks=()) as (_, talk):
         await talk.ask(b"EHLO x")
         await talk.ask(b"MAIL FROM:<>")
         assert await talk.ask(f"RCPT TO:<{given}>".encode()) == b"550 5.7.1 Relaying denied"
-        await talk.close()
 
 
 async def test_a_refused_change_is_gone_from_the_envelope() -> None:
@@ -160,15 +153,13 @@ async def test_a_refused_change_is_gone_from_the_envelope() -> None:
         if envelope.rcpt_tos[-1] == "bad@example.com":
             envelope.rcpt_tos.append("x@closed.test")
 
-    async with house_with(Changing("RCPT", change), shared=SharedContext(access=ACCESS)) as house:
-        talk = await house.connect()
+    async with handled(Changing("RCPT", change), shared=SharedContext(access=ACCESS)) as (house, talk):
         await talk.ask(b"EHLO x")
         await talk.ask(b"MAIL FROM:<a@example.org>")
         for name in (b"one", b"bad", b"two"):
             await talk.ask(b"RCPT TO:<" + name + b"@example.com>")
         await talk.ask(b"DATA")
         assert (await talk.ask(BODY + b".")).startswith(b"250")
-        await talk.close()
     assert seen[2] == ["one@example.com", "two@example.com"]
     assert [each.recipient for each in house.store.stored[0].deliveries] == seen[2]
 
@@ -206,8 +197,7 @@ class Remembering:
 
 async def test_envelopes_keep_what_a_handler_puts_into_them_until_the_message_ends() -> None:
     handler = Remembering()
-    async with house_with(handler) as house:
-        talk = await house.connect()
+    async with handled(handler) as (house, talk):
         await talk.ask(b"EHLO x")
         for sender in (b"a@example.org", b"b@example.org"):
             await talk.ask(b"MAIL FROM:<" + sender + b">")
@@ -215,7 +205,6 @@ async def test_envelopes_keep_what_a_handler_puts_into_them_until_the_message_en
             assert await talk.ask(b"RCPT TO:<one@example.com>") == b"250 2.1.5 Recipient OK"
             await talk.ask(b"DATA")
             assert (await talk.ask(BODY + b".")).startswith(b"250")
-        await talk.close()
     assert handler.seen == [
         (1, "a@example.org", "a@example.org", ["one@example.com"]),
         (2, "b@example.org", "b@example.org", ["one@example.com"]),
@@ -230,14 +219,12 @@ async def test_bare_line_ends_are_refused_of_clients_and_made_good_of_handlers()
         seen.append(envelope.content)
         envelope.content = "Subject: y\n\n.\nende\u0308\n"
 
-    async with house_with(Changing("DATA", change), bare_line_ends=BareLineEnds.REJECT) as house:
-        talk = await house.connect()
+    async with handled(Changing("DATA", change), bare_line_ends=BareLineEnds.REJECT) as (house, talk):
         await talk.begin()
         assert await talk.ask(b"Subject: x\n\nbody\r\n.") == b"550 5.6.0 Bare <CR> or <LF> in message"
         assert seen == []
         await talk.begin()
         assert (await talk.ask(BODY + b".")).startswith(b"250")
-        await talk.close()
     (stored,) = house.store.stored
     assert stored.body.endswith("Subject: y\r\n\r\n.\r\nende\u0308\r\n".encode())
     assert stored.message.eight_bit
@@ -246,8 +233,7 @@ async def test_bare_line_ends_are_refused_of_clients_and_made_good_of_handlers()
 async def test_a_whole_body_counts_twice_in_the_memory_of_sessions() -> None:
     handler, memory = Waiting(), SessionMemory(10_000_000)
     body = BODY * 5000
-    async with house_with(handler, shared=SharedContext(memory=memory)) as house:
-        talk = await house.connect()
+    async with handled(handler, shared=SharedContext(memory=memory)) as (house, talk):
         await talk.begin()
         talk.send(body + b".\r\n")
         await until(lambda: bool(handler.sizes))
@@ -255,7 +241,6 @@ async def test_a_whole_body_counts_twice_in_the_memory_of_sessions() -> None:
         assert memory.used < 2 * len(body) + SESSION_COST
         handler.go_on.set()
         assert (await talk.reply()).startswith(b"250")
-        await talk.close()
     assert handler.sizes == [len(body)]
     assert memory.used == 0
     assert house.store.stored[0].body.endswith(body)
@@ -263,8 +248,7 @@ async def test_a_whole_body_counts_twice_in_the_memory_of_sessions() -> None:
 
 async def test_a_client_that_leaves_while_the_handler_thinks_has_sent_its_message() -> None:
     handler, memory = Waiting(), SessionMemory(10_000_000)
-    async with house_with(handler, shared=SharedContext(memory=memory)) as house:
-        talk = await house.connect()
+    async with handled(handler, shared=SharedContext(memory=memory)) as (house, talk):
         await talk.begin()
         talk.send(BODY + b".\r\n")
         await until(lambda: bool(handler.sizes))
@@ -303,7 +287,7 @@ async def test_messages_do_not_pile_up_behind_a_hook_that_hangs() -> None:
         await talk.close()
         return answer
 
-    async with house_with(handler, timeout=0.3) as house:
+    async with handled(handler, timeout=0.3) as (house, _):
         answers = await asyncio.gather(*(send(house) for _ in range(MAX_THREADS + 4)))
         assert set(answers) == {b"451 4.3.0 Policy not available now"}
         assert whole_messages() <= MAX_THREADS
@@ -318,10 +302,8 @@ async def test_messages_do_not_pile_up_behind_a_hook_that_hangs() -> None:
 
 async def test_when_memory_is_short_a_body_that_waits_to_be_whole_is_given_up() -> None:
     memory = SessionMemory(400_000)
-    async with house_with(Waiting(), shared=SharedContext(memory=memory)) as house:
-        talk = await house.connect()
+    async with handled(Waiting(), shared=SharedContext(memory=memory)) as (_, talk):
         await talk.begin()
         talk.send(BODY * 4000)
         assert await talk.reply() == b"421 4.3.2 Too busy, try again later"
-        await talk.close()
     assert memory.used == 0
