@@ -22,6 +22,7 @@ from collections.abc import (
     Coroutine,
     Sequence,
 )
+from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -33,7 +34,9 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
     ChangeOne,
+    ClaimFilter,
     Finish,
+    IdempotencyKey,
     KeptKeys,
     OwnMessage,
     QueueCounts,
@@ -72,13 +75,6 @@ class PartitionStore:
         self._read = keeper.read
         self._in_flight = InFlight()
         self._claims = ClaimCursors(keeper, self._in_flight, empty=empty)
-        self.claim, self.release, self.next_due = (
-            self._claims.claim,
-            self._claims.release,
-            self._claims.next_due,
-        )
-        self.check_writable, self.usable = self._health.check_writable, self._health.usable
-        self.probe, self.acknowledge, self.left_over = keeper.probe, keeper.acknowledge, keeper.left_over
         self._on_stored = around.on_stored
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
@@ -90,8 +86,10 @@ class PartitionStore:
             clock=around.clock,
             register=around.register or register_for(around.siblings),
         )
-        self.begin_keys, self.submit_once = self._reservations.start, self._reservations.store
-        self.kept_keys = self._reservations.kept_keys
+
+    def begin_keys(self) -> None:
+        """Publish the idempotency keys of this queue to the other workers."""
+        self._reservations.start()
 
     # --- health
 
@@ -100,6 +98,19 @@ class PartitionStore:
 
     def problems(self) -> Sequence[str]:
         return (*self._health.problems(), *self._reservations.problems())
+
+    def check_writable(self) -> None:
+        self._health.check_writable()
+
+    async def usable(self) -> bool:
+        return await self._health.usable()
+
+    async def probe(self) -> None:
+        await self._keeper.probe()
+
+    async def acknowledge(self, identity: str) -> bool:
+        """Dismiss a loss, and return false if it does not exist. Raises StoreError."""
+        return await self._keeper.acknowledge(identity)
 
     # --- accepting mail
 
@@ -125,6 +136,11 @@ class PartitionStore:
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
         return stored
+
+    async def submit_once(
+        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+    ) -> asyncio.Future[None]:
+        return await self._reservations.store(once, message_id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
@@ -155,6 +171,9 @@ class PartitionStore:
 
     def last_message_id(self) -> MessageId | None:
         return self._last_id
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        return await self._reservations.kept_keys(cursor)
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         ops: list[Op] = []
@@ -305,6 +324,17 @@ class PartitionStore:
 
     # --- claims
 
+    async def claim(
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
+    ) -> list[Delivery]:
+        return await self._claims.claim(queue, limit, now=now, **only)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        self._claims.release(keys)
+
+    async def next_due(self, queue: QueueName) -> float | None:
+        return await self._claims.next_due(queue)
+
     def has_claim(self, key: DeliveryKey) -> bool:
         return key in self._in_flight.claims
 
@@ -398,6 +428,9 @@ class PartitionStore:
         if cursors.oldest == start:
             cursors.oldest = first[0]
         return first[1]
+
+    async def left_over(self) -> str:
+        return await self._keeper.left_over()
 
     async def queues(self) -> set[QueueName]:
         return await self._read(lambda reads: reads.queues())
