@@ -20,16 +20,9 @@ from zonerelay.capture.store import (
     CaptureFullError,
     CaptureTooLargeError,
 )
+from zonerelay.model.clock import ManualClock
 
 DAY = 86_400.0
-
-
-class Times:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 _OPENED: list[Capture] = []
@@ -42,9 +35,11 @@ def all_closed() -> Iterator[None]:
         _OPENED.pop().close()
 
 
-def opened(path: Path, times: Times, *, max_size: int = 1_000_000, guard: int = 0) -> Capture:
+def opened(
+    path: Path, clock: ManualClock | None = None, *, max_size: int = 1_000_000, guard: int = 0
+) -> Capture:
     file = path / "captured" / "captured.db"
-    _OPENED.append(Capture(file, keep=DAY, max_size=max_size, guard=guard, now=times))
+    _OPENED.append(Capture(file, keep=DAY, max_size=max_size, guard=guard, now=(clock or ManualClock()).now))
     return _OPENED[-1]
 
 
@@ -58,21 +53,21 @@ def subjects(capture: Capture, query: str = "") -> list[str]:
 
 
 def test_the_oldest_goes_when_there_is_too_much_or_it_is_too_old(tmp_path: Path) -> None:
-    times = Times()
-    capture = opened(tmp_path, times, max_size=10 * OVERHEAD)
+    clock = ManualClock(1_800_000_000.0)
+    capture = opened(tmp_path, clock, max_size=10 * OVERHEAD)
     big = "x" * (OVERHEAD * 2)
     for number in range(6):
-        times.now += 1
+        clock.advance(1)
         capture.add(f"id{number}", "ann@example.org", ["bob@example.com"], mail(f"n{number}", big))
     assert subjects(capture) == ["n5", "n4", "n3"]
     assert capture.totals().octets <= 10 * OVERHEAD
     with pytest.raises(CaptureTooLargeError, match="max_size"):
         capture.add("large", "", ["b@example.com"], b"x" * 10 * OVERHEAD)
     assert len(subjects(capture)) == 3
-    times.now += DAY - 1.5
+    clock.advance(DAY - 1.5)
     assert subjects(capture) == ["n5", "n4"]
     assert capture.read("id3") is None
-    times.now += DAY
+    clock.advance(DAY)
     capture.expire()
     assert capture.totals().messages == 0
     capture.close()
@@ -81,7 +76,7 @@ def test_the_oldest_goes_when_there_is_too_much_or_it_is_too_old(tmp_path: Path)
 
 
 def test_one_id_is_one_message(tmp_path: Path) -> None:
-    capture = opened(tmp_path, Times())
+    capture = opened(tmp_path)
     capture.add("id", "ann@example.org", ["bob@example.com"], mail("s"))
     capture.add("id", "ann@example.org", ["bob@example.com", "eve@example.com"], mail("s"))
     found, matched, unread = capture.find()
@@ -94,31 +89,31 @@ def test_one_id_is_one_message(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_is_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(CaptureFullError, match="min_free_space"):
-        opened(tmp_path, Times(), guard=1 << 60).add("id", "", ["b@example.com"], mail("s"))
+        opened(tmp_path, guard=1 << 60).add("id", "", ["b@example.com"], mail("s"))
     broken = tmp_path / "broken" / "captured"
     broken.mkdir(parents=True)
     (broken / "captured.db").write_bytes(b"this is no database, and long enough to be looked at" * 100)
     with pytest.raises(CaptureError, match="it is damaged"):
-        opened(tmp_path / "broken", Times()).add("id", "", ["b@example.com"], mail("s"))
+        opened(tmp_path / "broken").add("id", "", ["b@example.com"], mail("s"))
 
 
 def test_several_processes_make_and_write_one_file(tmp_path: Path) -> None:
     """SQLite does not wait while it sets the journal mode of a new file: one of 20 rounds shows it."""
-    times = Times()
+    clock = ManualClock(1_800_000_000.0)
     for number in range(10):
         home = tmp_path / str(number)
         home.mkdir()
         start = threading.Barrier(6)
 
         def write(name: str, home: Path = home, start: threading.Barrier = start) -> None:
-            capture = opened(home, times)
+            capture = opened(home, clock)
             start.wait(60)
             capture.add(name, "", ["b@example.com"], mail(name))
             capture.close()
 
         with ThreadPoolExecutor(6) as threads:
             list(threads.map(write, "abcdef"))
-        assert opened(home, times).totals().messages == 6
+        assert opened(home, clock).totals().messages == 6
 
 
 @pytest.mark.parametrize(
@@ -145,7 +140,7 @@ def test_several_processes_make_and_write_one_file(tmp_path: Path) -> None:
     ],
 )
 def test_search(tmp_path: Path, query: str, found: list[str]) -> None:
-    capture = opened(tmp_path, Times())
+    capture = opened(tmp_path)
     more = "Message-ID: <m1@example.org>\r\nX-Tags: blue, red\r\n"
     capture.add("1", "ann@example.org", ["bob@example.com"], mail("one", more=more))
     capture.add("2", "ann@example.org", ["bob@example.com"], mail("two words", "a Needle here"))
@@ -189,7 +184,7 @@ def test_names_in_any_writing_are_read() -> None:
     ids=range(13),
 )
 def test_any_octets_are_a_message(tmp_path: Path, octets: bytes) -> None:
-    capture = opened(tmp_path, Times())
+    capture = opened(tmp_path)
     capture.add("id", "ann@example.org", ["b@example.com"], octets)
     found = capture.read("id")
     assert found is not None
@@ -225,7 +220,7 @@ def test_people_are_read_before_their_names_are_decoded() -> None:
 
 
 def test_a_search_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    capture = opened(tmp_path, Times())
+    capture = opened(tmp_path)
     for number in range(400):
         capture.add(
             f"{number:016x}", "a@example.org", ["b@example.com"], mail(f"order {number}", "text " * 50)

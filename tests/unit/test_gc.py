@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -32,6 +32,14 @@ def _as_before() -> Iterator[None]:
     gc.collect()
     yield
     gc.freeze()
+
+
+@pytest.fixture
+async def rounds(_as_before: None) -> AsyncIterator[GcTimer]:
+    rounds = GcTimer()
+    rounds.start()
+    yield rounds
+    rounds.stop()
 
 
 def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Collection:
@@ -114,42 +122,30 @@ def test_a_cycle_that_was_settled_is_found_by_a_look_at_all() -> None:
     assert settled() is None
 
 
-@pytest.mark.usefixtures("_as_before")
-async def test_a_queue_that_frees_as_much_as_it_makes_does_not_pile_up_young_objects() -> None:
+async def test_a_queue_that_frees_as_much_as_it_makes_does_not_pile_up_young_objects(rounds: GcTimer) -> None:
     """By its counts alone the interpreter never looked, and then at everything in one go."""
-    rounds = GcTimer()
-    rounds.start()
-    try:
-        waiting: deque[list[int]] = deque(([] for _ in range(MADE)), maxlen=MADE)
-        rounds._step(asyncio.get_running_loop())
-        waiting.extend([] for _ in range(MADE))
-        assert len(gc.get_objects(generation=0)) > MADE // 2
-        rounds._step(asyncio.get_running_loop())
-        assert len(gc.get_objects(generation=0)) < 1000
-    finally:
-        rounds.stop()
+    waiting: deque[list[int]] = deque(([] for _ in range(MADE)), maxlen=MADE)
+    rounds._step(asyncio.get_running_loop())
+    waiting.extend([] for _ in range(MADE))
+    assert len(gc.get_objects(generation=0)) > MADE // 2
+    rounds._step(asyncio.get_running_loop())
+    assert len(gc.get_objects(generation=0)) < 1000
 
 
-@pytest.mark.usefixtures("_as_before")
-async def test_what_a_reload_makes_is_settled_without_a_look() -> None:
-    rounds = GcTimer()
-    rounds.start()
+async def test_what_a_reload_makes_is_settled_without_a_look(rounds: GcTimer) -> None:
     looks: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
         looks.append(info["generation"])
 
-    try:
-        with rounds.waiting():
-            gc.callbacks.append(note)
-            made: list[list[int]] = [[] for _ in range(1000)]
-            rounds._step(asyncio.get_running_loop())
-            gc.callbacks.remove(note)
-        assert not looks
-        assert not any(each is made for each in gc.get_objects())
+    with rounds.waiting():
+        gc.callbacks.append(note)
+        made: list[list[int]] = [[] for _ in range(1000)]
         rounds._step(asyncio.get_running_loop())
-    finally:
-        rounds.stop()
+        gc.callbacks.remove(note)
+    assert not looks
+    assert not any(each is made for each in gc.get_objects())
+    rounds._step(asyncio.get_running_loop())
 
 
 @pytest.mark.usefixtures("_as_before")

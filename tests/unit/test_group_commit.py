@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
@@ -238,17 +237,6 @@ async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_writt
     committer.resume()
     await committer.submit(ops("b"))
     assert disk.batches == [[b"b"]]
-
-
-async def test_event_loop_goes_on_while_the_thread_writes(disk: Disk, committer: Committer) -> None:
-    disk.go_on.clear()
-    done = committer.submit(ops("a"))
-    started = time.monotonic()
-    await asyncio.sleep(0.01)
-    assert time.monotonic() - started < 1
-    assert not done.done()
-    disk.go_on.set()
-    await done
 
 
 async def test_what_is_durable_is_applied_though_another_cannot_be_and_memory_is_then_read_anew(
