@@ -50,39 +50,29 @@ def changed(settings: Settings, report: Report) -> str:
 def _document(
     settings: Settings, report: Report, *, commented: frozenset[KeyPath], only_changed: bool = False
 ) -> str:
-    writing = _TomlWriter(report, commented, only_changed)
-    lines = list(writing.keys(settings, ()))
+    def keys(table: DataclassInstance, path: KeyPath) -> Iterator[str]:
+        for key, option in options_of(type(table)).items():
+            value, here = getattr(table, key), (*path, key)
+            is_default = value == _default(type(table), key)
+            if only_changed and is_default and key != "name":
+                continue
+            origin = report.place_of(*here) or ("" if is_default else DERIVED)
+            mark = "#" if path in commented and not origin else ""
+            yield mark + _key(key, value, option) + (f"  # {origin}" if origin else "")
+
+    lines = list(keys(settings, ()))
     tables: list[str] = []
     for name in TABLES:
         content = getattr(settings, name)
         if name not in REPEATED:
-            keys = list(writing.keys(content, (name,)))
-            tables += ["", f"[{name}]", *keys] if keys else []
+            written = list(keys(content, (name,)))
+            tables += ["", f"[{name}]", *written] if written else []
         elif not content and getattr(Settings(), name):
             lines.append(f"{name} = []")
         elif not only_changed or content != getattr(Settings(), name):
             for at, item in enumerate(content):
-                tables += ["", f"[[{name}]]", *writing.keys(item, (name, at))]
+                tables += ["", f"[[{name}]]", *keys(item, (name, at))]
     return "\n".join([*lines, *tables]).lstrip("\n") + "\n"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TomlWriter:
-    """Collects the lines of a TOML document that is being written."""
-
-    report: Report
-    commented: frozenset[KeyPath]
-    only_changed: bool
-
-    def keys(self, table: DataclassInstance, path: KeyPath) -> Iterator[str]:
-        for key, option in options_of(type(table)).items():
-            value, here = getattr(table, key), (*path, key)
-            is_default = value == _default(type(table), key)
-            if self.only_changed and is_default and key != "name":
-                continue
-            origin = self.report.place_of(*here) or ("" if is_default else DERIVED)
-            mark = "#" if path in self.commented and not origin else ""
-            yield mark + _key(key, value, option) + (f"  # {origin}" if origin else "")
 
 
 def is_url(key: str) -> bool:

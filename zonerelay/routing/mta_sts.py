@@ -17,7 +17,7 @@ import enum
 import logging
 import os
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -129,45 +129,27 @@ def parse_policy(body: bytes) -> StsPolicy:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError("the policy is not UTF-8 text") from None
-    fields: dict[str, str] = {}
-    patterns: list[str] = []
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for line in text.replace("\r\n", "\n").split("\n"):
-        key, value = _field(line)
-        if key == "mx":
-            patterns.append(_pattern(value))
-        elif key:
-            fields.setdefault(key, value)  # the first of repeated fields counts
-    if fields.get("version") != VERSION:
+        key, colon, value = line.partition(":")
+        if colon:
+            found[key.strip(" \t")].append(value.strip(" \t"))
+        elif line.strip(" \t"):
+            raise ValueError(f"invalid line in the policy: {_shown(line)}")
+    # The first of repeated fields counts.
+    version, mode, max_age = ("".join(found[name][:1]) for name in ("version", "mode", "max_age"))
+    if version != VERSION:
         raise ValueError(f"the policy does not contain version: {VERSION}")
-    mode = _mode(fields.get("mode", ""))
-    if mode is not StsMode.NONE and not patterns:
+    if mode not in {*StsMode}:
+        raise ValueError(f"the policy has no valid mode: {_shown(mode)}")
+    if mode != StsMode.NONE and not found["mx"]:
         raise ValueError("the policy contains no mx")
-    if len(patterns) > MAX_PATTERNS:
+    if len(found["mx"]) > MAX_PATTERNS:
         raise ValueError(f"the policy contains more than {MAX_PATTERNS} mx")
-    return StsPolicy(mode, tuple(dict.fromkeys(patterns)), _max_age(fields.get("max_age", "")))
-
-
-def _field(line: str) -> tuple[str, str]:
-    """Return the key and the value, or `("", "")` for an empty line."""
-    if not line.strip(" \t"):
-        return "", ""
-    key, colon, value = line.partition(":")
-    if not colon:
-        raise ValueError(f"invalid line in the policy: {_shown(line)}")
-    return key.strip(" \t"), value.strip(" \t")
-
-
-def _mode(text: str) -> StsMode:
-    try:
-        return StsMode(text)
-    except ValueError:
-        raise ValueError(f"the policy has no valid mode: {_shown(text)}") from None
-
-
-def _max_age(text: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(f"the policy has no valid max_age: {_shown(text)}")
-    return min(int(text), MAX_LIFE)
+    if not _NUMBER.fullmatch(max_age):
+        raise ValueError(f"the policy has no valid max_age: {_shown(max_age)}")
+    patterns = dict.fromkeys(map(_pattern, found["mx"]))
+    return StsPolicy(StsMode(mode), tuple(patterns), min(int(max_age), MAX_LIFE))
 
 
 def _pattern(text: str) -> str:

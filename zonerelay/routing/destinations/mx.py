@@ -146,7 +146,8 @@ class MxRouter:
             literal = hop.kind is NextHopKind.ADDRESS
             hosts = [MxHost(hop.host, port, literal=literal)]
             # The operator configured the name, so only its addresses and TLSA records need DNSSEC.
-            return self._yes(zone, text, hosts, STATIC_TTL, secure=self.resolver.trusts_ad and not literal)
+            secure = self.resolver.settings.trust_ad and not literal
+            return self._yes(zone, text, hosts, STATIC_TTL, secure=secure)
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
             problem = f"next hop {text}: {found.outcome.reply.text}"

@@ -191,7 +191,7 @@ class Resolver:
         """Create the resolver. `observer` is notified when no name server answers, and when one
         does again.
         """
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._hosts = hosts or Hosts(file=HOSTS_FILE)
         self._random = SystemRandom() if random is None else random
@@ -214,29 +214,24 @@ class Resolver:
 
     def _use(self, servers: list[NameServer]) -> NameServers:
         """Use the present name servers. Raise ValueError if resolv.conf names a server in an unknown form."""
-        self._thorough = None if servers else _thorough(self._settings)
+        self._thorough = None if servers else _thorough(self.settings)
         self.watch.servers = ", ".join(map(str, servers)) or "the system's"
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
         self._named = servers
         return NameServers(
-            servers, self._random, wants_dnssec=self._settings.trust_ad, silent=self.watch.silent
+            servers, self._random, wants_dnssec=self.settings.trust_ad, silent=self.watch.silent
         )
 
     def _notice_changes(self) -> None:
         """Apply changes of resolv.conf. An invalid file changes nothing."""
-        if self._settings.servers:
+        if self.settings.servers:
             return
         state = file_state(RESOLV_CONF)
         if state == self._resolv_conf:
             return
         self._resolv_conf = state
         with contextlib.suppress(ValueError):
-            self._servers = self._use(servers_of(self._settings, RESOLV_CONF, before=self._named))
-
-    @property
-    def trusts_ad(self) -> bool:
-        """Whether an answer can be `secure`."""
-        return self._settings.trust_ad
+            self._servers = self._use(servers_of(self.settings, RESOLV_CONF, before=self._named))
 
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
         """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
@@ -295,20 +290,20 @@ class Resolver:
         self, name: str, kind: RecordType[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
     ) -> DnsAnswer[Record]:
         async with self._slots:
-            reading = await self._read(name, kind, self._settings.timeout)
+            reading = await self._read(name, kind, self.settings.timeout)
         self.watch.ended(name, reading.status)
         if self._observer is not None:
             self._observer.asked(reading.status.name.lower())
-        status, ttl, longest = reading.status, reading.ttl, self._settings.negative_ttl
+        status, ttl, longest = reading.status, reading.ttl, self.settings.negative_ttl
         records = finish(reading.records)[:MAX_RECORDS] if status is DnsStatus.OK else ()
         if status is DnsStatus.OK and not records:
             status = DnsStatus.BAD
         if records:
-            longest = self._settings.max_ttl
+            longest = self.settings.max_ttl
         elif not status.is_definite:
             ttl = FAILURE_TTL
         # An answer over a path that can be tampered with may have any bit set. Only the operator knows that.
-        secure = self._settings.trust_ad and reading.authentic and status.is_definite
+        secure = self.settings.trust_ad and reading.authentic and status.is_definite
         expires = self._expires(min(ttl, longest))
         return DnsAnswer(status, records, expires, secure, reading.canonical if records else "")
 
@@ -324,7 +319,7 @@ class Resolver:
         ends = clock() + lifetime
         found: ParsedAnswer[Raw] | DnspythonReason = DnspythonReason.OTHER
         # libc's search list applies to addresses of names without dots.
-        search = kind in (A, AAAA) and "." not in name and not self._settings.servers
+        search = kind in (A, AAAA) and "." not in name and not self.settings.servers
         if is_plain_name(name) and not search:
             try:
                 found = await self._servers.ask(name, kind, lifetime=lifetime)
@@ -334,7 +329,7 @@ class Resolver:
             return found
         left = max(LEAST_TIME, ends - clock())
         if self._thorough is None:
-            self._thorough = _thorough(self._settings)
+            self._thorough = _thorough(self.settings)
         truncated = found is DnspythonReason.TRUNCATED
         reading = await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
         if truncated and reading.status is DnsStatus.TIMEOUT:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -45,49 +46,37 @@ class HeaderFile:
 
 def parse_head(raw: bytes) -> HeaderFile:
     """Parse a -H file. Raise ValueError with a message if it is not valid."""
-    lines = _SpoolLines(raw)
+    file = io.BytesIO(raw)
+
+    def next_line() -> str:
+        line = file.readline()
+        if not line.endswith(b"\n"):
+            raise ValueError("it is truncated")
+        return line[:-1].decode("utf-8", "surrogateescape")
+
     head = HeaderFile()
-    lines.next()  # the name of the file itself
-    lines.next()  # the user who submitted the message
-    sender = lines.next()
+    next_line()  # the name of the file itself
+    next_line()  # the user who submitted the message
+    sender = next_line()
     if not (sender.startswith("<") and sender.endswith(">")):
         raise ValueError("its third line is not a sender")
     head.sender = sender[1:-1]
-    head.created = float(lines.next().split(" ")[0])
-    line = lines.next()
+    head.created = float(next_line().split(" ")[0])
+    line = next_line()
     while line.startswith("-"):
         name, _, value = line.lstrip("-").partition(" ")
         head.options[name] = value
-        line = lines.next()
-    head.finished = set(_tree(line, lines))
-    for _ in range(int(lines.next())):
-        head.recipients.append(_recipient(lines.next()))
-    if lines.next():
+        line = next_line()
+    head.finished = set(_tree(line, next_line))
+    for _ in range(int(next_line())):
+        head.recipients.append(_recipient(next_line()))
+    if next_line():
         raise ValueError("it has more recipients than its count")
-    head.header = _header(lines.rest())
+    head.header = _header(file.read())
     return head
 
 
-class _SpoolLines:
-    """Reads lines of a spool file."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._at = 0
-
-    def next(self) -> str:
-        end = self._raw.find(b"\n", self._at)
-        if end < 0:
-            raise ValueError("it is truncated")
-        line = self._raw[self._at : end]
-        self._at = end + 1
-        return line.decode("utf-8", "surrogateescape")
-
-    def rest(self) -> bytes:
-        return self._raw[self._at :]
-
-
-def _tree(line: str, lines: _SpoolLines) -> Iterator[str]:
+def _tree(line: str, next_line: Callable[[], str]) -> Iterator[str]:
     """Yield a binary tree of addresses, root first. Each line tells whether it has a left and a right
     branch.
     """
@@ -102,7 +91,7 @@ def _tree(line: str, lines: _SpoolLines) -> Iterator[str]:
         yield _name(address)
         if not branches:
             return
-        line = lines.next()
+        line = next_line()
 
 
 def _recipient(line: str) -> OpenRecipient:
