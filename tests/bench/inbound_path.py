@@ -20,7 +20,6 @@ import asyncio
 import gc
 import importlib
 import importlib.util
-import inspect
 import statistics
 import sys
 import tempfile
@@ -125,41 +124,26 @@ class Log:
 def make_listener() -> Any:
     from zonerelay.config.settings import ListenerSettings
     from zonerelay.inbound.listen.listener import Listener
+    from zonerelay.inbound.state.context import ListenerContext
     from zonerelay.model.clock import SystemClock
     from zonerelay.model.message_id import MessageIdSource
+    from zonerelay.routing.zones.zones import ZoneChoice
     from zonerelay.telemetry.events.events import Events
     from zonerelay.telemetry.logs.redact import Redactor
     from zonerelay.telemetry.metrics.metrics import Metrics
 
     clock = SystemClock()
-    told: dict[str, Any] = {}
-    if importlib.util.find_spec("zonerelay.inbound.listen.unix_sockets"):
-        told["shared"] = importlib.import_module("zonerelay.inbound.listen.unix_sockets").Shared()
-    else:
-        from zonerelay.inbound.state.context import SharedContext
-
-        told["shared"] = SharedContext()
     store: Any = Store()
-    if "notify" in inspect.signature(Listener.__init__).parameters:  # of older trees
-        told["notify"] = lambda *_: None
-    # Any: older trees ask for a name, newer ones for a function that gives it.
-    choose_zone: Any = lambda *_, **__: "default"  # noqa: E731
-    if importlib.util.find_spec("zonerelay.routing.zones.route_rules"):
-        from zonerelay.routing.zones.zones import ZoneChoice
-
-        def choose_zone(*_: object, **__: object) -> Any:
-            return lambda _: ZoneChoice("default", "")
-
-    return Listener(
-        ListenerSettings(address="127.0.0.1:0"),
+    context = ListenerContext(
+        settings=ListenerSettings(address="127.0.0.1:0"),
         hostname="relay.example.org",
         store=store,
         ids=MessageIdSource(clock),
-        choose_zone=choose_zone,
+        choose_zone=lambda *_, **__: lambda _: ZoneChoice("default", ""),
         events=Events(Log(), Metrics(), Redactor(bytes(32), enabled=False), clock),
         clock=clock,
-        **told,
     )
+    return Listener(context)
 
 
 class Path4KiB:
@@ -175,10 +159,7 @@ class Path4KiB:
 
         made: list[Any] = []
         listener = self._listener
-        # Any: older trees have other names, and the listener itself admits connections.
-        context: Any = getattr(listener, "_context", None) or getattr(listener, "_reception", None)
-        admission: Any = getattr(listener, "_admission", listener)
-        around("init", lambda: made.append(Session(context, admission, self._loop)))
+        around("init", lambda: made.append(Session(listener.context, listener._admission, self._loop)))
         (session,) = made
         transport = Transport()
         around("connect", lambda: session.connection_made(transport))

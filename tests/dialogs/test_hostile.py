@@ -137,8 +137,8 @@ async def test_a_body_in_pieces_of_two_octets_takes_the_memory_that_is_accounted
             session.data_received(b"%02d" % (number % 100))
         taken, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert 60_000 < house.listener._context.memory.used <= 64 * 1024
-        assert taken < 2 * house.listener._context.memory.used
+        assert 60_000 < house.listener.context.memory.used <= 64 * 1024
+        assert taken < 2 * house.listener.context.memory.used
 
 
 # Secrets: whatever goes wrong with a log-in, the password is nowhere.
@@ -205,7 +205,7 @@ async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
     async with talking() as (house, talk):
         await talk.begin()
         session = house.session
-        turns = house.listener._context.large_bodies
+        turns = house.listener.context.large_bodies
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
         assert session in turns._heard

@@ -62,7 +62,7 @@ async def converse(
         certificates=certificates,
         policy=policy,
     )
-    wire, context, admission = Wire(), house.listener._context, house.listener._admission
+    wire, context, admission = Wire(), house.listener.context, house.listener._admission
     session = Session(context, admission, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
     await _settle(session)

@@ -11,6 +11,7 @@ import contextlib
 import random
 import re
 import ssl
+from dataclasses import replace
 
 from tests.fuzz.targets.sessions import OneCertificate
 from tests.fuzz.wire import Wire
@@ -76,7 +77,7 @@ class Client:
     """One connection. `said` is what the server has said, without its TLS."""
 
     def __init__(self, listener: Listener, address: str) -> None:
-        self.session = Session(listener._context, listener._admission, asyncio.get_running_loop())
+        self.session = Session(listener.context, listener._admission, asyncio.get_running_loop())
         self.wire = Wire(address)
         self.said = b""
         self.lost = False
@@ -144,9 +145,9 @@ class Crowd:
     def __init__(self, settings: ListenerSettings, dice: random.Random, *, memory: int, asks: bool) -> None:
         self.dice = Dice(dice)
         self.memory = SessionMemory(memory)
-        self.shared = SharedContext(memory=self.memory, users=Users(self.dice))
+        shared = SharedContext(memory=self.memory, users=Users(self.dice))
         house = house_of(
-            settings, shared=self.shared, certificates=OneCertificate(), policy=self._policy(asks=asks)
+            settings, shared=shared, certificates=OneCertificate(), policy=self._policy(asks=asks)
         )
         self.listener, self.log, self.store = house.listener, house.log, house.store
         self.store.before_write = self.store.before_commit = self._store_something
@@ -156,7 +157,8 @@ class Crowd:
         return Moods(self.dice) if asks else None
 
     def reload(self, settings: ListenerSettings, *, asks: bool) -> None:
-        self.listener.configure(settings, self.shared, OneCertificate(), self._policy(asks=asks))
+        policy = self._policy(asks=asks)
+        self.listener.configure(replace(self.listener.context, settings=settings, policy=policy))
 
     async def _store_something(self) -> None:
         await self.dice.wait()

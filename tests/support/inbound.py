@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, SharedContext
+from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, SharedContext
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.clock import ManualClock
@@ -317,19 +317,19 @@ def house_of(
     clock = clock or ManualClock()
     log = log or EventLog()
     store = store or RememberingStore()
-    listener = Listener(
-        replace(settings or ListenerSettings(address="127.0.0.1:0"), **options),
+    context = ListenerContext(
+        **(shared or SharedContext()).fields(),
+        settings=replace(settings or ListenerSettings(address="127.0.0.1:0"), **options),
         hostname=HOSTNAME,
         store=store.as_store(),
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
         events=events_into(log, clock),
         clock=clock,
-        shared=shared or SharedContext(),
         certificates=certificates,
         policy=policy,
     )
-    return House(listener, store, log, clock)
+    return House(Listener(context), store, log, clock)
 
 
 @asynccontextmanager

@@ -117,7 +117,7 @@ class Submissions:
 
     def asks(self, policy: AskedPolicy) -> bool:
         """Return whether a running submission uses this policy."""
-        return any(each.context.consultants.policy is policy for each in self._running.values())
+        return any(each.context.policy is policy for each in self._running.values())
 
     async def submit(
         self,

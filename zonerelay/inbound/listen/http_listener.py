@@ -27,6 +27,7 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.model.envelope import Origin
+from zonerelay.process.sockets import NOTHING, InheritedSockets
 
 PRIVATE = "private"
 """The transport's extra info that tells the HTTP server whether the connection is encrypted."""
@@ -254,15 +255,16 @@ submits its mail.
 class HttpListener(AnyListener[HttpConnection]):
     """Accepts connections for an HTTP [[listener]]."""
 
-    def __init__(self, settings: ListenerSettings, *, open_http: OpenHttp, **parts: Any) -> None:
-        """Take the `parts` of a Listener."""
-        super().__init__(settings, **parts)
+    def __init__(
+        self, context: ListenerContext, inherited: InheritedSockets = NOTHING, *, open_http: OpenHttp
+    ) -> None:
+        super().__init__(context, inherited)
         self._open_http = open_http
         self._service: HttpService | None = None
         self._opening: asyncio.Task[HttpService] | None = None
 
     def _protocol(self) -> HttpConnection:
-        return HttpConnection(self._context, self._admission, self._serving)
+        return HttpConnection(self.context, self._admission, self._serving)
 
     def _serving(self) -> HttpService | Awaitable[HttpService]:
         if self._service is not None:
@@ -275,7 +277,7 @@ class HttpListener(AnyListener[HttpConnection]):
         try:
             self._service = await self._open_http(lambda: self.settings, self.submissions.submit)
         except Exception as error:
-            self._context.events.error("http-listener", error)
+            self.context.events.error("http-listener", error)
             raise
         finally:
             self._opening = None

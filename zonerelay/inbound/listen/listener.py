@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from zonerelay.config.settings import ListenerSettings
@@ -18,14 +17,8 @@ from zonerelay.inbound.limits.memory import MemoryHolder
 from zonerelay.inbound.listen.listening_socket import ListeningSocket
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, Consultants, ListenerContext, SharedContext
-from zonerelay.inbound.tls.ports import TlsContexts
-from zonerelay.model.clock import Clock
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.inbound.state.context import AskedPolicy, ListenerContext
 from zonerelay.process.sockets import NOTHING, InheritedSockets
-from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import QueueStore
-from zonerelay.telemetry.events.events import Events
 
 S = TypeVar("S", bound=MemoryHolder)
 TALKING = 1.0
@@ -35,37 +28,17 @@ TALKING = 1.0
 class AnyListener(ABC, Generic[S]):
     """Accepts connections for a [[listener]]."""
 
-    def __init__(
-        self,
-        settings: ListenerSettings,
-        *,
-        hostname: str,
-        store: QueueStore,
-        ids: MessageIdSource,
-        choose_zone: ChooseZone,
-        events: Events,
-        clock: Clock,
-        shared: SharedContext,
-        certificates: TlsContexts | None = None,
-        policy: AskedPolicy | None = None,
-        inherited: InheritedSockets = NOTHING,
-    ) -> None:
-        self.settings = settings
-        self._context = ListenerContext(
-            **shared.fields(),
-            settings=settings,
-            hostname=hostname,
-            store=store,
-            ids=ids,
-            choose_zone=choose_zone,
-            events=events,
-            clock=clock,
-            consultants=_consultants(settings, shared, events, policy),
-            certificates=certificates,
+    def __init__(self, context: ListenerContext, inherited: InheritedSockets = NOTHING) -> None:
+        self.context = context
+        self.submissions = Submissions(context)
+        self._admission: Admission[S] = Admission(
+            context.settings, memory=context.memory, metrics=context.events.metrics
         )
-        self.submissions = Submissions(self._context)
-        self._admission: Admission[S] = Admission(settings, memory=shared.memory, metrics=events.metrics)
         self._socket = ListeningSocket(inherited, self._protocol)
+
+    @property
+    def settings(self) -> ListenerSettings:
+        return self.context.settings
 
     @property
     def connections(self) -> int:
@@ -84,26 +57,13 @@ class AnyListener(ABC, Generic[S]):
     def _protocol(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
 
-    def configure(
-        self,
-        settings: ListenerSettings,
-        shared: SharedContext,
-        certificates: TlsContexts | None = None,
-        policy: AskedPolicy | None = None,
-    ) -> None:
-        """Apply these settings to new connections, and to new HTTP requests of open ones. Open sessions keep
-        the settings they began with.
+    def configure(self, context: ListenerContext) -> None:
+        """Use this context for new connections, and for new HTTP requests of open ones. Open sessions keep
+        the one they began with.
         """
-        self.settings = settings
-        self._context = replace(
-            self._context,
-            **shared.fields(),
-            settings=settings,
-            consultants=_consultants(settings, shared, self._context.events, policy),
-            certificates=certificates,
-        )
-        self.submissions.configure(self._context)
-        self._admission.configure(settings)
+        self.context = context
+        self.submissions.configure(context)
+        self._admission.configure(context.settings)
 
     def asks(self, policy: AskedPolicy) -> bool:
         """Return whether an open session uses this policy, which may have been replaced since."""
@@ -124,11 +84,11 @@ class Listener(AnyListener[Session]):
     """Accepts connections for an SMTP [[listener]]."""
 
     def _protocol(self) -> asyncio.Protocol:
-        return Session(self._context, self._admission, asyncio.get_running_loop())
+        return Session(self.context, self._admission, asyncio.get_running_loop())
 
     def asks(self, policy: AskedPolicy) -> bool:
         return super().asks(policy) or any(
-            session.context.consultants.policy is policy for session in self._admission.sessions
+            session.context.policy is policy for session in self._admission.sessions
         )
 
     async def drain(self, timeout: float) -> None:
@@ -154,14 +114,3 @@ class Listener(AnyListener[Session]):
                 session.abort()
             await self._admission.emptied(None)
         await submissions
-
-
-def _consultants(
-    settings: ListenerSettings, shared: SharedContext, events: Events, policy: AskedPolicy | None
-) -> Consultants:
-    return Consultants(
-        events=events,
-        users=shared.users,
-        sender_domains=shared.sender_domains if settings.check_sender_domain else None,
-        policy=policy,
-    )

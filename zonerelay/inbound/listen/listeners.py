@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,7 +43,13 @@ from zonerelay.inbound.policy.api import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import AcceptanceReporter, SharedContext, SuspensionCheck
+from zonerelay.inbound.state.context import (
+    AcceptanceReporter,
+    AskedPolicy,
+    ListenerContext,
+    SharedContext,
+    SuspensionCheck,
+)
 from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.limits.shared import RecordStore
@@ -62,13 +68,7 @@ from zonerelay.telemetry.events.events import Events
 LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still in use
 
 
-@dataclass(slots=True)
-class _ActiveListener:
-    """A listener with its certificates and policy."""
-
-    listener: AnyListener[Any]  # Any: the kind of its connections
-    certificates: TlsContexts | None
-    policy: PolicyRunner | None
+SomeListener = AnyListener[Any]  # Any: the kind of its connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +136,27 @@ class Listeners:
             orders=orders,
             guard=self.guard,
         )
-        self._kept: list[_ActiveListener] = []
+        self._kept: list[SomeListener] = []
         self._socket: SubmitSocket | None = None
         """The socket on which another process submits mail, by the rules of the first listener."""
         self._farewells = Tasks()
-        self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
+        self._retiring: dict[asyncio.Task[None], AskedPolicy] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
         events.metrics.read_number("zonerelay_inbound_memory_bytes", lambda: self._shared.memory.total)
-        events.metrics.attach_certificates(self._expiries)
+        events.metrics.attach_certificates(
+            lambda: [each for certificates in self._in_use() for each in certificates.expiries()]
+        )
 
     # The interface to other parts of the worker.
 
     @property
     def addresses(self) -> list[str]:
         """The addresses of all listeners, as in the configuration. A port 0 is replaced by the real port."""
-        return [address for kept in self._kept for address in kept.listener.addresses]
+        return [address for kept in self._kept for address in kept.addresses]
 
     @property
     def connections(self) -> int:
-        return sum(kept.listener.connections for kept in self._kept)
+        return sum(kept.connections for kept in self._kept)
 
     @property
     def rewriting(self) -> RewriteRules | None:
@@ -169,13 +171,13 @@ class Listeners:
     @property
     def problems(self) -> tuple[str, ...]:
         """Problems that an operator should look at, one sentence each."""
-        found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
+        found = [each for certificates in self._in_use() for each in certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
         return tuple(dict.fromkeys((*found, *self.guard.problems())))
 
-    def _expiries(self) -> list[tuple[str, float]]:
-        return [each for kept in self._kept if kept.certificates for each in kept.certificates.expiries()]
+    def _in_use(self) -> Iterator[TlsContexts]:
+        yield from (found for kept in self._kept if (found := kept.context.certificates) is not None)
 
     # Starting, reloading and stopping.
 
@@ -190,7 +192,7 @@ class Listeners:
         built = [self._build(each) for each in settings.listener]
         for kept in built:
             self._kept.append(kept)
-            await kept.listener.start()
+            await kept.start()
         if submissions is not None:
             self._socket = SubmitSocket(self.submit)
             await self._socket.start(submissions)
@@ -199,24 +201,22 @@ class Listeners:
         self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
     ) -> Acceptance | Rejection:
         """Submit a message by the rules of the first listener (see `Submit`)."""
-        found = [each.listener for each in self._kept if each.listener.settings.address == self._first]
-        return await (found or [self._kept[0].listener])[0].submissions.submit(
-            principal, envelope, pieces, options
-        )
+        first = next((each for each in self._kept if each.settings.address == self._first), self._kept[0])
+        return await first.submissions.submit(principal, envelope, pieces, options)
 
     def local(self) -> LocalSubmission | None:
         """Return how programs on this machine submit mail: to the first listener that accepts it unencrypted
         and without a login, as `zonerelay.sendmail` does.
         """
         for kept in self._kept:
-            settings = kept.listener.settings
+            settings = kept.settings
             closed = settings.tls is ListenerTls.IMPLICIT or settings.require_tls or settings.proxy_networks
             if closed or settings.auth is ListenerAuth.REQUIRED:
                 continue
             address = parse_listen(settings.address)
             here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
             principal = Principal(protocol="LOCAL", address=here, helo="localhost", may_relay=address.is_unix)
-            return LocalSubmission(principal, kept.listener.submissions.submit)
+            return LocalSubmission(principal, kept.submissions.submit)
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:
@@ -225,12 +225,13 @@ class Listeners:
         self._share(settings, rules)
         wanted = {each.address: each for each in settings.listener}
         for kept in list(self._kept):
-            new = wanted.pop(kept.listener.settings.address, None)
-            if new is not None and new.protocol is not kept.listener.settings.protocol:
+            new = wanted.pop(kept.settings.address, None)
+            if new is not None and new.protocol is not kept.settings.protocol:
                 wanted[new.address], new = new, None  # another listener at the same address
             if new is None:
                 self._kept.remove(kept)
-                self._let_go(kept, settings.shutdown_timeout)
+                kept.stop_accepting()
+                self._farewells.start(self._drained(kept, settings.shutdown_timeout))
                 continue
             try:
                 self._configure(kept, new)
@@ -239,7 +240,7 @@ class Listeners:
         for each in wanted.values():
             try:
                 kept = self._build(each)
-                await kept.listener.start()
+                await kept.start()
                 self._kept.append(kept)
             except (ListenError, ValueError) as error:
                 problems.append(str(error))
@@ -250,22 +251,21 @@ class Listeners:
 
     def stop_accepting(self) -> None:
         for kept in self._kept:
-            kept.listener.stop_accepting()
+            kept.stop_accepting()
         if self._socket is not None:
             self._socket.close()
 
     async def drain(self, timeout: float) -> None:
         """Close all listeners (see `Listener.drain`), and return when no session is left."""
-        await asyncio.gather(*(each.listener.drain(timeout) for each in self._kept))
+        await asyncio.gather(*(each.drain(timeout) for each in self._kept))
         await self._farewells.wait()
         if self._socket is not None:
             await self._socket.drain()
         retiring = dict(self._retiring)
         for task in retiring:
             task.cancel()
-        for policy in (*retiring.values(), *(kept.policy for kept in self._kept)):
-            if policy is not None:
-                await policy.close()
+        for policy in (*retiring.values(), *(kept.context.policy for kept in self._kept)):
+            await _close(policy)
         if self._users is not None:
             self._users.close()
         await self.guard.close()
@@ -311,41 +311,45 @@ class Listeners:
             idempotency_window=settings.spool.idempotency_window,
         )
 
-    def _build(self, settings: ListenerSettings) -> _ActiveListener:
+    def _build(self, settings: ListenerSettings) -> SomeListener:
         """Build a listener from its settings. Raise ValueError on failure."""
-        certificates = self._certificates(settings)
         policy = self._policy(settings)
         is_http = settings.protocol is ListenerProtocol.HTTP
         make = partial(HttpListener, open_http=self.open_http) if is_http else Listener
-        listener = make(
-            _bounded(settings, policy),
+        context = ListenerContext(
+            **self._shared.fields(),
+            settings=_bounded(settings, policy),
             hostname=self.hostname,
             store=self.store,
             ids=self.ids,
             choose_zone=self.choose_zone,
             events=self.events,
             clock=self.clock,
-            shared=self._shared,
-            certificates=certificates,
+            certificates=self._certificates(settings),
             policy=policy,
-            inherited=self.inherited,
         )
-        return _ActiveListener(listener, certificates, policy)
+        return make(context, self.inherited)
 
-    def _configure(self, kept: _ActiveListener, new: ListenerSettings) -> None:
+    def _configure(self, kept: SomeListener, new: ListenerSettings) -> None:
         """Apply new settings to a listener. Raise ValueError on failure; then nothing has changed."""
-        old = kept.listener.settings
-        certificates, policy = kept.certificates, kept.policy
+        old, former = kept.settings, kept.context.policy
+        certificates, policy = kept.context.certificates, former
         if _files(old) != _files(new):
             certificates = self._certificates(new)
         elif certificates is not None:
             certificates.refresh()
         if _policy_of(old) != _policy_of(new):
             policy = self._policy(new)
-        kept.listener.configure(_bounded(new, policy), self._shared, certificates, policy)
-        former, kept.certificates, kept.policy = kept.policy, certificates, policy
+        context = replace(
+            kept.context,
+            **self._shared.fields(),
+            settings=_bounded(new, policy),
+            certificates=certificates,
+            policy=policy,
+        )
+        kept.configure(context)
         if former is not None and former is not policy:
-            self._retire(former, kept.listener)
+            self._retire(former, kept)
 
     def _certificates(self, settings: ListenerSettings) -> TlsContexts | None:
         if settings.tls is ListenerTls.NONE:
@@ -374,7 +378,7 @@ class Listeners:
             else None,
         )
 
-    def _retire(self, policy: PolicyRunner, listener: AnyListener[Any]) -> None:
+    def _retire(self, policy: AskedPolicy, listener: SomeListener) -> None:
         """Close the policy when no session uses it any more. An application may keep a session
         open all day.
         """
@@ -382,20 +386,20 @@ class Listeners:
         async def retire() -> None:
             while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
                 await asyncio.sleep(LOOK_EVERY)
-            await policy.close()
+            await _close(policy)
 
         task = asyncio.get_running_loop().create_task(retire())
         self._retiring[task] = policy
         task.add_done_callback(lambda done: self._retiring.pop(done, None))
 
-    def _let_go(self, kept: _ActiveListener, timeout: float) -> None:
-        kept.listener.stop_accepting()
-        self._farewells.start(self._drained(kept, timeout))
+    async def _drained(self, kept: SomeListener, timeout: float) -> None:
+        await kept.drain(timeout)
+        await _close(kept.context.policy)
 
-    async def _drained(self, kept: _ActiveListener, timeout: float) -> None:
-        await kept.listener.drain(timeout)
-        if kept.policy is not None:
-            await kept.policy.close()
+
+async def _close(policy: AskedPolicy | None) -> None:
+    if isinstance(policy, PolicyRunner):
+        await policy.close()
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:
@@ -407,7 +411,7 @@ def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
     return settings.policy, settings.policy_file, settings.policy_timeout, settings.authenticator
 
 
-def _bounded(settings: ListenerSettings, policy: PolicyRunner | None) -> ListenerSettings:
+def _bounded(settings: ListenerSettings, policy: AskedPolicy | None) -> ListenerSettings:
     """Limit the message size to the size that a handler may hold in memory."""
     if policy is None or WholeMessage not in policy.asked:
         return settings

@@ -239,10 +239,11 @@ class ListenerContext(SharedContext):
     choose_zone: ChooseZone
     events: Events
     clock: Clock
-    consultants: Consultants
     certificates: TlsContexts | None = None
+    policy: AskedPolicy | None = None
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     lists: asyncio.Lock = field(default_factory=asyncio.Lock)
+    consultants: Consultants = field(init=False)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
     zone_header: ZoneHeader | None = field(init=False)
@@ -253,12 +254,17 @@ class ListenerContext(SharedContext):
     def __post_init__(self) -> None:
         settings = self.settings
         implicit = settings.tls is ListenerTls.IMPLICIT
+        sender_domains = self.sender_domains if settings.check_sender_domain else None
+        consultants = Consultants(
+            events=self.events, users=self.users, sender_domains=sender_domains, policy=self.policy
+        )
         derived = {
+            "consultants": consultants,
             "greeting": Greeting(self.hostname, settings),
             "grants": grant_table(settings),
             "zone_header": ZoneHeader.of(settings),
             "dropped": dropped_headers(settings),
-            "greets_at_once": not implicit and Connect not in self.consultants.asked,
+            "greets_at_once": not implicit and Connect not in consultants.asked,
             "first_look": min(settings.idle_timeout, settings.transaction_timeout, HANDSHAKE),
         }
         for name, value in derived.items():
