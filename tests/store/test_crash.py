@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,14 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.store.disks import make_image
+from tests.support.power import needs_a_disk, said_until_a_cut, whole_lines
 from zonerelay.config.settings import Backend
 
 IMAGE_SIZE = 96 * 1024 * 1024
-
-needs_a_disk = pytest.mark.skipif(
-    not (os.getuid() == 0 and Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4")),
-    reason="a disk that is cut off needs root, loop devices and mkfs.ext4",
-)
 
 
 class Facts:
@@ -65,11 +60,6 @@ def check(facts: Facts, backend: Backend, directory: Path, image: Path | None = 
     assert not facts.settled & set(found), "a settled delivery came back"
 
 
-def whole_lines(raw: bytes) -> list[str]:
-    """Facts that were said completely."""
-    return raw.decode().splitlines() if raw.endswith(b"\n") else raw.decode().splitlines()[:-1]
-
-
 def work_for(seconds: float, process: subprocess.Popen[bytes]) -> bytes:
     """Let the worker work, counted from its first acknowledgement."""
     assert process.stdout is not None
@@ -93,28 +83,6 @@ def test_acknowledged_mail_survives_kill_9(tmp_path: Path, backend: Backend, rou
     assert len(facts.stored) > rounds
 
 
-def power_cut(backend: Backend, tmp_path: Path, image: Path, copy: Path, seconds: float) -> list[str]:
-    """Stop the worker, keep what the disk has at that moment, and let the rest of it go."""
-    mount = tmp_path / "mount"
-    mount.mkdir(exist_ok=True)
-    log = tmp_path / "said"
-    with log.open("wb") as said:
-        process = subprocess.Popen(command("take", backend, mount, image), stdout=said)
-    try:
-        deadline = time.monotonic() + 20
-        while not log.stat().st_size and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(seconds)
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(0.05)  # what the disk was asked to do before the cut, it may finish
-        heard = whole_lines(log.read_bytes())
-        shutil.copyfile(image, copy)
-    finally:
-        process.kill()
-        process.wait()
-    return heard
-
-
 @needs_a_disk
 @pytest.mark.parametrize("cut", [0, pytest.param(1, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("backend", DURABLE)
@@ -122,9 +90,12 @@ def test_acknowledged_mail_survives_a_power_cut(tmp_path: Path, backend: Backend
     image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
     make_image(image, IMAGE_SIZE)
     facts = Facts()
-    facts.hear(power_cut(backend, tmp_path, image, copy, 0.2 + 0.25 * cut))
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    taking = command("take", backend, mount, image)
+    facts.hear(said_until_a_cut(taking, tmp_path / "said", 0.2 + 0.25 * cut, image, copy))
     assert facts.stored
-    check(facts, backend, tmp_path / "mount", copy)
+    check(facts, backend, mount, copy)
 
 
 @needs_a_disk

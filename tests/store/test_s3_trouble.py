@@ -15,7 +15,8 @@ import pytest
 
 from tests.store.builders import NOW, body_of, claim_ids, message_id, store_message
 from tests.store.spools import Spool, s3_settings
-from tests.store.test_crash import Facts, check, command, whole_lines, work_for
+from tests.store.test_crash import Facts, check, command, work_for
+from tests.support.power import whole_lines
 from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend, S3Settings, Settings

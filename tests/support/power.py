@@ -5,19 +5,54 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.store.disks import make_image
+from tests.support.ports import wait_until
 
 needs_a_disk = pytest.mark.skipif(
     not (os.getuid() == 0 and Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4")),
     reason="a disk that is cut off needs root, loop devices and mkfs.ext4",
 )
 _SIZE = 64 * 1024 * 1024
+
+
+def said_until_a_cut(
+    command: Sequence[str],
+    log: Path,
+    seconds: float,
+    image: Path,
+    copy: Path,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Let a program work on a disk for so long after its first line, and return its whole lines until then.
+
+    `copy` is what the disk has at that moment; the rest of it is gone.
+    """
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, stdout=said, env={**os.environ, **(environment or {})})
+    try:
+        wait_until(lambda: log.stat().st_size > 0, timeout=30, interval=0.005)
+        time.sleep(seconds)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.05)  # what the disk was asked to do before the cut, it may finish
+        heard = whole_lines(log.read_bytes())
+        shutil.copyfile(image, copy)
+    finally:
+        process.kill()
+        process.wait()
+    return heard
+
+
+def whole_lines(raw: bytes) -> list[str]:
+    """Return what was said completely."""
+    return raw.decode().split("\n")[:-1]
 
 
 class Disk:

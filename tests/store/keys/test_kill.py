@@ -6,8 +6,6 @@ A power cut is made of a real file system, as in `tests/store/test_crash.py`.
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ import pytest
 from tests.store.disks import make_image
 from tests.store.keys.places import PLACES, Place
 from tests.store.keys.worker import KEPT, SESSIONS
-from tests.support.power import needs_a_disk
+from tests.support.power import needs_a_disk, said_until_a_cut, whole_lines
 
 
 def command(verb: str, place: Place) -> list[str]:
@@ -37,7 +35,7 @@ def write_until_killed(place: Place, seconds: float) -> list[int]:
         time.sleep(seconds)
         process.kill()
         said = first + process.stdout.read()
-    return [int(line) for line in said.split(b"\n")[:-1]]
+    return [int(line) for line in whole_lines(said)]
 
 
 def whole_batches(place: Place, image: Path | None = None) -> set[int]:
@@ -68,27 +66,6 @@ def test_acknowledged_batches_survive_kill_9(tmp_path: Path, name: str, rounds: 
         place.close()
 
 
-def write_until_the_power_is_cut(place: Place, image: Path, copy: Path, seconds: float) -> list[int]:
-    """Stop the worker, keep what the disk has at that moment, and let the rest of it go."""
-    log = place.directory.with_name("said")
-    with log.open("wb") as said:
-        environment = {**os.environ, "KEYS_IMAGE": str(image)}
-        process = subprocess.Popen(command("write", place), stdout=said, env=environment)
-    try:
-        deadline = time.monotonic() + 30
-        while not log.stat().st_size and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(seconds)
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(0.05)  # what the disk was asked to do before the cut, it may finish
-        acknowledged = [int(line) for line in log.read_bytes().split(b"\n")[:-1]]
-        shutil.copyfile(image, copy)
-    finally:
-        process.kill()
-        process.wait()
-    return acknowledged
-
-
 @needs_a_disk
 @pytest.mark.parametrize("cut", [0, pytest.param(1, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", ["directory", "sqlite"])
@@ -97,6 +74,10 @@ def test_acknowledged_batches_survive_a_power_cut(tmp_path: Path, name: str, cut
     place = PLACES[name](tmp_path / "mount")
     place.directory.mkdir()
     make_image(image, 96 * 1024 * 1024)
-    acknowledged = write_until_the_power_is_cut(place, image, copy, 0.2 + 0.3 * cut)
+    environment = {"KEYS_IMAGE": str(image)}
+    said = said_until_a_cut(
+        command("write", place), tmp_path / "said", 0.2 + 0.3 * cut, image, copy, environment
+    )
+    acknowledged = [int(line) for line in said]
     assert acknowledged
     judge(acknowledged, whole_batches(place, copy))
