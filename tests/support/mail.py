@@ -19,7 +19,6 @@ from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch, MxHost, Route
@@ -123,8 +122,7 @@ class Names:
         ips = self.known.get(name, ())
         if ips:
             return Addresses(ips, secure=name in self.secure, canonical=self.canonical.get(name, ""))
-        reply = Reply(451, "4.3", f"no answer for {name}")
-        return Addresses((), Outcome(Verdict.DEFERRED, reply, Scope.DOMAIN, local=True, counts=False))
+        return Addresses((), Reply(451, "4.3", f"no answer for {name}"))
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
         self.asked.append(name)

@@ -13,7 +13,6 @@ import pytest
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import Resolve, Response, WebError
 from zonerelay.routing import mta_sts as sts_policies
@@ -58,9 +57,7 @@ class Domain:
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         if self.ips:
             return Addresses(self.ips)
-        return Addresses(
-            (), Outcome(Verdict.DEFERRED, Reply(451, "4.4", f"no address of {name}"), Scope.HOST)
-        )
+        return Addresses((), Reply(451, "4.4", f"no address of {name}"))
 
     async def fetch(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response:
         assert (timeout, max_size) == (sts_policies.FETCH_TIMEOUT, MAX_POLICY)

@@ -433,8 +433,7 @@ class Explainer:
     ) -> answers.HostPlan:
         zone = terms.zone
         addresses = await self.resolver.addresses(host.name, ipv6=zone.ipv6)
-        failure = addresses.failure
-        problem = failure.reply.text if failure is not None and not addresses.ips else ""
+        problem = "" if addresses.failure is None else addresses.failure.text
         tlsa: tuple[TlsaRecord, ...] = ()
         try:
             tlsa = (await TlsPlanner(self.resolver).plan(terms, host, addresses)).tlsa

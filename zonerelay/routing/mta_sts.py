@@ -422,8 +422,8 @@ class StsPolicies:
 
     async def _addresses(self, zone: ZoneSettings, host: str) -> Sequence[str]:
         found = await self.names.addresses(host, ipv6=zone.ipv6)
-        if not found.ips:
-            raise WebError(found.failure.reply.text if found.failure is not None else f"no address of {host}")
+        if found.failure is not None:
+            raise WebError(found.failure.text)
         ips = [ip for ip in found.ips if zone.allow_private_addresses or not is_private(ip)]
         if not ips:
             raise WebError(f"{host} resolves to private addresses only, which the zone does not allow")

@@ -80,7 +80,7 @@ from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements, 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import NO_NAMES, TLS_REQUIRED, Reply
+from zonerelay.model.reply import TLS_REQUIRED, Reply
 from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.routing.dns.resolver import Resolver
@@ -398,7 +398,11 @@ class SmtpCourier:
 
     async def _addresses_of(self, host: MxHost, state: BatchState) -> Addresses:
         """Return the addresses that the batch's source can reach. Raise HostFailure if there are none."""
-        found = Addresses((host.name,)) if host.literal else await self._looked_up(host, state)
+        found = Addresses((host.name,))
+        if not host.literal:
+            found = await self.resolver.addresses(host.name, ipv6=state.batch.zone.ipv6)
+        if found.failure is not None:
+            raise HostFailure(found.failure, asked=False)
         key = state.terms.key
         if key.source is None:
             return found
@@ -410,15 +414,6 @@ class SmtpCourier:
             )
             raise HostFailure(Reply(451, "4.4", text), asked=False)
         return replace(found, ips=reachable)
-
-    async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
-        found = await self.resolver.addresses(host.name, ipv6=state.batch.zone.ipv6)
-        if not found.ips:
-            reply = found.failure.reply if found.failure else Reply(451, NO_NAMES, "no address")
-            # The failure is transient even if the name does not exist: the MX record may be corrected.
-            reply = Reply(451, reply.detail if reply.is_transient else NO_NAMES, f"{host.name}: {reply.text}")
-            raise HostFailure(reply, asked=False)
-        return found
 
     async def _use(self, session: OutgoingSession, state: BatchState) -> bool:
         """Run transactions on a connection until no recipient is open or the connection can serve no more.

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Reply
 
 Record = TypeVar("Record")
 
@@ -76,13 +76,13 @@ class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of one host, most preferred first. `failure` says why there are none.
+    """The addresses of one host, most preferred first. Without any, `failure` says why, as a deferral.
 
     `secure` means that DNSSEC validates all of them and the aliases before them. `canonical` is the name at
     the end of the aliases.
     """
 
     ips: tuple[str, ...]
-    failure: Outcome | None = None
+    failure: Reply | None = None
     secure: bool = False
     canonical: str = ""

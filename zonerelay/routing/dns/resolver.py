@@ -35,7 +35,6 @@ from zonerelay.config.endpoints import NameServer, is_address
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import cancel_all
@@ -253,7 +252,7 @@ class Resolver:
         try:
             name = ascii_domain(name)
         except ValueError as error:
-            return Addresses((), _no_address(f"{name}: {error}"))
+            return _no_address(f"{name}: {error}")
         if not ipv6:
             four = await self.lookup(name, "A")
             return _addresses(name, four.records, (four,))
@@ -364,13 +363,8 @@ def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]])
     statuses = [answer.status for answer in answers] or [DnsStatus.NODATA]
     doubts = [status for status in statuses if not status.is_definite]
     why = (doubts or statuses)[0]
-    return Addresses((), _no_address(f"{name}: {why}", detail=NO_NAMES if doubts else "4.4"))
+    return _no_address(f"{name}: {why}", detail=NO_NAMES if doubts else "4.4")
 
 
-def _no_address(text: str, *, detail: str = "4.4") -> Outcome:
-    return Outcome(
-        Verdict.DEFERRED,
-        Reply(451, detail, f"cannot find an address of {text}"),
-        scope=Scope.HOST,
-        local=True,
-    )
+def _no_address(text: str, *, detail: str = "4.4") -> Addresses:
+    return Addresses((), Reply(451, detail, f"cannot find an address of {text}"))
