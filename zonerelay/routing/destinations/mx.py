@@ -92,41 +92,33 @@ class MxRouter:
     async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
         """Return the route and the reasons for its terms, for `explain`. Never raises."""
         try:
-            if zone.next_hop:
-                found = await self._to_next_hops(zone)
-                return self._on_terms(zone, "", found)
-            if zone.mta_sts and self.sts is not None and not is_literal(domain):
-                return await self._with_policy(zone, domain, self.sts)
-            return self._on_terms(zone, domain, await self._to_domain(zone, domain))
+            return await self._examine(zone, domain)
         except Exception:  # noqa: BLE001 - an unknown error is temporary (rule 3)
             _log.exception("unexpected error while routing")
             outcome = _deferred("3.0", "internal error while routing")
             return ExaminedRoute(self._no(zone, domain, outcome, FAILURE_TTL))
 
-    # ---- terms -------------------------------------------------------------------------------
-
-    def _on_terms(self, zone: ZoneSettings, domain: str, found: Route | Unroutable) -> ExaminedRoute:
-        if isinstance(found, Unroutable):
-            return ExaminedRoute(found)
-        entry = self.destinations.find(zone.name, domain, found.hosts)
-        return ExaminedRoute(on_terms(zone, found, entry), entry)
-
-    async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> ExaminedRoute:
-        """Return the examined route of a domain with its policy, which is looked up at the same time and
-        awaited only if it matters.
+    async def _examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
+        """Return the examined route. The domain's policy is looked up at the same time, and awaited only if
+        it matters.
         """
-        asking = asyncio.get_running_loop().create_task(_policy(zone, domain, sts))
+        has_policy = zone.mta_sts and not zone.next_hop and not is_literal(domain)
+        sts = self.sts if has_policy else None
+        asking = None if sts is None else asyncio.create_task(_policy(zone, domain, sts))
         try:
-            found = await self._to_domain(zone, domain)
+            if zone.next_hop:
+                found, domain = await self._to_next_hops(zone), ""
+            else:
+                found = await self._to_domain(zone, domain)
             if isinstance(found, Unroutable):
                 return ExaminedRoute(found)
             entry = self.destinations.find(zone.name, domain, found.hosts)
-            if entry is not None and entry.has_tls:
-                return ExaminedRoute(on_terms(zone, found, entry), entry)
-            policy = await asking
+            decides = entry is not None and entry.has_tls
+            policy = None if asking is None or decides else await asking
         finally:
-            asking.cancel()
-        if policy is None:
+            if asking is not None:
+                asking.cancel()
+        if sts is None or policy is None:
             return ExaminedRoute(on_terms(zone, found, entry), entry)
         return ExaminedRoute(by_policy(zone, found, entry, policy, sts), entry, policy)
 
