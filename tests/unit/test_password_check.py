@@ -38,7 +38,7 @@ def test_a_right_password_is_remembered_for_ten_minutes_from_its_check(
     remembered.add(key, 0.0)
     assert remembered.holds(key, REMEMBERED_FOR - 1)
     assert not remembered.holds(key, REMEMBERED_FOR)
-    assert len(remembered) == 0
+    assert len(remembered.until) == 0
 
 
 def test_user_password_and_hash_are_all_in_the_key_and_not_run_together(
@@ -53,13 +53,13 @@ def test_the_memory_is_bounded_and_forgets_the_oldest(remembered: RememberedPass
     keys = [remembered.key(str(number), "pw", "hash") for number in range(MIN_REMEMBERED + 1)]
     for key in keys:
         remembered.add(key, 0.0)
-    assert len(remembered) == MIN_REMEMBERED
+    assert len(remembered.until) == MIN_REMEMBERED
     assert not remembered.holds(keys[0], 1.0)
     assert remembered.holds(keys[1], 1.0)
-    remembered.most = MIN_REMEMBERED + 2
+    remembered.until.limit = MIN_REMEMBERED + 2
     for number in range(3):
         remembered.add(remembered.key(f"another {number}", "pw", "hash"), 0.0)
-    assert len(remembered) == MIN_REMEMBERED + 2
+    assert len(remembered.until) == MIN_REMEMBERED + 2
 
 
 def test_a_secret_that_can_be_guessed_is_refused() -> None:

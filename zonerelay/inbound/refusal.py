@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.model.reply import Reply
 
@@ -63,8 +64,7 @@ class Reason(enum.StrEnum):
     USER = "user"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """The rejection of a connection, a command or a message. `reply` is sent to an SMTP client. `retry_after`
     is in seconds, or 0.0 if it is not known. `quota` names the user's exhausted quota, if that is the reason.
     """

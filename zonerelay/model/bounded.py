@@ -14,10 +14,10 @@ class BoundedDict(OrderedDict[Key, Value]):
 
     def __init__(self, limit: int) -> None:
         super().__init__()
-        self._limit = limit
+        self.limit = limit
 
     def __setitem__(self, key: Key, value: Value) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)
-        if len(self) > self._limit:
+        while len(self) > self.limit:
             self.popitem(last=False)

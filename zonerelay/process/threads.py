@@ -85,6 +85,8 @@ class ThreadPool:
 # Work that mail waits for.
 ACCESS = ThreadPool("access", 2)
 """The files of users, which a log-in reads."""
+USAGE = ThreadPool("usage", 1)
+"""What users have sent, in the file that the workers share."""
 FILES = ThreadPool("files", 4)
 """Small files beside the spool and of the system."""
 STORE = ThreadPool("store", 4)

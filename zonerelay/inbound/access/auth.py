@@ -87,15 +87,16 @@ class GoneError(Exception):
 
 
 class RememberedPasswords:
-    """Remembers the passwords that were correct within the last ten minutes, by `key`."""
+    """Remembers the passwords that were correct within the last ten minutes, by `key`. `until` has the time
+    at which each is forgotten.
+    """
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET:
             raise ValueError(f"the secret requires at least {MIN_SECRET} bytes")
         # Hashed, because a key of BLAKE2 has at most 64 bytes.
         self._keyed = hashlib.blake2b(key=hashlib.blake2b(secret).digest(), person=b"password")
-        self._until: dict[bytes, float] = {}  # oldest first, because all have the same lifetime
-        self.most = MIN_REMEMBERED
+        self.until: BoundedDict[bytes, float] = BoundedDict(MIN_REMEMBERED)
 
     def key(self, user: str, password: str, stored_hash: str) -> bytes:
         hashed = self._keyed.copy()
@@ -107,22 +108,13 @@ class RememberedPasswords:
         return hashed.digest()
 
     def holds(self, key: bytes, now: float) -> bool:
-        if self._until.get(key, now) > now:
+        if self.until.get(key, now) > now:
             return True
-        self._until.pop(key, None)
+        self.until.pop(key, None)
         return False
 
     def add(self, key: bytes, now: float) -> None:
-        self._until.pop(key, None)
-        while len(self._until) >= self.most:
-            del self._until[next(iter(self._until))]
-        self._until[key] = now + REMEMBERED_FOR
-
-    def clear(self) -> None:
-        self._until.clear()
-
-    def __len__(self) -> int:
-        return len(self._until)
+        self.until[key] = now + REMEMBERED_FOR
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -355,7 +347,7 @@ class Authenticator:
         for table, most in zip(tables, _limits(settings), strict=True):
             table.configure(max_failures=most, window=settings.forget_failures)
         if settings.credentials != self._file.path:
-            self._remembered.clear()
+            self._remembered.until.clear()
             self._file = self._watch(settings.credentials)
 
     def close(self) -> None:
@@ -496,7 +488,7 @@ class Authenticator:
         if user is None or not right:
             detail = "no such user" if user is None else "wrong password"
             return LoginResult(LoginKind.WRONG, detail=detail)
-        self._remembered.most = max(MIN_REMEMBERED, len(self._file.users or ()))
+        self._remembered.until.limit = max(MIN_REMEMBERED, len(self._file.users or ()))
         self._remembered.add(self._key(attempt, stored), self.clock.monotonic())
         return self._success(attempt, user)
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
@@ -73,7 +73,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
 
 
-class Acceptance(msgspec.Struct, frozen=True):
+class Acceptance(msgspec.Struct, frozen=True, tag=True):
     """The message is stored. `refused` are the replies to the recipients that were refused; this is only
     possible with `partial`. For a repetition, all of it is the first answer, and `message_id` the Message-ID
     of the first message.
@@ -84,14 +84,13 @@ class Acceptance(msgspec.Struct, frozen=True):
     message_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection(Refusal):
+class Rejection(Refusal, frozen=True, tag=True):
     """The refusal of a whole submission. `of_sender`: the sender is refused. `recipients` are the refused
     recipients.
     """
 
     of_sender: bool = False
-    recipients: dict[Mailbox, Refusal] = field(default_factory=dict)
+    recipients: dict[Mailbox, Refusal] = msgspec.field(default_factory=dict)
 
 
 Pieces = AsyncIterator[bytes] | Sequence[bytes]
@@ -270,7 +269,7 @@ class _SubmitCall:
             worst = max(refused.values(), key=lambda each: each.reply.code)
             transaction.unless_repeated = worst if options.idempotency_key else None
             recipients = {address: each.refusal for address, each in refused.items()}
-            return replace(_whole(worst), recipients=recipients)
+            return structs.replace(_whole(worst), recipients=recipients)
         if not transaction.recipients:
             return _whole(submission.refuse(replies.NO_RECIPIENTS, "DATA"))
         return None

@@ -10,7 +10,6 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
 from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
+from zonerelay.process.threads import USAGE
 
 DIRECTORY = "usage"
 FILE = "usage.db"
@@ -38,14 +38,13 @@ T = TypeVar("T")
 
 
 class UsageFile:
-    """Stores the usage records of users in SQLite. Its statements run in a dedicated thread."""
+    """Stores the usage records of users in SQLite."""
 
     def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
         self._file = home / DIRECTORY / FILE
         self.name = str(self._file)
         self._clock = clock
         self._read_only = read_only
-        self._executor: ThreadPoolExecutor | None = None
         connect = self._for_reading if read_only else _for_writing
         self._database = SideDatabase(self._file, connect, lock=not read_only)
 
@@ -74,10 +73,7 @@ class UsageFile:
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.submit(self._database.close)  # in the thread that has opened it
-            executor.shutdown()
+        await USAGE.run(self._database.close)
 
     def _begin(self) -> None:
         """Delete the usage of users who have not sent for a long time; these users may no longer exist."""
@@ -88,10 +84,8 @@ class UsageFile:
         return open_for_reading(file, immutable=not os.access(file.parent, os.W_OK))
 
     async def _run(self, function: Callable[[], T]) -> T:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "usage")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+            return await USAGE.run(function)
         except (sqlite3.Error, OSError) as error:
             what_to_do = "; move it away to restart counting from zero" if is_damage(error) else ""
             raise AuthorityError(f"{self._file}: {in_words(error)}{what_to_do}") from error

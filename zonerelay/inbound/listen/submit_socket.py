@@ -61,16 +61,9 @@ class SubmitCall(msgspec.Struct, frozen=True):
     options: SubmitOptions
 
 
-class SubmitAnswer(msgspec.Struct, frozen=True):
-    """The result of `submit`, as sent over the socket."""
-
-    accepted: Acceptance | None = None
-    refused: Rejection | None = None
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(SubmitCall).decode
-_decode_answer = msgspec.msgpack.Decoder(SubmitAnswer).decode
+_answers: msgspec.msgpack.Decoder[Acceptance | Rejection] = msgspec.msgpack.Decoder(Acceptance | Rejection)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -119,11 +112,7 @@ class SubmitSocket:
             writer.write(_framed(b""))
             call = _decode_call(await _read(reader))
             result = await self._submit(call.principal, call.envelope, pieces(), call.options)
-            if isinstance(result, Acceptance):
-                answer = SubmitAnswer(accepted=result)
-            else:
-                answer = SubmitAnswer(refused=result)
-            await _send(writer, _encode(answer))
+            await _send(writer, _encode(result))
             while await reader.read(65536):  # read the rest of a refused message, or the answer would be lost
                 pass
 
@@ -152,7 +141,7 @@ class SubmitClient:
             with contextlib.closing(writer):
                 if not data:
                     return await _content(reader, writer, pieces)
-            result = _result(data)
+            result = _answers.decode(data)
             if isinstance(result, Acceptance) or result.reason not in _AGAIN:
                 return result
         return result
@@ -193,7 +182,7 @@ async def _content(
         await _send(writer, b"")
         try:
             async with asyncio.timeout(PATIENCE):
-                return _result(await answer)
+                return _answers.decode(await answer)
         except (EOFError, OSError):
             return _LOST
     finally:
@@ -205,8 +194,3 @@ async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
     writer.write(_framed(frame))
     with contextlib.suppress(OSError):
         await writer.drain()
-
-
-def _result(data: bytes) -> Acceptance | Rejection:
-    answer = _decode_answer(data)
-    return answer.accepted or answer.refused or _LOST

@@ -26,7 +26,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
-from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
+from zonerelay.inbound.state import replies
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.address_list import read_addresses
@@ -42,8 +42,8 @@ _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """The permissions of one client. `must_log_in`: the client must log in first. `offer` is the set of EHLO
-    extensions; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
+    """The permissions of one client. `must_log_in`: the client must log in first. `offer` are its lines of
+    the EHLO reply; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
     """
 
     may_relay: bool
@@ -53,7 +53,7 @@ class Grants:
     offers_auth: bool
     mail_parameters: frozenset[str]
     rcpt_parameters: frozenset[str]
-    offer: int
+    offer: tuple[str, ...]
 
 
 def _grants(
@@ -72,10 +72,13 @@ def _grants(
     # unauthenticated client could have our reports sent to a third party.
     submits = may_relay or auth
     hold = submits and settings.max_hold > 0
-    offers = (
-        *((STARTTLS, starttls), (AUTH, auth), (DSN, submits)),
-        *((FUTURE_RELEASE, hold), (XCLIENT, may_xclient)),
-    )
+    offers = {
+        "DSN": submits,
+        "STARTTLS": starttls,
+        replies.AUTH: auth,
+        replies.FUTURE_RELEASE: hold,
+        replies.XCLIENT: may_xclient,
+    }
     return Grants(
         may_relay=may_relay,
         must_log_in=must_log_in,
@@ -87,7 +90,7 @@ def _grants(
         | (params.AUTH_MAIL_PARAMETERS if auth else frozenset())
         | (params.HOLD_MAIL_PARAMETERS if hold else frozenset()),
         rcpt_parameters=params.DSN_RCPT_PARAMETERS if submits else params.RCPT_PARAMETERS,
-        offer=sum(flag for flag, offered in offers if offered),
+        offer=tuple(line for line, offered in offers.items() if offered),
     )
 
 

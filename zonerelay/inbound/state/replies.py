@@ -268,13 +268,10 @@ NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)
 FRESH = 60.0  # seconds for which an EHLO reply that contains a date (RFC 4865) is reused
 
 
-# The parts of the EHLO reply that differ between clients, as flags (plain integers, used for every
-# connection).
-STARTTLS = 1
-AUTH = 2
-FUTURE_RELEASE = 4
-XCLIENT = 8
-DSN = 16
+# The lines of the EHLO reply that not every client gets. The first one gets its values when it is sent.
+FUTURE_RELEASE = "FUTURERELEASE"
+AUTH = f"AUTH {' '.join(MECHANISMS)}"
+XCLIENT = f"XCLIENT {KEYWORDS}"
 
 
 class Greeting:
@@ -294,25 +291,13 @@ class Greeting:
             "CHUNKING",
             limits_line(settings.max_recipients),
         )
-        self._answers: dict[int, tuple[float, ServerReply]] = {}
+        self._answers: dict[tuple[str, ...], tuple[float, ServerReply]] = {}
 
-    def ehlo(self, offer: int, now: float) -> ServerReply:
-        """Return the reply to EHLO. `now` is Unix time."""
+    def ehlo(self, offer: tuple[str, ...], now: float) -> ServerReply:
+        """Return the reply to EHLO with these lines at its end. `now` is Unix time."""
         known = self._answers.get(offer)
         if known is None or not known[0] <= now < known[0] + FRESH:
-            known = self._answers[offer] = (now, said(250, "", "\n".join(self._all_lines(offer, now))))
+            release = future_release_line(self._max_hold, now)
+            lines = (release if line == FUTURE_RELEASE else line for line in offer)
+            known = self._answers[offer] = (now, said(250, "", "\n".join((*self._lines, *lines))))
         return known[1]
-
-    def _all_lines(self, offer: int, now: float) -> list[str]:
-        lines = list(self._lines)
-        if offer & DSN:
-            lines.insert(-1, "DSN")
-        if offer & STARTTLS:
-            lines.append("STARTTLS")
-        if offer & AUTH:
-            lines.append(f"AUTH {' '.join(MECHANISMS)}")
-        if offer & FUTURE_RELEASE:
-            lines.append(future_release_line(self._max_hold, now))
-        if offer & XCLIENT:
-            lines.append(f"XCLIENT {KEYWORDS}")
-        return lines

@@ -74,19 +74,9 @@ def _new_field(name: str, value: str) -> bytes:
 
 
 def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> bytes:
-    """Replace the first such field with `instead` and remove the others.
-
-    No work is done per line: a header may have tens of thousands.
-    """
-    found = _NO_HEADER.search(block)
-    end = found.end() if found is not None else len(block)
-    fields = _fields(names)
-    header = block[:end]
-    if instead and (first := fields.search(header)) is not None:
-        header = header[: first.start()] + instead + fields.sub(b"", header[first.end() :])
-    else:
-        header = fields.sub(b"", header)
-    return header + block[end:]
+    """Replace the first such field with `instead` and remove the others."""
+    left = [instead]
+    return change_fields(block, names, lambda _: left.pop() if left else b"")
 
 
 @lru_cache(maxsize=64)
