@@ -7,6 +7,7 @@ only the answers to wrong passwords do not wait.
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -70,8 +71,9 @@ def load(path: Path) -> list[Step]:
 
 @asynccontextmanager
 async def staged(
-    steps: Sequence[Step], directory: Path, *, hash_bodies: bool = False
+    steps: Sequence[Step], directory: Path, gate: threading.Event | None = None, *, hash_bodies: bool = False
 ) -> AsyncIterator[House]:
+    """Open a house. A policy waits at the gate."""
     log, clock = EventLog(), ManualClock()
     events = events_into(log, clock)
     settings = listener_settings(steps)
@@ -84,7 +86,7 @@ async def staged(
         users = Authenticator(
             auth_settings(steps, directory), clock=clock, events=events, secret=bytes(32), sleep=_at_once
         )
-    if methods := dict(_policy_methods(steps)):
+    if methods := dict(_policy_methods(steps, gate or threading.Event())):
         scripted = type("Scripted", (policy.Policy,), methods)
         runner = PolicyRunner(
             scripted(policy.PolicyContext()),
@@ -232,18 +234,19 @@ async def _at_once(delay: float) -> None:
 
 # `policy STEP = EXPRESSION`: what the policy says there, with `event` at hand.
 
-_WORDS = {"accept": policy.accept, "refuse": policy.refuse, "sleep": time.sleep}
 
-
-def _policy_methods(steps: Sequence[Step]) -> Iterator[tuple[str, Callable[..., object]]]:
+def _policy_methods(
+    steps: Sequence[Step], gate: threading.Event
+) -> Iterator[tuple[str, Callable[..., object]]]:
+    words = {"accept": policy.accept, "refuse": policy.refuse, "sleep": time.sleep, "wait": gate.wait}
     known = {event.step for event in policy.EVENTS}
     for step in steps:
         if step.kind == "policy":
             name, _, expression = step.rest.partition(" = ")
             assert name in known, step
-            yield name, _method(expression)
+            yield name, _method(expression, words)
 
 
-def _method(expression: str) -> Callable[..., object]:
+def _method(expression: str, words: Mapping[str, object]) -> Callable[..., object]:
     code = compile(expression, "<transcript>", "eval")
-    return lambda self, event: eval(code, {**_WORDS, "event": event})
+    return lambda self, event: eval(code, {**words, "event": event})

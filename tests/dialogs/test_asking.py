@@ -17,9 +17,7 @@ from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import (
     ACCEPT,
-    Connect,
     Decision,
-    EndOfData,
     Event,
     Headers,
     Helo,
@@ -105,48 +103,6 @@ async def test_leaving_while_somebody_is_asked(event: type[Event] | None, abrupt
         assert house.log.named("trouble") == []
 
 
-async def test_leaving_while_the_policy_thinks_about_a_newcomer() -> None:
-    gate = Gate([Connect])
-    async with listening(policy=gate) as house:
-        talk = await house.connect_raw()
-        await gate.reached()
-        talk.reset()
-        await house.gone()
-        await until(lambda: gate.cancelled == 1)
-
-
-async def test_leaving_while_the_policy_thinks_about_the_header_of_half_a_message() -> None:
-    gate = Gate([Headers])
-    async with listening(policy=gate) as house:
-        talk = await house.connect()
-        await talk.begin()
-        talk.send(BODY)
-        await gate.reached()
-        talk.reset()
-        await house.gone()
-        await until(lambda: house.store.aborted == 1)
-        assert house.log.reasons() == ["client-left"]
-        assert (house.store.begun, house.store.stored) == (1, [])
-
-
-@pytest.mark.parametrize("event", [Headers, EndOfData])
-async def test_leaving_while_the_policy_thinks_about_a_whole_message(event: type[Event]) -> None:
-    """The client has sent all of it: it is carried to its end."""
-    gate = Gate([event])
-    async with listening(policy=gate) as house:
-        talk = await house.connect()
-        await talk.begin()
-        talk.send(BODY + b".\r\n")
-        await gate.reached()
-        talk.reset()
-        await house.gone()
-        assert house.store.stored == []
-        gate.open()
-        await until(lambda: len(house.store.stored) == 1)
-        await until(lambda: bool(house.log.named("reply-lost")))
-        assert gate.cancelled == 0
-
-
 async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
     """Nothing can follow it: the hash of a password is not computed for nobody."""
     gate = Gate()
@@ -161,39 +117,7 @@ async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
         await talk.close()
 
 
-async def test_half_closing_while_somebody_is_asked_still_gets_the_answers() -> None:
-    gate = Gate([Mail])
-    async with talking(policy=gate) as (_, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(b"MAIL FROM:<a@example.org>\r\nNOOP\r\n")
-        talk.writer.write_eof()
-        await gate.reached()
-        await silent(talk)
-        gate.open()
-        assert await talk.closed() == b"250 2.1.0 Sender OK\r\n250 2.0.0 OK\r\n"
-
-
 # What comes meanwhile.
-
-
-async def test_what_comes_while_somebody_is_asked_is_answered_afterwards_in_order() -> None:
-    gate = Gate([Rcpt])
-    async with talking(policy=gate) as (house, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(ENVELOPE)
-        assert await talk.line() == b"250 2.1.0 Sender OK"
-        await gate.reached()
-        for piece in (b"VRFY x\r\nBDA", b"T 20 LAST\r\n" + BODY[:7], BODY[7:] + b"NO", b"OP\r\nQUIT\r\n"):
-            talk.send(piece)
-            await asyncio.sleep(0.002)
-        await silent(talk)
-        gate.open()
-        lines = (await talk.closed()).split(b"\r\n")
-        assert [line[:9] for line in lines] == [
-            b"250 2.1.5", b"252 2.5.0", b"250 2.0.0", b"250 2.0.0", b"221 2.0.0", b"",
-        ]  # fmt: skip
-        assert b"queued" in lines[2]
-        assert house.store.stored[0].body.endswith(BODY)
 
 
 async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
@@ -207,20 +131,6 @@ async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
         gate.open()
         assert [(await talk.line())[:9] for _ in range(3)] == [b"250 2.1.0", b"250 2.1.5", b"250 2.1.5"]
         assert [type(question) for question in gate.questions] == [Mail, Rcpt, Rcpt]
-
-
-async def test_a_command_behind_auth_waits_when_it_came_later() -> None:
-    """In one packet it would have been refused; here the client did not wait, but nobody is harmed."""
-    gate = Gate()
-    async with talking(WITH_AUTH, shared=SharedContext(users=gate)) as (_, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(PLAIN + b"\r\n")
-        await gate.reached()
-        talk.send(b"NOOP\r\n")
-        await silent(talk)
-        gate.open()
-        assert await talk.line() == b"235 2.7.0 Authentication succeeded"
-        assert await talk.line() == b"250 2.0.0 OK"
 
 
 async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> None:

@@ -13,13 +13,15 @@ The stage, wherever it stands in the file:
     srs srs.example                        the domain of senders that SRS has made, with a secret that stays;
                                            `srs srs.example legacy`: with accept_legacy
     policy rcpt = refuse(550, "7.1", "x")  what a policy says at this step: a Python expression with `event`,
-                                           `accept`, `refuse` and `sleep`; 1/0 is a bug in it. Zones: bulk
+                                           `accept`, `refuse`, `sleep` and `wait`; 1/0 is a bug. Zones: bulk
     dns null.example = {MX = ["0 ."]}      for check_sender_domain; `{}` is SERVFAIL, all others NXDOMAIN
     memory 100000                          octets for all sessions together
 
 The conversation, in order:
 
-    store full                             full | broken | bug | sick | slow: what the store does next
+    store full                             full | broken | bug | sick | slow | hold: what the store does
+    answer                                 what waits goes on: a store that holds, a policy's `wait()`
+    silence                                nothing comes
     C: EHLO client                         the client sends a line; consecutive ones go out in one packet
     R: a\nb\r\n                            the client sends exactly these octets
     flush                                  the packet ends here
@@ -29,6 +31,7 @@ The conversation, in order:
     X:                                     the server closes; with words: after saying these octets;
                                            `*` at their end stands for any
     leave                                  the client is gone, without a word
+    reset                                  the same, with a TCP reset
     half-close                             the client says no more, and still listens
     connect                                another client, which speaks from here on; the one before stays
 
@@ -55,6 +58,7 @@ import asyncio
 import base64
 import fnmatch
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,8 +109,9 @@ _SHORTHAND = re.compile(r"\{(base64|\d+) ([^}]*)\}")
 class Stage:
     """One transcript as it is played. `talk` is whose turn it is."""
 
-    def __init__(self, house: House, directory: Path) -> None:
+    def __init__(self, house: House, directory: Path, gate: threading.Event) -> None:
         self.house = house
+        self.gate = gate
         self.directory = directory
         self.clients: list[Talk] = []
         self.pending = b""
@@ -129,6 +134,13 @@ class Stage:
                 self.clients.append(await self.house.connect_raw())
             case "leave":
                 await self.clients.pop().close()
+            case "reset":
+                self.clients.pop().reset()
+            case "answer":
+                self.gate.set()
+            case "silence":
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(self.talk.reader.read(1), 0.03)
             case "half-close":
                 self.talk.writer.write_eof()
             case "T":
@@ -136,13 +148,13 @@ class Stage:
             case "S" | "E" | "X":
                 await self.hear(step)
             case "store":
-                break_store(self.house.store, step.rest)
+                break_store(self.house.store, step.rest, self.gate)
             case _:
                 await self.check(step)
 
     async def arrived(self) -> None:
         """What the client has sent is with the session: both are on this loop."""
-        assert not self.talk.writer.transport.get_write_buffer_size()
+        assert not any(talk.writer.transport.get_write_buffer_size() for talk in self.clients)
         await asyncio.sleep(0.002)
 
     async def hear(self, step: Step) -> None:
@@ -172,6 +184,7 @@ class Stage:
                 found = any(fnmatch.fnmatchcase(field, rest.removeprefix("!")) for field in fields)
                 assert found is not rest.startswith("!"), (step, fields)
             case "N":
+                await until(lambda: len(stored) >= int(rest))
                 assert len(stored) == int(rest), step
             case "A":
                 await until(lambda: house.store.aborted == int(rest))
@@ -210,12 +223,15 @@ def unfolded(body: bytes) -> list[str]:
     return re.sub(rb"\r\n[ \t]+", b" ", header).decode().split("\r\n")
 
 
-def break_store(store: RememberingStore, how: str) -> None:
+def break_store(store: RememberingStore, how: str, gate: threading.Event) -> None:
     async def fail() -> None:
         raise STORE_ERRORS[how]
 
     if how == "slow":
         store.before_write, store.before_commit = lambda: asyncio.sleep(0.001), lambda: asyncio.sleep(0.02)
+    elif how == "hold":
+        gate.clear()
+        store.before_commit = lambda: until(gate.is_set)
     elif how == "sick":
         store.sick = Unhealthy.NO_SPACE
     else:
@@ -223,9 +239,9 @@ def break_store(store: RememberingStore, how: str) -> None:
 
 
 async def act(path: Path, directory: Path) -> None:
-    steps = load(path)
-    async with staged(steps, directory) as house:
-        stage = Stage(house, directory)
+    steps, gate = load(path), threading.Event()
+    async with staged(steps, directory, gate) as house:
+        stage = Stage(house, directory, gate)
         stage.clients.append(await house.connect_raw())
         try:
             for step in steps:
