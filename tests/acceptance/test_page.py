@@ -215,7 +215,7 @@ def test_filter_hold_ten_thousand_and_undo(operator: Operator, relay: Served) ->
     operator.press(operator.button("Undo"))
     operator.text("deliveries put back")
     page.goto(f"{relay.base}/queue?q=state:held")
-    operator.text("The queue holds no such delivery.")
+    operator.text("No delivery matches.")
     page.goto(f"{relay.base}/suspensions")
     assert page.get_by_text("a test's").count() >= 1
 
@@ -248,7 +248,7 @@ def test_a_delivered_message_is_found_in_the_history(operator: Operator, sandbox
 
     assert wait_until(found, timeout=30, interval=0.5)
     operator.press(page.locator("#found a.id").first)
-    page.get_by_role("heading", name="Time line").wait_for()
+    page.get_by_role("heading", name="Timeline").wait_for()
     page.locator(".line .state.accepted").wait_for()  # there is one, or this is refused
     assert "250 2.0.0 accepted" in page.locator(".line").inner_text()
 

@@ -79,7 +79,7 @@ async def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIter
 ONE, GONE = f"{1:016x}", "f" * 16
 SAID: list[tuple[str, int, list[str], list[str]]] = [
     # words, status, on standard output, on standard error
-    ("queue list --domain nowhere.example", 0, [], ["no such delivery"]),
+    ("queue list --domain nowhere.example", 0, [], ["No delivery matches"]),
     (f"queue show {GONE}", 1, [], [f"zonerelay: message {GONE} is not in the queue\n"]),
     (f"queue trace {ONE}", 0, ["accepted", "from 192.0.2.1"], []),
     (f"queue drop {GONE}", 1, ["0 deliveries"], ["No such message"]),

@@ -74,7 +74,7 @@ def _confirmed(client: ControlClient, request: QueueChange) -> bool:
     found = _preview(client, request)
     chatter = output.chatter()
     if not found.matched:
-        chatter.print("The queue holds no such delivery.")
+        chatter.print("No delivery matches.")
         raise CliError("", OK)
     chatter.print(delivery_table(found.sample, now=time.time(), wide=chatter.width >= output.WIDE))
     if found.matched > len(found.sample):

@@ -68,7 +68,7 @@ def list_deliveries(arguments: Namespace) -> int:
         return output.completeness(end)
     chatter = output.chatter()
     if end.count == 0:
-        chatter.print("The queue holds no such delivery.")
+        chatter.print("No delivery matches.")
     elif end.more:
         chatter.print(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
     elif sys.stdout.isatty():
@@ -243,7 +243,7 @@ def summary(arguments: Namespace) -> int:
 def _tell_summary(limit: int, found: answers.Summary) -> None:
     chatter = output.chatter()
     if not found.rows:
-        chatter.print("The queue holds no such delivery.")
+        chatter.print("No delivery matches.")
         return
     output.console().print(summary_table(found, limit))
     if len(found.rows) > limit:
