@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,9 +29,10 @@ from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import (
     MetricTotals,
     PerMinute,
-    ReloadCollector,
+    ReadMetrics,
     ZoneQueue,
     exposition,
+    reload_metrics,
 )
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -100,7 +102,7 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         metrics.attach_queue([queue].copy)
         metrics.read_each("zonerelay_spool_free_bytes", {str(worker): 5000}.copy)
         metrics.read_each("zonerelay_spool_min_free_bytes", {str(worker): 1000}.copy)
-        metrics.attach(ReloadCollector(iter([(1000.0 + worker, worker == 0)] * 9).__next__))
+        metrics.attach(ReadMetrics(partial(reload_metrics, 1000.0 + worker, worker == 0)))
         metrics.last_delivered.value = 100 + worker
         accounts.take(worker, 1, metrics.families())
     text = exposition(accounts.families()).decode()

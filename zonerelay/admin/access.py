@@ -17,7 +17,7 @@ from zonerelay.control.runner import OnError
 from zonerelay.model.clock import Clock
 
 if TYPE_CHECKING:
-    from zonerelay.admin.visit import RequestIdentity
+    from zonerelay.admin.requests import RequestIdentity
 
 MAX_FAILURES = 30
 WINDOW = 60.0

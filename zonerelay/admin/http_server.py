@@ -31,8 +31,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
-from zonerelay.admin.visit import VISIT, RequestIdentity, plain
+from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress, plain, visit_of
 from zonerelay.config.endpoints import is_address
 from zonerelay.control.runner import OnError
 from zonerelay.process.threads import OPERATORS

@@ -27,8 +27,7 @@ from zonerelay import __version__
 from zonerelay.admin.access import DeniedError, require_private
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
-from zonerelay.admin.visit import VISIT
+from zonerelay.admin.requests import VISIT, BodyTooLargeError, media_type, read_body
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.search import SearchError

@@ -22,8 +22,7 @@ from zonerelay.admin.api.problems import ApiError
 from zonerelay.admin.api.routes import Api
 from zonerelay.admin.api.verbs import VERBS
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import OPTIONS, answered, dress
-from zonerelay.admin.visit import VISIT, RequestIdentity
+from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress
 
 MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from zonerelay.admin.visit import RequestIdentity, plain
 from zonerelay.control.runner import OnError
 from zonerelay.routing.addresses import Networks
 
@@ -34,6 +36,33 @@ OPTIONS: dict[str, Any] = {
     "lingering_time": 2.0,
 }
 """The options of aiohttp's servers."""
+
+
+VISIT: ContextVar[RequestIdentity] = ContextVar("visit")
+"""The visit of the request that the current task answers."""
+
+
+@dataclass(slots=True)
+class RequestIdentity:
+    """The client and the identity of one HTTP request.
+
+    `client` is the client's address, behind a proxy the one that the proxy names.
+    `secure`: TLS is used, here or at the proxy. `private`: tokens and sessions do not cross a network
+    unencrypted, because of TLS, a proxy, or a client on this machine. A part sets `who` to a token's name
+    after authentication; the connection may then serve other requests. `answered`: the response has been
+    written. `peer` is the user of this machine who is connected to the control socket.
+    """
+
+    client: str
+    secure: bool
+    private: bool
+    who: str = ""
+    answered: bool = False
+    peer: str = ""
+
+
+def plain(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n", headers=fields)
 
 
 def media_type(request: web.BaseRequest) -> str:

@@ -77,6 +77,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 async def ask(function: Callable[..., T], /, *given: object) -> T:
@@ -169,7 +170,7 @@ def time_line(
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         names = pseudonyms(settings, known[:MAX_KNOWN])
-        return Timeline(steps=tuple(_clear_steps(lines, names)), gaps=gaps, workers=workers)
+        return Timeline(steps=named(lines, names), gaps=gaps, workers=workers)
 
 
 def entries(
@@ -252,29 +253,17 @@ def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
     return [*asked, *(QueueShow(message_id=each) for each in queued(entries))]
 
 
-def named(found: Iterable[HistoryEntry], names: Mapping[str, str]) -> tuple[HistoryEntry, ...]:
-    """Return the entries with pseudonyms replaced by addresses (`pseudonyms`)."""
+def named(rows: Iterable[S], names: Mapping[str, str]) -> tuple[S, ...]:
+    """Return the rows with the pseudonyms in their texts replaced by addresses (`pseudonyms`)."""
 
     def clear(text: str) -> str:
-        return _PSEUDONYM.sub(lambda each: names.get(each[0], each[0]), text)
+        return _PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), text)
 
-    return tuple(
-        msgspec.structs.replace(
-            each, **{name: clear(getattr(each, name)) for name in ("sender", "recipient", "user", "reply")}
-        )
-        for each in found
-    )
+    def cleared(row: S) -> S:
+        texts = msgspec.structs.asdict(row).items()
+        return msgspec.structs.replace(row, **{k: clear(text) for k, text in texts if isinstance(text, str)})
 
-
-def _clear_steps(steps: Iterable[TraceStep], names: Mapping[str, str]) -> list[TraceStep]:
-    return [
-        msgspec.structs.replace(
-            each,
-            recipient=names.get(each.recipient, each.recipient),
-            text=_PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), each.text),
-        )
-        for each in steps
-    ]
+    return tuple(map(cleared, rows)) if names else tuple(rows)
 
 
 def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:

@@ -174,7 +174,7 @@ def _previewed(call: OperationCall) -> OperationCall:
     if not isinstance(request, QueueChange):
         return call
     if request.is_everything and not request.everything:
-        text = "no deliveries selected: specify message ids, a filter, or everything"
+        text = "no deliveries selected: specify message ids, a filter, or everything (--all)"
         raise InvalidError(text, pointer="/filter")
     is_purge = isinstance(request, Drop) and request.purge
     if request.filter.state is DeliveryState.DROPPED and not is_purge:

@@ -60,7 +60,7 @@ from zonerelay.store.open import open_record_store
 from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
-from zonerelay.telemetry.metrics.instruments import CpuDemand, ReloadCollector
+from zonerelay.telemetry.metrics.instruments import CpuDemand, ReadMetrics, reload_metrics
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
@@ -411,7 +411,7 @@ def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
     metrics, store = worker.metrics, parts.queue.store
     label, guard = str(index), space_guard(worker.settings.spool)
     metrics.attach_queue(board.queues, store.is_counted)
-    metrics.attach(ReloadCollector(lambda: (worker.taken_up, worker.refused_at is None)))
+    metrics.attach(ReadMetrics(lambda: reload_metrics(worker.taken_up, worker.refused_at is None)))
     metrics.read("zonerelay_destinations", board.destination_states)
     metrics.read_each("zonerelay_orders", parts.orders.in_force)
     metrics.read_each("zonerelay_source_penalties", parts.sending.sources.penalty_counts)

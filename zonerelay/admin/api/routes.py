@@ -21,8 +21,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import ApiError, decoded, invalid, problem_of, wrong
 from zonerelay.admin.api.verbs import JSON, LINES, ApiCall, Verb
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
-from zonerelay.admin.visit import VISIT
+from zonerelay.admin.requests import VISIT, BodyTooLargeError, media_type, read_body
 from zonerelay.config.credentials.identities import Token
 from zonerelay.operations.errors import ControlError
 from zonerelay.telemetry.logs.redact import RedactKeyError

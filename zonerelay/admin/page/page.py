@@ -25,8 +25,7 @@ from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
 from zonerelay.admin.page.sessions import LONGEST, PageSession, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, own_path, see_other
-from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
-from zonerelay.admin.visit import VISIT
+from zonerelay.admin.requests import VISIT, BodyTooLargeError, media_type, read_body
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS

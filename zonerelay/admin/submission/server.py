@@ -16,9 +16,8 @@ from aiohttp import web
 
 from zonerelay.admin.api.routes import Api
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
+from zonerelay.admin.requests import OPTIONS, VISIT, answered, dress, visit_of
 from zonerelay.admin.submission.verbs import SUBMISSION
-from zonerelay.admin.visit import VISIT
 from zonerelay.config.settings import ListenerSettings, UnsafeListener
 from zonerelay.inbound.listen.http_listener import PRIVATE
 from zonerelay.routing.addresses import Networks

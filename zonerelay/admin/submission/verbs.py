@@ -31,7 +31,7 @@ from zonerelay.admin.api.problems import (
     wrong,
 )
 from zonerelay.admin.api.verbs import Answer, ApiCall, Verb
-from zonerelay.admin.requests import media_type
+from zonerelay.admin.requests import VISIT, media_type
 from zonerelay.admin.submission import zonemta
 from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
@@ -55,7 +55,6 @@ from zonerelay.admin.submission.states import (
     list_of,
     state_of,
 )
-from zonerelay.admin.visit import VISIT
 from zonerelay.inbound.cleanup.intake import is_key, key_in
 from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitOptions
 from zonerelay.inbound.refusal import Reason

@@ -32,8 +32,6 @@ SAMPLE = 5
 def change(arguments: Namespace) -> int:
     request = request_of(arguments, CHANGES[arguments.verb])
     in_bulk = not request.message_ids
-    if in_bulk:
-        _check_bulk(request, asked=not arguments.yes)
     client = connect(arguments)
     if arguments.dry_run:
         return _dry_run(client, request, as_json=arguments.json)
@@ -47,20 +45,6 @@ def change(arguments: Namespace) -> int:
     return FAILED if missing or changed.busy else status
 
 
-def _check_bulk(request: QueueChange, *, asked: bool) -> None:
-    if request.is_everything and not request.everything:
-        raise CliError(
-            "no deliveries selected: specify message ids, a filter such as --domain, or --all for the "
-            f"whole queue (see zonerelay queue {request.action} --help)",
-            USAGE,
-        )
-    if asked and not request.dry_run and not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CliError(
-            "standard input is not a terminal: add --yes to confirm, or --dry-run to preview",
-            USAGE,
-        )
-
-
 def _is_final(request: QueueChange) -> bool:
     return isinstance(request, Bounce) or (isinstance(request, Drop) and request.purge)
 
@@ -71,6 +55,11 @@ def _preview(client: ControlClient, request: QueueChange) -> Count:
 
 
 def _confirmed(client: ControlClient, request: QueueChange) -> bool:
+    """Show what a change selects, and ask. Raise CliError if there is no terminal, or nothing is selected."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CliError(
+            "standard input is not a terminal: add --yes to confirm, or --dry-run to preview", USAGE
+        )
     found = _preview(client, request)
     chatter = output.chatter()
     if not found.matched:

@@ -186,11 +186,7 @@ def _zones(zones: tuple[answers.ZoneStatus, ...]) -> Table:
     rows = [
         (
             zone.name,
-            f"{zone.ready:,}",
-            f"{zone.active:,}",
-            f"{zone.deferred:,}",
-            f"{zone.held:,}",
-            f"{zone.suspended:,}",
+            *(f"{getattr(zone, state):,}" for state in columns[1:-1]),
             text.span(zone.oldest_seconds) if zone.oldest_seconds else "–",
         )
         for zone in zones

@@ -21,7 +21,13 @@ from zonerelay.operations.requests import PartMetrics, PartReadiness
 from zonerelay.supervisor.merge.control_client import WorkerAnswers
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.telemetry.metrics.families import Family
-from zonerelay.telemetry.metrics.instruments import MetricTotals, ReloadCollector, collect, exposition
+from zonerelay.telemetry.metrics.instruments import (
+    MetricTotals,
+    ReadMetrics,
+    collect,
+    exposition,
+    reload_metrics,
+)
 
 METRICS_TIMEOUT = 2.0
 
@@ -33,7 +39,7 @@ class RelayMetrics:
         self._totals = totals
         self._state = state
         self._registry = CollectorRegistry()
-        self._registry.register(ReloadCollector(lambda: (state.taken_up, state.refused is None)))
+        self._registry.register(ReadMetrics(lambda: reload_metrics(state.taken_up, state.refused is None)))
         ProcessCollector(registry=self._registry)
 
     async def refresh(self) -> None:

@@ -216,6 +216,24 @@ class WebhookEvents:
         self._out.emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
 
 
+_PERSONAL: Mapping[str, Callable[[Redactor, str], str]] = {
+    **dict.fromkeys(("sender", "recipient", "mailbox"), lambda redact, text: redact.mailbox(Mailbox(text))),
+    **dict.fromkeys(("reply", "reason", "detail", "about"), Redactor.text),
+    "client": lambda redact, text: text if text == OTHERS else redact.client(text),
+    "user": Redactor.user,
+}
+"""How a redactor shows the fields that may have personal data."""
+
+
+def redacted(fields: Mapping[str, Field], redact: Redactor) -> dict[str, Field]:
+    """Return the fields that have a value, with personal data as the redactor shows it."""
+    return {
+        name: _PERSONAL[name](redact, str(value)) if name in _PERSONAL else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
 class HistorySink(Protocol):
     """Interface: writes mail events to the history. `redactor` converts the addresses in it."""
 
@@ -255,13 +273,13 @@ class Events:
         self.tell_webhooks: Callable[[str, dict[str, Field]], None] = lambda event, fields: None
         """Is told of the relay's own events."""
 
-    def _tell(self, level: str, event: str, fields: Callable[[Redactor], dict[str, Field]]) -> None:
-        """Log a line, and write the event to the history."""
-        shown = fields(self._redact)
+    def _tell(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
+        """Log a line, and write the event to the history, each with its own form of personal data."""
+        shown = redacted(fields, self._redact)
         self.emit(level, event, shown)
         if self._history is not None:
             own = self._history.redactor
-            self._history.put(event, shown if own is self._redact else fields(own))
+            self._history.put(event, shown if own is self._redact else redacted(fields, own))
 
     def follow(self, stream: BoundedStream[MailEvent]) -> None:
         """Send every event of mail to a stream, too. Without a follower this costs nothing."""
@@ -321,35 +339,22 @@ class Events:
         if not self._refusals.shows(client, reason, known=not origin.stranger):
             return
 
-        def fields(redact: Redactor) -> dict[str, Field]:
-            found: dict[str, Field] = {
-                "command": command,
-                "reason": reason,
-                "reply": redact.text(str(reply)),
-                "client": redact.client(client),
-            }
-            if message_id:
-                found["id"] = message_id
-            if sender is not None:
-                found["sender"] = redact.mailbox(sender)
-            if mailbox is not None:
-                found["mailbox"] = redact.mailbox(mailbox)
-            if origin.user:
-                found["user"] = redact.user(origin.user)
-            if detail:
-                found["detail"] = redact.text(detail)
-            return found
-
+        fields: dict[str, Field] = {
+            "command": command,
+            "reason": reason,
+            "reply": str(reply),
+            "client": client,
+            "id": message_id,
+            "sender": sender,
+            "mailbox": mailbox,
+            "user": origin.user or None,
+            "detail": detail or None,
+        }
         self._tell("info" if reply.code != 451 else "warning", "refused", fields)
 
     def _refused_more(self, client: str, more: Counter[str]) -> None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in more.most_common())
-
-        def fields(redact: Redactor) -> dict[str, Field]:
-            shown = client if client == OTHERS else redact.client(client)
-            return {"client": shown, "count": more.total(), "reasons": reasons}
-
-        self._tell("info", "refused-more", fields)
+        self._tell("info", "refused-more", {"client": client, "count": more.total(), "reasons": reasons})
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
         """Log the answer to AUTH: `ok`, `wrong`, `locked` or `broken`. `user` is the name of an existing user
@@ -359,14 +364,9 @@ class Events:
         if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
             return
 
-        def fields(redact: Redactor) -> dict[str, Field]:
-            found: dict[str, Field] = {"client": redact.client(client)}
-            if user:
-                found["user"] = redact.user(user)
-            return found if result == "ok" else found | {"reason": result}
-
+        fields = {"client": client, "user": user or None, "reason": None if result == "ok" else result}
         if result == "ok":
-            self.emit("info", "logged-in", fields(self._redact))
+            self.emit("info", "logged-in", redacted(fields, self._redact))
         elif result != "broken":  # a broken credentials file has an event of its own, once and not per client
             self._tell("warning", "login-failed", fields)
 
@@ -390,18 +390,13 @@ class Events:
         """Log that the client disconnected before our 250; the message is durable, and may be submitted
         again.
         """
-        self._tell(
-            "warning",
-            "reply-lost",
-            lambda redact: {"id": message_id, "client": redact.client(origin.client_address)},
-        )
+        self._tell("warning", "reply-lost", {"id": message_id, "client": origin.client_address})
 
     def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
         """Log that a message with an idempotency key was submitted again; its client gets the first
         answer.
         """
-        client = envelope.origin.client_address
-        self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
+        self._tell("info", "repeated", {"id": message_id, "client": envelope.origin.client_address})
 
     def attempted(
         self,
@@ -472,12 +467,12 @@ class Events:
             "kind": kind,
             "recipients": len(recipients),
         }
-        self._tell("info", "dsn", lambda _: fields)
+        self._tell("info", "dsn", fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
         """Log that no report is sent; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn.add((reason,))
-        self._tell("info", "no-dsn", lambda _: {"about": about, "reason": reason})
+        self._tell("info", "no-dsn", {"about": about, "reason": reason})
 
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
         self.metrics.suspended(zone)
@@ -527,13 +522,9 @@ class Events:
         self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
     ) -> None:
         """Log an operator's change of the queue with its id, as far as this worker made it."""
-
-        def fields(redact: Redactor) -> dict[str, Field]:
-            found: dict[str, Field] = {"verb": verb, "count": count, "detail": redact.text(detail)}
-            if act:
-                found |= {"act": act, "by": who, "reason": redact.text(reason)}
-            return found
-
+        fields: dict[str, Field] = {"verb": verb, "count": count, "detail": detail}
+        if act:
+            fields |= {"act": act, "by": who, "reason": reason}
         self._tell("warning", "operated", fields)
 
     def requested(self, fields: Mapping[str, str]) -> None:
@@ -546,27 +537,19 @@ class Events:
         """Log `order-given`, `order-changed`, `order-ended` or `order-expired`: an operator's suspension or
         hold rule.
         """
-
-        def fields(redact: Redactor) -> dict[str, Field]:
-            found: dict[str, Field] = {
-                "order": order,
-                "effect": effect,
-                "about": redact.text(about),
-                "by": who,
-                "reason": redact.text(reason),
-            }
-            return found if until is None else found | {"until": round(until, 3)}
-
+        fields: dict[str, Field] = {
+            "order": order,
+            "effect": effect,
+            "about": about,
+            "by": who,
+            "reason": reason,
+            "until": None if until is None else round(until, 3),
+        }
         self._tell("warning", event, fields)
 
     def held(self, key: DeliveryKey, order: str) -> None:
         """Log a delivery that a hold rule held when it would have been attempted."""
-
-        def fields(redact: Redactor) -> dict[str, Field]:
-            recipient = redact.mailbox(key.recipient)
-            return {"id": key.message_id, "recipient": recipient, "order": order}
-
-        self._tell("info", "held", fields)
+        self._tell("info", "held", {"id": key.message_id, "recipient": key.recipient, "order": order})
 
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """Log that a person has read a message, as `zone` sends it, or as received ("")."""
@@ -785,7 +768,5 @@ def _raised_at(error: BaseException) -> str:
 
 def http_request(fields: Mapping[str, str], redact: Redactor) -> tuple[str, str, dict[str, Field]]:
     """Return the log line of `Events.requested`, which a supervisor writes too."""
-    found: dict[str, Field] = {**fields}
-    if "client" in fields:
-        found["client"] = redact.client(fields["client"])
-    return "warning", "http-request", found
+    shown = {"by": fields.get("by"), "client": fields.get("client"), "request": fields["request"]}
+    return "warning", "http-request", redacted(shown, redact)

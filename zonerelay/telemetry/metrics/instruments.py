@@ -470,26 +470,20 @@ class ReadMetrics(Collector):
         return self._make()
 
 
-class ReloadCollector(Collector):
-    """Collects the time at which the active configuration was loaded, and whether the last reload succeeded.
-    The names follow Prometheus' own metrics for this.
+def reload_metrics(since: float, is_good: bool) -> Iterator[Metric]:
+    """Yield the time at which the active configuration was loaded, and whether the last reload succeeded. The
+    names follow Prometheus' own metrics for this.
     """
-
-    def __init__(self, read: Callable[[], tuple[float, bool]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        since, is_good = self._read()
-        yield GaugeMetricFamily(
-            "zonerelay_config_last_reload_success_timestamp_seconds",
-            "Unix time at which the active configuration was loaded.",
-            since,
-        )
-        yield GaugeMetricFamily(
-            "zonerelay_config_last_reload_successful",
-            "1 if the last load of the configuration file succeeded, otherwise 0.",
-            float(is_good),
-        )
+    yield GaugeMetricFamily(
+        "zonerelay_config_last_reload_success_timestamp_seconds",
+        "Unix time at which the active configuration was loaded.",
+        since,
+    )
+    yield GaugeMetricFamily(
+        "zonerelay_config_last_reload_successful",
+        "1 if the last load of the configuration file succeeded, otherwise 0.",
+        float(is_good),
+    )
 
 
 class ZoneQueue(NamedTuple):
