@@ -21,6 +21,7 @@ from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
+from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.operator import journal as journal_module
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Bin, Journal, JournalEntry
@@ -312,13 +313,13 @@ async def test_a_bin_that_is_too_large_is_emptied_when_mail_is_moved_into_it(
     monkeypatch.setattr(journal_module, "MAX_BIN_SIZE", 1)
     monkeypatch.setattr(journal_module, "PAUSE", 0.0)
     await deferred(desk, "a")
-    desk.bin.start()
+    running = asyncio.create_task(desk.bin.run())
     await asyncio.sleep(0.05)  # its first check is over
     await desk.change("drop")
     async with asyncio.timeout(5.0):
         while await desk.relay.store.queues():
             await asyncio.sleep(0.01)
-    await desk.bin.stop()
+    await cancel_all(running)
 
 
 async def test_reroute_moves_mail_and_undo_moves_it_back(desk: Desk) -> None:

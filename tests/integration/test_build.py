@@ -136,7 +136,7 @@ async def test_a_part_that_is_not_stopped_is_seen(tmp_path: Path, monkeypatch: p
         "Worker.stop_scheduler",
         "Orders.stop",
         "DailyReport.close",
-        "ClockWatch.stop",
+        "Tasks.cancel",
         "Worker.close_listeners",
         "DropDirectory.stop",
     }

@@ -17,6 +17,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
+from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import Act, Journal
@@ -119,9 +120,9 @@ async def test_a_start_finds_it_by_an_id_in_the_future(relay: Watched) -> None:
     last = MessageIdSource(relay.clock).next()
     relay.clock.step(-DAY)
     watch = relay.watch()
-    watch.start(last)
+    running = asyncio.create_task(watch.run(last))
     await relay.until(lambda: len(relay.sink.named("clock-set-back")) == 1)
-    await watch.stop()
+    await cancel_all(running)
     stored = await relay.one()
     assert stored.next_attempt == relay.clock.now() + MINUTE
 
@@ -143,13 +144,13 @@ async def test_times_that_a_sender_or_an_operator_chose_stay(relay: Watched) -> 
 
 async def test_nothing_is_read_while_the_clock_goes_on_as_it_should(relay: Watched) -> None:
     watch = relay.watch()
-    watch.start(MessageIdSource(relay.clock).next())
+    running = asyncio.create_task(watch.run(MessageIdSource(relay.clock).next()))
     await asyncio.sleep(0)
     for seconds in (30.0, DAY):
         relay.clock.advance(seconds)
         relay.clock.step(-1.0)  # NTP
         await watch.look()
-    await watch.stop()
+    await cancel_all(running)
     assert relay.sink.named("clock-set-back") == []
 
 

@@ -84,14 +84,14 @@ def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail(
     assert throttle.rate == math.inf
 
 
-def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> None:
+async def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> None:
     begun = []
 
-    class _Throttle(BacklogThrottle):
-        def _begin(self) -> None:
-            begun.append(True)
+    def busy() -> float:
+        begun.append(True)
+        return IDLE
 
-    throttle = _Throttle()
+    throttle = BacklogThrottle(busy)
     throttle.started(is_fresh=True)
     assert not begun
     for _ in range(3):
@@ -103,6 +103,7 @@ def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> N
     assert not throttle.is_looked_at
     throttle.started(is_fresh=False)
     assert len(begun) == 2
+    throttle.stop()
 
 
 def test_what_started_while_nobody_looked_is_not_taken_for_a_flood(throttle: BacklogThrottle) -> None:

@@ -60,7 +60,7 @@ async def test_slow_mailboxes_do_not_hold_up_the_rows_of_another_one(bed: Outbox
         for _ in range(3):
             row = bed.insert(mailbox_id=quick)
             await bed.until(running, row, "sent", timeout=3)
-        assert all(queue_of(f"mailbox/{each}") in claims_of(running).queues() for each in slow)
+        assert all(queue_of(f"mailbox/{each}") in claims_of(running)._window.queues for each in slow)
         assert len(claims_of(running).rows) > 1000
 
 
@@ -78,13 +78,13 @@ async def test_an_urgent_row_goes_before_a_long_run_of_bulk_mail(
             " SELECT 'a@b.example', ARRAY['bulk@example.com'], 'bulk' FROM generate_series(1, 12)"
         )
         await running.until(
-            lambda: queue_of("default", Priority.BULK) in claims_of(running).queues(),
+            lambda: queue_of("default", Priority.BULK) in claims_of(running)._window.queues,
             what="bulk mail is claimed",
         )
         normal = bed.insert(to_addresses=["normal@example.com"], priority="normal")
         high = bed.insert(to_addresses=["high@example.com"], priority="high")
         await running.until(
-            lambda: queue_of("default", Priority.HIGH) in claims_of(running).queues(), what="claimed"
+            lambda: queue_of("default", Priority.HIGH) in claims_of(running)._window.queues, what="claimed"
         )
         for row in (high, normal):
             await bed.until(running, row, "sent", timeout=4)

@@ -71,7 +71,7 @@ async def test_a_row_that_is_queued_again_while_it_is_sent_is_not_sent_twice(
         running.worker.parts.queue.outbox.claims.look()  # type: ignore[union-attr]  # as the next poll does
         await bed.until(running, row, "sent", timeout=4)
         claims = running.worker.parts.queue.outbox.claims  # type: ignore[union-attr]  # nothing is left
-        await running.until(lambda: not claims.rows and not claims.queues(), what="forgotten")
+        await running.until(lambda: not claims.rows and not claims._window.queues, what="forgotten")
     assert len(sink.messages) == 1
 
 

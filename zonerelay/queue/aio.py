@@ -1,4 +1,4 @@
-"""Event loop helpers of the queue: owned tasks, time-sliced work, timers, and streams that can be closed
+"""Event loop helpers of the queue: owned tasks, time-sliced work, alarms, and streams that can be closed
 early.
 
 No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is reported as a `trouble` event.
@@ -7,9 +7,9 @@ No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from zonerelay.process import tasks
 from zonerelay.telemetry.events.events import Events
@@ -23,7 +23,6 @@ SLICE = 0.005
 _Result = TypeVar("_Result")
 _Step = TypeVar("_Step")
 _Item = TypeVar("_Item")
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tasks(tasks.Tasks):
@@ -132,34 +131,6 @@ class Alarm:
             return
         self._when = None
         self._call()
-
-
-class Timers(Generic[_Key]):
-    """Manages one timer per key. `call(key)` is called when the timer of the key expires."""
-
-    def __init__(self, call: Callable[[_Key], None]) -> None:
-        self._call = call
-        self._running: dict[_Key, asyncio.TimerHandle] = {}
-
-    def start(self, key: _Key, seconds: float) -> None:
-        """Start the timer of a key. A timer that is already running for the key is cancelled."""
-        self.stop(key)
-        self._running[key] = asyncio.get_running_loop().call_later(seconds, self._over, key)
-
-    def stop(self, key: _Key) -> None:
-        running = self._running.pop(key, None)
-        if running is not None:
-            running.cancel()
-
-    def cancel(self) -> None:
-        """Stop all timers."""
-        for timer in self._running.values():
-            timer.cancel()
-        self._running.clear()
-
-    def _over(self, key: _Key) -> None:
-        del self._running[key]
-        self._call(key)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueKind, QueueName, queue_of, queues_of
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.rates import Rates
-from zonerelay.queue.selection import ThrottleTimer
+from zonerelay.queue.selection import BacklogThrottle
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone, ZoneParts
 from zonerelay.routing.destinations.route import DestinationKey
@@ -49,8 +49,8 @@ class Scheduler:
         busy: Callable[[], float] | None = None,
         resumed: Callable[[str], None] = lambda zone: None,
     ) -> None:
-        """Create the scheduler. `busy` is passed to `ThrottleTimer`; without it the backlog is never
-        throttled. `resumed(zone)` is called when the zone's mail is to be tried now, whatever has delayed it.
+        """Create the scheduler. `busy` is passed to `BacklogThrottle`. `resumed(zone)` is called when the
+        zone's mail is to be tried now, whatever has delayed it.
         """
         self._resumed = resumed
         self._settler = parts.settler
@@ -58,9 +58,9 @@ class Scheduler:
         self._events = parts.events
         self._clock = parts.clock
         self._window = window
-        self._throttle = None if busy is None else ThrottleTimer(busy, self._unthrottled)
+        self._throttle = BacklogThrottle(busy, self._unthrottled)
         self._parts = replace(parts, throttle=self._throttle)
-        self._default = _default(zones)
+        self._configured = _by_name(zones)
         # Withdrawn deliveries and rates outlive a `Zone`: an operator's change continues while settings are
         # replaced, and a reload must not reset a rate that is used up.
         self._withdrawn: set[DeliveryKey] = set()
@@ -88,8 +88,7 @@ class Scheduler:
         """
         self._running = False
         self._parts = replace(self._parts, orders=None)  # no zone is created from now on
-        if self._throttle is not None:
-            self._throttle.stop()
+        self._throttle.stop()
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
             retirement.cancel()
@@ -105,12 +104,11 @@ class Scheduler:
         The courier's pool counts connections by zone and destination, so limits hold during the change. With
         `other_routes`, all earlier results of the router are discarded.
         """
-        self._default = _default(zones)
+        self._configured = _by_name(zones)
         self._parts = replace(self._parts, retry=retry)
-        wanted = {zone.name: zone for zone in zones} | self._provided
-        for name in (*wanted, *(self._zones.keys() - wanted.keys())):
-            settings = wanted.get(name) or self._implied(name)
-            is_served, old = settings is not None, self._zones.get(name)
+        for name in dict.fromkeys((*(zone.name for zone in zones), *self._zones)):
+            settings, old = self._settings_of(name), self._zones.get(name)
+            is_served = settings is not None
             if old and old.is_served is is_served and self._is_in_force(old, settings, other_routes):
                 continue
             if not is_served:
@@ -274,7 +272,7 @@ class Scheduler:
     @property
     def throttled_seconds(self) -> float:
         """Seconds for which the backlog was throttled in favour of new mail."""
-        return 0.0 if self._throttle is None else self._throttle.seconds
+        return self._throttle.seconds
 
     def problems(self) -> tuple[str, ...]:
         """Return problems for an operator: mail in zones that the configuration does not name."""
@@ -329,7 +327,7 @@ class Scheduler:
         return self._zones.get(name) or self._adopt(name)
 
     def _adopt(self, name: str) -> Zone:
-        settings = self._provided.get(name) or self._implied(name)
+        settings = self._settings_of(name)
         if settings is None:
             self._tell_missing(name)
         zone = self._zones[name] = self._make(
@@ -337,11 +335,8 @@ class Scheduler:
         )
         return zone
 
-    def _implied(self, name: str) -> ZoneSettings | None:
-        """Return the default settings if this is the default zone, which need not be configured; otherwise
-        None.
-        """
-        return self._default if name == DEFAULT_ZONE else None
+    def _settings_of(self, name: str) -> ZoneSettings | None:
+        return self._provided.get(name) or self._configured.get(name)
 
     def _tell_missing(self, zone: str) -> None:
         deliveries = self._stored(zone)
@@ -361,8 +356,9 @@ class Scheduler:
         return zone
 
 
-def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:
-    return next((zone for zone in zones if zone.name == DEFAULT_ZONE), ZoneSettings())
+def _by_name(zones: Sequence[ZoneSettings]) -> dict[str, ZoneSettings]:
+    """Return the settings by zone, with those of the default zone, which need not be configured."""
+    return {DEFAULT_ZONE: ZoneSettings()} | {zone.name: zone for zone in zones}
 
 
 def _by_zone(keys: Collection[DeliveryKey]) -> dict[str, list[DeliveryKey]]:

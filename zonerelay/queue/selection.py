@@ -1,4 +1,5 @@
-"""Selects the next destination of a zone, within its limits and rates. Pure, except for `ThrottleTimer`.
+"""Selects the next destination of a zone, within its limits and rates. Pure, except for the timer of the
+throttle.
 
 Round robin (`RoundRobin`):
 
@@ -114,9 +115,21 @@ MEMORY = 0.2
 class BacklogThrottle:
     """Counts transaction starts and limits those from the backlog. While `is_used_up` is true, no backlog may
     start until the next update.
+
+    `busy` returns the share of the time since its last call for which the loop's thread needed a CPU. Without
+    it nothing is limited. `refilled` is called when something may start that could not start before.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, busy: Callable[[], float] | None = None, refilled: Callable[[], None] = lambda: None
+    ) -> None:
+        self._busy = busy
+        self._refilled = refilled
+        self.seconds = 0.0
+        """Seconds for which the backlog had a rate."""
+        self._looked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
         self.rate = math.inf
         """Starts per second that the backlog may have."""
         self.is_used_up = False
@@ -136,13 +149,12 @@ class BacklogThrottle:
             self.is_looked_at = True
             self._fresh = self._other = 0
             self._fresh_rate = self._other_rate = 0.0
-            self._begin()
+            if self._busy is not None:
+                self._busy()
+                self._arm(asyncio.get_running_loop())
         self._other += 1
         self._left -= 1
         self.is_used_up = self._left <= 0
-
-    def _begin(self) -> None:
-        """Start to call `look`: backlog starts, and no timer for it is running."""
 
     def look(self, seconds: float, busy: float) -> None:
         """Update the rate, `seconds` after the last update or the beginning. `busy` is the share of this time
@@ -168,31 +180,10 @@ class BacklogThrottle:
         rate = self.rate * RAISE + RAISE_BY
         return math.inf if rate > (fresh + other) * SHARE else rate
 
-
-class ThrottleTimer(BacklogThrottle):
-    """A throttle that is updated periodically. `busy` returns the share of the time since its last call for
-    which the loop's thread needed a CPU. `refilled` is called when something may start that could not start
-    before.
-    """
-
-    def __init__(self, busy: Callable[[], float], refilled: Callable[[], None]) -> None:
-        super().__init__()
-        self._busy = busy
-        self._refilled = refilled
-        self.seconds = 0.0
-        """Seconds for which the backlog had a rate."""
-        self._looked_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
-
     def stop(self) -> None:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-
-    def _begin(self) -> None:
-        self._busy()
-        self._arm(asyncio.get_running_loop())
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         self._looked_at = loop.time()
@@ -204,6 +195,7 @@ class ThrottleTimer(BacklogThrottle):
         passed = max(loop.time() - self._looked_at, LOOK / 2)
         if self.rate < math.inf:
             self.seconds += passed
+        assert self._busy is not None
         self.look(passed, self._busy())
         if self.is_looked_at:
             self._arm(loop)
@@ -228,7 +220,7 @@ class SlowStart:
     """
 
     def __init__(self, most: int) -> None:
-        self.resize(most)
+        self.most = most
         self._active: Counter[Standing] = Counter()
         self._wishing: dict[Destination, Standing] = {}
         self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
@@ -240,12 +232,9 @@ class SlowStart:
         self._at = 0
         self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
 
-    def resize(self, most: int) -> None:
-        self._eighth = max(1, most // 8)
-        self._quarter = max(1, most // 4)
-        self._half = max(1, most // 2)
-        self._five_eighths = max(1, most * 5 // 8)
-        self._three_quarters = max(1, most * 3 // 4)
+    def _eighths(self, count: int) -> int:
+        """Return how many connections are so many eighths of those of the zone."""
+        return max(1, self.most * count // 8)
 
     def __bool__(self) -> bool:
         """Return whether a destination is waiting."""
@@ -264,13 +253,13 @@ class SlowStart:
         new, failing, slow = active[Standing.NEW], active[Standing.FAILING], active[Standing.SLOW]
         if kind is Standing.QUICK:
             return True
-        if new + failing + slow >= self._three_quarters:
+        if new + failing + slow >= self._eighths(6):
             return False
         if kind is Standing.NEW:
-            return new < self._five_eighths
-        if failing + slow >= self._half:
+            return new < self._eighths(5)
+        if failing + slow >= self._eighths(4):
             return False
-        return kind is Standing.SLOW or failing < (self._eighth if self._new_wait else self._quarter)
+        return kind is Standing.SLOW or failing < self._eighths(1 if self._new_wait else 2)
 
     @property
     def _new_wait(self) -> bool:
@@ -372,8 +361,8 @@ class RoundRobin:
         self,
         zone: ZoneSettings,
         rates: Rates,
-        shared: ZoneAllowance | None = None,
-        throttle: BacklogThrottle | None = None,
+        shared: ZoneAllowance | None,
+        throttle: BacklogThrottle,
     ) -> None:
         self._most = zone.max_connections
         self._throttle = throttle
@@ -470,7 +459,7 @@ class RoundRobin:
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
-            fresh_only = self._throttle is not None and self._throttle.is_used_up
+            fresh_only = self._throttle.is_used_up
             if fresh_only and not self._stands(fresh_only=True):
                 break
             destination = self._pop(fresh_only=fresh_only)
@@ -543,8 +532,7 @@ class RoundRobin:
             return True
         if destination.has_fresh:
             return False
-        throttle = self._throttle
-        return self._queues[urgency].has_fresh or (throttle is not None and throttle.is_used_up)
+        return self._queues[urgency].has_fresh or self._throttle.is_used_up
 
     def quick(self, destination: Destination) -> None:
         """Note that the destination has answered in time, for the first time or again."""
@@ -564,7 +552,7 @@ class RoundRobin:
     def granted(self, now: float) -> None:
         """Note that shared limits may allow this worker more slots or earlier send times."""
         if self._shared is not None:
-            self._slow_start.resize(-(-self._most // self._shared.owners))
+            self._slow_start.most = -(-self._most // self._shared.owners)
         ungranted, self._ungranted = self._ungranted, {}
         for destination in ungranted:
             if not destination.waiting:
@@ -639,7 +627,7 @@ class RoundRobin:
         """
         if destination.has_fresh or not destination.waiting:
             return True
-        if self._throttle is not None and self._throttle.is_used_up:
+        if self._throttle.is_used_up:
             return False
         return not self._queues[destination.urgency].fresh_is_next
 

@@ -29,16 +29,13 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.outcome import Verdict
 from zonerelay.model.queue_name import QueueKind, webhook_queue
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore
-from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
+from zonerelay.telemetry.events.events import Events, Field, Result, accepted_fields, attempt_fields
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook.courier import GAP, EventPosition, WebhookCourier, Write
-
-Result = tuple[Delivery, Outcome, float | None, bool]
-"""A delivery, its outcome, the time of the next attempt, and whether it is held."""
 
 PROTOCOL = "webhook"
 RECIPIENTS = 50
@@ -207,7 +204,7 @@ class Webhooks:
                 about["user"] = redact.user(message.envelope.origin.user)
         events = []
         for each in reported:
-            delivery, outcome, next_attempt, _ = each
+            delivery, outcome, next_attempt = each
             age = max(now - delivery.created, 0.0)
             fields = attempt_fields(delivery, outcome, next_attempt, destination, age, seconds)
             fields["recipient"] = redact.mailbox(delivery.recipient)
@@ -405,9 +402,11 @@ def _hidden(redact: Redactor, key: str, value: str) -> str:
 
 
 def _type_of(reported: Result) -> str:
-    _, outcome, _, is_held = reported
-    if outcome.verdict is Verdict.DEFERRED and (is_held or outcome.in_doubt):
-        return "delivery.held" if is_held else "delivery.in_doubt"
+    _, outcome, next_attempt = reported
+    if outcome.verdict is Verdict.DEFERRED and next_attempt is None:
+        return "delivery.held"
+    if outcome.verdict is Verdict.DEFERRED and outcome.in_doubt:
+        return "delivery.in_doubt"
     return f"delivery.{outcome.verdict.value}"
 
 

@@ -448,16 +448,13 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     if worker.report is not None:
         stack.push_async_callback(worker.report.close)
         await worker.report.configure(settings)
-    clock_watch = ClockWatch(
-        parts.operations, events=parts.context.events, clock=parts.context.clock, leaps=parts.leaps
-    )
-    stack.push_async_callback(clock_watch.stop)
-    clock_watch.start(worker.store.last_message_id())
-    stack.push_async_callback(parts.dropped.stop)
-    parts.dropped.start()
-    outages = Tasks("queue.names", parts.context.events)
-    stack.push_async_callback(outages.cancel)
-    parts.sending.resolver.when_restored(lambda after: outages.start(parts.operations.ask_names_again(after)))
+    events, operations = parts.context.events, parts.operations
+    background = Tasks("queue.background", events)
+    stack.push_async_callback(background.cancel)
+    clock_watch = ClockWatch(operations, events=events, clock=parts.context.clock, leaps=parts.leaps)
+    background.start(clock_watch.run(worker.store.last_message_id()))
+    background.start(parts.dropped.run())
+    parts.sending.resolver.when_restored(lambda after: background.start(operations.ask_names_again(after)))
     if parts.queue.outbox is not None:
         await parts.queue.outbox.start(parts.scheduler, parts.sending.logins)
     if not identity.drains_spool:

@@ -9,7 +9,6 @@ because a thread reads the histories.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError
+from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
@@ -51,19 +51,15 @@ class DailyReport:
         self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
         self._settler, self._ids = settler, ids
         self._choose_zone, self._status = choose_zone, status
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     async def configure(self, settings: Settings) -> None:
         await self.close()
         if settings.report.to:
-            self._task = asyncio.get_running_loop().create_task(self._run(settings))
+            self._tasks.start(self._run(settings))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._tasks.cancel()
 
     async def _run(self, settings: Settings) -> None:
         note = settings.spool.path.with_name(NOTE)

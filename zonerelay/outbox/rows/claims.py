@@ -309,9 +309,6 @@ class OutboxClaims:
 
     # --- ready deliveries
 
-    def queues(self) -> set[QueueName]:
-        return self._window.queues
-
     def take(
         self,
         queue: QueueName,

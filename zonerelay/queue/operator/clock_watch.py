@@ -28,7 +28,6 @@ from zonerelay.config.units import span
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.process.threads import FILES
-from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.store.contract import StoreError
 from zonerelay.telemetry.events.events import Events
@@ -113,8 +112,8 @@ def _write(path: Path, leap: ClockLeap | None) -> None:
 
 
 class ClockWatch:
-    """Corrects the due times of a worker's mail after a clock jump. Call `start` once, and `stop` before the
-    store is closed.
+    """Corrects the due times of a worker's mail after a clock jump. `run` is to end before the store is
+    closed.
     """
 
     def __init__(
@@ -124,20 +123,18 @@ class ClockWatch:
         self._operations = operations
         self._events = events
         self._clock = clock
-        self._tasks = Tasks("queue.clock", events)
         self._ahead = self._difference()
         """Seconds by which the wall clock was ahead of the monotonic clock at the last check."""
         self._is_suspect = False
         self._is_again = False
         """Whether the last check found deliveries that were being attempted."""
 
-    def start(self, last: MessageId | None) -> None:
-        """Start to watch the clock. `last` is the highest message id that the store has committed."""
+    async def run(self, last: MessageId | None) -> None:
+        """Watch the clock. `last` is the highest message id that the store has committed."""
         self._is_suspect = last is not None and last > first_at(self._clock.now() + TOLERANCE)
-        self._tasks.start(self._watch())
-
-    async def stop(self) -> None:
-        await self._tasks.cancel()
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL)
 
     async def look(self) -> None:
         if self._leaps is not None:
@@ -162,11 +159,6 @@ class ClockWatch:
         self._is_again = self._is_suspect
         if found.changed or not again:
             self._events.lifecycle("clock-set-back", corrected=found.changed)
-
-    async def _watch(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(INTERVAL)
 
     def _difference(self) -> float:
         return self._clock.now() - self._clock.monotonic()

@@ -52,7 +52,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue
 from zonerelay.process.threads import OPERATORS
-from zonerelay.queue.aio import Tasks, closing
+from zonerelay.queue.aio import closing
 from zonerelay.store.contract import Store, StoreError, Unhealthy
 from zonerelay.telemetry.events.events import Events
 
@@ -337,7 +337,7 @@ _decode = msgspec.json.Decoder(Act).decode
 
 
 class Bin:
-    """Keeps dropped mail for undo. Call `start` once, and `stop` before the store is closed."""
+    """Keeps dropped mail for undo. `run` is to end before the store is closed."""
 
     def __init__(
         self, store: Store, *, events: Events, clock: Clock, skipped: Callable[[float], float] = lambda _: 0.0
@@ -347,14 +347,7 @@ class Bin:
         self._store = store
         self._events = events
         self._clock = clock
-        self._tasks = Tasks("queue.bin", events)
         self._moved = asyncio.Event()
-
-    def start(self) -> None:
-        self._tasks.start(self._watch())
-
-    async def stop(self) -> None:
-        await self._tasks.cancel()
 
     def look(self) -> None:
         """Check the bin soon, because mail was moved into it."""
@@ -398,7 +391,7 @@ class Bin:
             if batch:
                 yield batch
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             began = self._clock.monotonic()
             try:

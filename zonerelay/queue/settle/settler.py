@@ -45,14 +45,11 @@ from zonerelay.queue.settle.disposition import (
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueStore
-from zonerelay.telemetry.events.events import Events
-
-Result = tuple[Delivery, Outcome, float | None, bool]
-"""A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
+from zonerelay.telemetry.events.events import Events, Result
 
 ReportOutcomes = Callable[[Message | None, Sequence[Result], str, float | None], list[OwnMessage]]
 """`report(message, results, destination, seconds)` returns the relay's own messages about outcomes, such as
-webhook events, which are stored in the same write. It never raises.
+webhook events, which are stored in the same write.
 """
 
 
@@ -207,7 +204,7 @@ class Settler:
         seconds: float | None = None,
     ) -> None:
         """Record the outcomes of one attempt. `message` is None if it cannot be read."""
-        delivered = [
+        delivered: list[Result] = [
             (delivery, outcome, None)
             for delivery, outcome in zip(deliveries, outcomes, strict=True)
             if outcome.verdict is Verdict.DELIVERED
@@ -221,8 +218,7 @@ class Settler:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
             if (report := self._callbacks.report()) is not None:
-                reported = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
-                changes += self._companions(report, message, reported, destination, seconds)
+                changes += self._companions(report, message, delivered, destination, seconds)
             self.outcome_log.put(AtomicWrite(changes, len(deliveries), lazy=True))
             return
         parcel = _PendingOutcomes(message, deliveries, outcomes, destination, seconds)
@@ -409,13 +405,9 @@ class Settler:
         destination, seconds, durable = parcel.destination, parcel.seconds, parcel.durable
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
-        submits: Sequence[OwnMessage] = ()
-        if (report := self._callbacks.report()) is not None:
-            news = filter(_is_news, dispositions)
-            reported = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
-            submits = (
-                self._companions(report, parcel.message, reported, destination, seconds) if reported else ()
-            )
+        news = [(c.delivery, c.outcome, c.next_attempt) for c in dispositions if _is_news(c)]
+        if news and (report := self._callbacks.report()) is not None:
+            changes += self._companions(report, parcel.message, news, destination, seconds)
 
         def then() -> None:
             if durable is not None and not durable.done():
@@ -424,17 +416,13 @@ class Settler:
                 keys = submit.about
                 to = [key.recipient for key in keys]
                 self._events.dsn(kind, submit.message.id, keys[0].message_id, to)
-            self._tell(dispositions, destination, seconds)
+            failed = (each for each in news if each[1].verdict is not Verdict.DELIVERED)
+            self._events.attempted(failed, destination=destination, seconds=seconds)
+            self._tell(dispositions)
 
-        self.outcome_log.put(AtomicWrite([*changes, *submits], len(dispositions), then))
+        self.outcome_log.put(AtomicWrite(changes, len(dispositions), then))
 
-    def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
-        failed = (
-            (c.delivery, c.outcome, c.next_attempt)
-            for c in dispositions
-            if c.outcome.verdict is not Verdict.DELIVERED and _is_news(c)
-        )
-        self._events.attempted(failed, destination=destination, seconds=seconds)
+    def _tell(self, dispositions: Sequence[Disposition]) -> None:
         first = dispositions[0].delivery
         for silence in {c.silence for c in dispositions if c.silence}:
             self._events.no_dsn(first.message_id, silence)
@@ -461,7 +449,3 @@ def _is_news(c: Disposition) -> bool:
     if outcome.verdict is not Verdict.DEFERRED or outcome.counts or outcome.scope is Scope.LOCAL:
         return True
     return bool(outcome.host) and (last is None or last.reply != outcome.reply)
-
-
-def _is_held(change: Finish | Postpone) -> bool:
-    return isinstance(change, Postpone) and change.delivery.held

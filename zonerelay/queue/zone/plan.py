@@ -120,8 +120,8 @@ class ZonePlan:
         self._gate = gate
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
-        self._throttle = throttle
-        self.round_robin = RoundRobin(zone, self._rates, shared, throttle)
+        self._throttle = BacklogThrottle() if throttle is None else throttle
+        self.round_robin = RoundRobin(zone, self._rates, shared, self._throttle)
         self._by_domain = not zone.next_hop
         self.window = QueueWindow(window, by_domain=self._by_domain)
         # Each may hold a sixty-fourth of a window that is half full.
@@ -634,8 +634,7 @@ class ZonePlan:
         )
         window = self.window.of(priority)
         window.left(deliveries)
-        if self._throttle is not None:
-            self._throttle.started(is_fresh=window.is_fresh(deliveries[0]))
+        self._throttle.started(is_fresh=window.is_fresh(deliveries[0]))
         ticket = self.round_robin.start(destination, tick)
         work = Work(
             destination,

@@ -48,7 +48,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio import Alarm, NextIteration, Tasks, Timers, in_slices
+from zonerelay.queue.aio import Alarm, NextIteration, Tasks, in_slices
 from zonerelay.queue.destination.destinations import (
     PUT_OFF_MOST,
     PUT_OFF_RATE,
@@ -169,7 +169,7 @@ class Zone:
         self._pump_soon = NextIteration(self.pump)
         self._next_turn = Alarm(parts.clock.monotonic, self.pump)
         self._next_claim = Alarm(parts.clock.now, self.wake)
-        self._rests: Timers[Destination] = Timers(self._rested)
+        self._rests: dict[Destination, asyncio.TimerHandle] = {}
         rates.changed = self._turns_changed
         self._stopping = False
         self._may_claim = is_served and not self.gate.is_closed
@@ -262,7 +262,8 @@ class Zone:
             if not spare.done():
                 spare.set_result(None)
         self._spare.clear()
-        self._rests.cancel()
+        for destination in list(self._rests):
+            self._end_rest(destination)
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         self.plan.give_back(keys)
@@ -441,7 +442,8 @@ class Zone:
         pause = max(1, len(deliveries)) / PUT_OFF_RATE
         if suspension.put_off >= PUT_OFF_MOST and not is_old:
             pause = max(pause, suspension.until - now)
-        self._rests.start(destination, pause)
+        self._end_rest(destination)
+        self._rests[destination] = asyncio.get_running_loop().call_later(pause, self._rested, destination)
 
         def until() -> float:
             if self.settings.next_hop:
@@ -465,11 +467,16 @@ class Zone:
     def _resumed(self, destination: Destination) -> None:
         """Claim the mail of a destination whose suspension has ended."""
         self._events.resumed(self.settings.name, destination.label)
-        self._rests.stop(destination)
+        self._end_rest(destination)
         self.plan.rested(destination)
         self.wake()
 
+    def _end_rest(self, destination: Destination) -> None:
+        if (timer := self._rests.pop(destination, None)) is not None:
+            timer.cancel()
+
     def _rested(self, destination: Destination) -> None:
+        self._end_rest(destination)
         self.plan.rested(destination)
         self._claim()
 

@@ -213,8 +213,8 @@ TLS_RESULTS = tuple(
 )
 TROUBLES = (
     "auth", "identities", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy",
-    "queue.bin", "queue.clock", "queue.courier", "queue.errand", "queue.journal", "queue.lane",
-    "queue.names", "queue.orders", "queue.read_message", "queue.report", "queue.report_header",
+    "queue.background", "queue.bin", "queue.clock", "queue.courier", "queue.errand", "queue.journal",
+    "queue.lane", "queue.orders", "queue.read_message", "queue.report", "queue.report_header",
     "queue.router", "queue.settle", "queue.settled", "queue.stored", "quotas", "reload", "report",
     "retry.backoff", "store.claim", "store.probe", "store.settle", "submission", "systemd", "webhook",
 )  # fmt: skip
