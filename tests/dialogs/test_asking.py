@@ -253,22 +253,6 @@ async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> No
         assert house.log.named("trouble") == []
 
 
-@pytest.mark.parametrize("abruptly", [False, True])
-async def test_what_a_leaving_client_held_leaves_the_account(abruptly: bool) -> None:
-    memory = SessionMemory(10_000_000)
-    async with listening(shared=SharedContext(memory=memory)) as house:
-        hold = house.store.before_write = Hold()
-        talk = await house.connect()
-        await talk.begin(*(f"b{number}@example.com".encode() for number in range(10)))
-        talk.send(b"Subject: x\r\n\r\n" + b"y" * 200_000)
-        await until(lambda: memory.used > 200_000)
-        assert memory.used == sum(session.held for session in house.listener._admission.sessions)
-        await talk.leave(abruptly=abruptly)
-        await house.gone()
-        await until(lambda: memory.total == 0)
-        hold.go.set()
-
-
 async def test_a_bug_behind_a_question_is_temporary() -> None:
     class Broken(Gate):
         async def ask(self, event: Event) -> Decision:

@@ -231,7 +231,7 @@ def break_store(store: RememberingStore, how: str, gate: threading.Event) -> Non
         store.before_write, store.before_commit = lambda: asyncio.sleep(0.001), lambda: asyncio.sleep(0.02)
     elif how == "hold":
         gate.clear()
-        store.before_commit = lambda: until(gate.is_set)
+        store.before_write = store.before_commit = lambda: until(gate.is_set)
     elif how == "sick":
         store.sick = Unhealthy.NO_SPACE
     else:

@@ -16,7 +16,6 @@ from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits import connections as errors
 from zonerelay.inbound.limits.memory import FAST, LARGE, SESSION_COST, SessionMemory
-from zonerelay.inbound.session.session import SessionPhase
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
@@ -27,37 +26,6 @@ async def nobody_left(house: House) -> None:
 
 
 # The account of memory: who gets it below zero has no limit any more.
-
-
-async def test_leaving_with_commands_that_wait_for_their_turn_gives_back_what_they_held_once() -> None:
-    shared = SharedContext(memory=SessionMemory(1 << 30))
-    async with listening(shared=shared) as house:
-        for _ in range(3):
-            talk = await house.connect()
-            talk.send(b"NOOP\r\n" * 20_000)
-            await asyncio.sleep(0)
-            talk.reset()
-            await nobody_left(house)
-            assert shared.memory.used == 0
-
-
-async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_once() -> None:
-    shared = SharedContext(memory=SessionMemory(1 << 30))
-    async with listening(shared=shared) as house:
-        hold = house.store.before_commit = Hold()
-        talk = await house.connect()
-        await talk.begin()
-        talk.send(b"Subject: x\r\n.\r\n" + b"NOOP\r\n" * 1000)
-        talk.writer.write_eof()
-        session = house.session
-        await until(lambda: session.phase is SessionPhase.ENDED)
-        session.transport._transport.abort()  # type: ignore[union-attr]
-        await house.gone()
-        hold.go.set()
-        await nobody_left(house)
-        await talk.close()
-        assert len(house.store.stored) == 1
-        assert shared.memory.used == 0
 
 
 @pytest.mark.parametrize("what", ["header", "recipients"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import Hold, Talk, listening, talking
+from tests.support.inbound import Hold, Talk, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import MB
 from zonerelay.inbound.cleanup.intake import BACKLOG
@@ -93,13 +93,6 @@ async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
             await asyncio.sleep(0.001)
         await until(lambda: session.transport.is_paused)
         talk.writer.transport.abort()
-
-
-async def test_many_pipelined_commands_are_all_answered_in_turns() -> None:
-    async with listening() as house, await house.connect() as talk, await house.connect() as other:
-        talk.send(b"NOOP\r\n" * 20_000 + b"QUIT\r\n")
-        assert await other.ask(b"NOOP") == b"250 2.0.0 OK"
-        assert await talk.closed() == b"250 2.0.0 OK\r\n" * 20_000 + b"221 2.0.0 Bye\r\n"
 
 
 def resident() -> int:
