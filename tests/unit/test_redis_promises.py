@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from zonerelay.store.redis.connection import Confirmation, Reply
-from zonerelay.store.redis.engine import ServerFacts
+from zonerelay.config.settings import RedisSettings
+from zonerelay.store.redis.connection import Argument, Confirmation, Reply, SharedConnection
+from zonerelay.store.redis.engine import ServerFacts, confirmations, server_facts
 
 
 def facts(version: tuple[int, ...], *, syncs_log: bool = True, max_memory: int = 0) -> ServerFacts:
@@ -33,3 +36,19 @@ def test_confirmation_counts(least: tuple[int, ...], reply: Reply, enough: bool)
 def test_free_memory_is_what_is_left_below_the_limit() -> None:
     assert facts((7, 0)).free_memory is None
     assert facts((7, 0), max_memory=150).free_memory == 50
+
+
+@pytest.mark.parametrize(("appendfsync", "waits"), [(b"always", True), (b"everysec", False), (b"no", False)])
+async def test_a_log_that_is_not_synced_with_every_write_is_not_waited_for(
+    appendfsync: bytes, waits: bool
+) -> None:
+    """The operator has accepted that loss; a batch would wait up to a second for the next sync."""
+
+    class Server:
+        async def call(self, *command: Argument) -> Reply:
+            if command[0] == "INFO":
+                return b"redis_version:8.0.0\r\nrole:master\r\naof_enabled:1\r\n"
+            return [b"appendonly", b"yes", b"appendfsync", appendfsync]
+
+    facts = await server_facts(cast(SharedConnection, Server()))
+    assert bool(confirmations(facts, RedisSettings())) is waits

@@ -543,8 +543,9 @@ async def server_facts(wire: SharedConnection) -> ServerFacts:
         "sentinel" in (info.get("redis_mode"), info.get("server_mode")),
         info.get("cluster_enabled") == "1",
         flaws,
-        # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in the configuration.
-        info.get("aof_enabled") == "1" and settings.get("appendfsync") != "no",
+        # With "everysec" a batch would wait for the next sync, and with "no" for ever. The operator has
+        # accepted the loss of these writes in the configuration.
+        info.get("aof_enabled") == "1" and settings.get("appendfsync", "always") == "always",
         int(info.get("used_memory", "0")),
         int(info.get("maxmemory", "0")),
     )
