@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,8 +17,9 @@ from zonerelay.control import socket as worker_socket
 from zonerelay.control.client import LINES, written
 from zonerelay.control.runner import ResponseStream
 from zonerelay.control.socket import WorkerSocket
+from zonerelay.operations import answers
 from zonerelay.operations.answers import EndFrame
-from zonerelay.operations.catalogue import OPERATIONS
+from zonerelay.operations.catalogue import OPERATIONS, OperationCall, decode_call
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
 from zonerelay.operations.requests import Request
 from zonerelay.supervisor.merge.fan_out import FanOut
@@ -45,6 +47,20 @@ def test_an_operation_is_described_whole(operation: Operation) -> None:
     assert bool(operation.wrapped) or operation.shape is not ResponseKind.ROWS
     assert operation.reply is not None or operation.merge.how is MergeRule.ALONE
     assert not operation.completes or operation.scope == "operate"
+
+
+def request_for(operation: Operation) -> Any:  # Any: the request that the operation names
+    names = operation.request.__struct_fields__
+    given = {name: value for name, value in GIVEN.items() if name in names}
+    return msgspec.convert({**given, "operation": operation.name}, operation.request)
+
+
+@pytest.mark.parametrize("operation", BY_WORKERS, ids=lambda each: each.name)
+def test_a_request_survives_the_wire(operation: Operation) -> None:
+    request = request_for(operation)
+    line = answers.encode(OperationCall(request=request, caller="ann"))
+    assert line.count(b"\n") == 1
+    assert decode_call(line).request == request
 
 
 def test_no_two_operations_are_reached_alike() -> None:
@@ -80,9 +96,7 @@ async def test_what_completes_goes_on_without_its_client(
     go, path = asyncio.Event(), tmp_path / "control.sock"
     places = [tmp_path / f"{number}.sock" for number in range(workers)]
     waiting = [Waiting(go) for _ in places]
-    names = operation.request.__struct_fields__
-    given = {name: value for name, value in GIVEN.items() if name in names}
-    request = msgspec.convert({**given, "operation": operation.name}, operation.request)
+    request = request_for(operation)
     async with AsyncExitStack() as stack, asyncio.timeout(30):
         for place, each in zip(places, waiting, strict=True):
             server = WorkerSocket(place, each, on_error=raise_trouble)
