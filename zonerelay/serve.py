@@ -43,6 +43,7 @@ from zonerelay.process.setup import (
     tune_for_mail,
 )
 from zonerelay.process.sockets import Notifier
+from zonerelay.process.tasks import RepeatedWork
 from zonerelay.process.threads import OPERATORS, STORE
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.telemetry.logs.logs import configure as configure_logs
@@ -147,11 +148,11 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
 
 
 @dataclass(eq=False, repr=False)
-class ConfigReloader:
-    """Reloads the configuration on SIGHUP. It is read and checked in a thread, and activated on the event
-    loop. One reload runs at a time; a signal during a reload starts another one after it, so that the last
-    state of the file becomes active. Objects of the configuration are created within `settling()`. `where`
-    returns the status text of a ready relay, for the service manager.
+class ConfigReloader(RepeatedWork):
+    """Reloads the configuration on SIGHUP, of which `begin` is the handler. The file is read and checked in a
+    thread, and activated on the event loop, so that its last state becomes active. Objects of the
+    configuration are created within `settling()`. `where` returns the status text of a ready relay, for the
+    service manager.
     """
 
     config: Path
@@ -160,31 +161,21 @@ class ConfigReloader:
     where: Callable[[], str]
     settling: Callable[[], AbstractContextManager[None]]
 
-    def __post_init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self._again = False
-
-    def begin(self) -> None:
-        """Start a reload, or note that another one follows. This is the handler of SIGHUP."""
-        self._again = True
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run())
-
     async def _run(self) -> None:
         worker = self.worker
-        while self._again and not worker.draining:
-            self._again = False
-            self.notifier.reloading(worker.clock.monotonic())
-            try:
-                with self.settling():
-                    refused = await self._once()
-            except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
-                worker.events.error("reload", error)
-                refused = f"unexpected {type(error).__name__}: {error}"
-            if worker.draining:
-                return  # a status sent now would revoke that the relay is stopping
-            self.notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
-            self.notifier.ready(self.where())
+        if worker.draining:
+            return
+        self.notifier.reloading(worker.clock.monotonic())
+        try:
+            with self.settling():
+                refused = await self._once()
+        except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
+            worker.events.error("reload", error)
+            refused = f"unexpected {type(error).__name__}: {error}"
+        if worker.draining:
+            return  # a status sent now would revoke that the relay is stopping
+        self.notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
+        self.notifier.ready(self.where())
 
     async def _once(self) -> str:
         """Reload the configuration. Return the reason of a refusal, or ""."""

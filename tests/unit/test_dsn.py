@@ -330,9 +330,12 @@ def boundary_of(raw: bytes) -> bytes:
 
 def decoded_part(raw: bytes, number: int) -> str:
     """A part by position, decoded by hand: the email package takes no global types apart."""
+    import base64
     import quopri
 
     head, _, body = raw.split(b"--" + boundary_of(raw))[number].partition(b"\r\n\r\n")
+    if b": base64" in head:
+        return base64.b64decode(body).decode()
     assert b"quoted-printable" in head
     return quopri.decodestring(body.replace(b"\r\n", b"\n")).decode().replace("\n", "\r\n")
 

@@ -1,7 +1,7 @@
 """Composes delivery status notifications: RFC 3464 in an RFC 6522 report, RFC 6533 beyond ASCII.
 
 The result is a whole message with CRLF line ends. Its body is 7-bit, whatever the reports quote
-(quoted-printable where needed), except that an 8-bit message that comes back whole stays unchanged:
+(encoded where needed), except that an 8-bit message that comes back whole stays unchanged:
 `message/rfc822` must not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the recipient's address
 is not; then the notification needs SMTPUTF8. Text of a peer or of the original message is made harmless
 before it reaches a header field, a status field or a MIME boundary.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from zonerelay.message.compose import mime
-from zonerelay.message.header.headers import crlf, field, one_line, rfc5322_date, seven_bit, wrap
+from zonerelay.message.header.headers import field, one_line, rfc5322_date, wrap
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -206,8 +206,8 @@ def compose(notice: Notice) -> bytes:
     beyond_ascii = notice.is_international
     status_type = "message/global-delivery-status" if beyond_ascii else "message/delivery-status"
     parts = (
-        _part(f"text/plain; charset={charset}", "Notification", people.encode("utf-8", "replace")),
-        _part(status_type, "Delivery report", _status_fields(notice).encode("utf-8", "replace")),
+        mime.part(f"text/plain; charset={charset}", _octets(people), description="Notification"),
+        mime.part(status_type, _octets(_status_fields(notice)), description="Delivery report"),
         _returned(notice),
     )
     encoding = "" if all(part.isascii() for part in parts) else "Content-Transfer-Encoding: 8bit\r\n"
@@ -227,11 +227,11 @@ def _returned(notice: Notice) -> bytes:
     international = notice.is_international or (notice.message.envelope.smtputf8 and not header.isascii())
     if not message:
         header_type = "message/global-headers" if international else "text/rfc822-headers"
-        return _part(header_type, "Header of the message", crlf(header))
+        return mime.part(header_type, header, description="Header of the message")
     if international:
-        return _part("message/global", "The message", crlf(message))
+        return mime.part("message/global", message, description="The message")
     encoding = "7bit" if message.isascii() else "8bit"
-    return _encoded_part("message/rfc822", "The message", encoding, crlf(message))
+    return mime.part("message/rfc822", message, description="The message", encoding=encoding)
 
 
 def _header(notice: Notice) -> bytes:
@@ -246,7 +246,11 @@ def _header(notice: Notice) -> bytes:
     if _MSG_ID.fullmatch(original):
         fields += [field("In-Reply-To", original), field("References", original)]
     fields += [field("Auto-Submitted", "auto-replied"), field("MIME-Version", "1.0")]
-    return "".join(fields).encode("utf-8", "replace")
+    return _octets("".join(fields))
+
+
+def _octets(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def _status_fields(notice: Notice) -> str:
@@ -283,20 +287,6 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
         fields.append(field("Will-Retry-Until", rfc5322_date(notice.retry_until)))
     return fields
-
-
-def _part(content_type: str, description: str, content: bytes) -> bytes:
-    encoding, body = seven_bit(content)
-    return _encoded_part(content_type, description, encoding, body)
-
-
-def _encoded_part(content_type: str, description: str, encoding: str, body: bytes) -> bytes:
-    head = (
-        f"Content-Type: {content_type}\r\n"
-        f"Content-Description: {description}\r\n"
-        f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
-    )
-    return head.encode("ascii") + body
 
 
 def _original_recipient(notice: Notice, orcpt: str) -> str:

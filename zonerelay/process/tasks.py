@@ -6,6 +6,7 @@ Failure: the loop's exception handler reports an exception that no caller awaits
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +51,30 @@ class Tasks:
             ended = set(self._running)
             await cancel_all(*ended)
             self._running -= ended
+
+
+class RepeatedWork(ABC):
+    """Work of which one run takes place at a time. `begin` during a run causes another run after it."""
+
+    _task: asyncio.Task[None] | None = None
+    _again = False
+
+    def begin(self) -> None:
+        self._again = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._repeat())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _repeat(self) -> None:
+        while self._again:
+            self._again = False
+            await self._run()
+
+    @abstractmethod
+    async def _run(self) -> None: ...
 
 
 async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks may have any result

@@ -21,6 +21,7 @@ from zonerelay.config.load import ConfigError, read_copy
 from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
 from zonerelay.model.clock import Clock
 from zonerelay.process.sockets import Notifier
+from zonerelay.process.tasks import RepeatedWork
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, RelaySockets
@@ -68,8 +69,8 @@ class ReloadRejectedError(Exception):
 
 
 @dataclass(eq=False, repr=False)
-class RelayReload:
-    """Carries out a reload."""
+class RelayReload(RepeatedWork):
+    """Carries out a reload. `begin` is the handler of SIGHUP."""
 
     config: Path
     _: KW_ONLY
@@ -81,42 +82,18 @@ class RelayReload:
     clock: Clock
     notifier: Notifier
 
-    def __post_init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self._again = False
-
-    def begin(self) -> None:
-        """Start a reload, or another one after the present one. This is the handler of SIGHUP."""
+    async def _run(self) -> None:
         if self.state.draining:
             return
-        if self._task is not None and not self._task.done():
-            self._again = True
-            return
-        self._task = asyncio.get_running_loop().create_task(self._reload())
-
-    def cancel(self) -> None:
-        self._again = False
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _reload(self) -> None:
-        while True:
-            self._again = False
-            self.notifier.reloading(self.clock.monotonic())
-            try:
-                await self._once()
-            except (
-                ReloadRejectedError
-            ) as error:  # the disk has no free space for the old configuration either
-                self._refuse(str(error))
-            except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
-                self.state.problems = (
-                    f"the reload failed with an unexpected {type(error).__name__}: {error}",
-                )
-                self.log.emit("error", "trouble", {"where": "reload", "error": self.state.problems[0]})
-            self.notifier.ready(self.state.where())
-            if not self._again:
-                return
+        self.notifier.reloading(self.clock.monotonic())
+        try:
+            await self._once()
+        except ReloadRejectedError as error:  # the disk has no free space for the old configuration either
+            self._refuse(str(error))
+        except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
+            self.state.problems = (f"the reload failed with an unexpected {type(error).__name__}: {error}",)
+            self.log.emit("error", "trouble", {"where": "reload", "error": self.state.problems[0]})
+        self.notifier.ready(self.state.where())
 
     async def _once(self) -> None:
         old = self.state.settings

@@ -111,17 +111,25 @@ def text_part(text: str, subtype: str) -> bytes:
     data = text.replace("\r\n", "\n").replace("\r", "\n").encode()
     if not data.endswith(b"\n"):
         data += b"\n"
-    encoding, body = _seven_bit(data)
-    head = f"Content-Type: text/{subtype}; charset=utf-8\r\nContent-Transfer-Encoding: {encoding}\r\n\r\n"
-    return head.encode() + body
+    return part(f"text/{subtype}; charset=utf-8", data)
+
+
+def part(content_type: str, data: bytes, *, description: str = "", encoding: str = "") -> bytes:
+    """Return header and body of a part, with CRLF line ends. `encoding`: the data are in it already."""
+    body = crlf(data)
+    if not encoding:
+        encoding, body = _seven_bit(data)
+    about = f"Content-Description: {description}\r\n" if description else ""
+    head = f"Content-Type: {content_type}\r\n{about}Content-Transfer-Encoding: {encoding}\r\n\r\n"
+    return head.encode("ascii") + body
 
 
 def _seven_bit(data: bytes) -> tuple[str, bytes]:
-    longest = max(map(len, data.split(b"\n")))
-    if data.isascii() and longest <= 998:
-        return "7bit", crlf(data)
+    lines = crlf(data)
+    if data.isascii() and b"\0" not in data and all(len(line) <= 998 for line in lines.split(b"\r\n")):
+        return "7bit", lines
     if sum(octet > 0x7F for octet in data[: 64 * 1024]) * _MANY > min(len(data), 64 * 1024):
-        return "base64", base64_lines(data)
+        return "base64", base64_lines(lines)
     return "quoted-printable", crlf(binascii.b2a_qp(data, istext=True))
 
 

@@ -99,31 +99,28 @@ class RelaxedBody:
 _EMPTY_LINE = b"\r\n\r\n"
 
 
-class BodyHash:
+class BodyHash(RelaxedBody):
     """Computes the body hash of a whole message. Feed it what follows our own header fields, `Header.lead`
     first.
     """
 
-    __slots__ = ("_body", "_tail")
+    __slots__ = ("_header",)
 
     def __init__(self) -> None:
-        self._body = RelaxedBody()
-        self._tail: bytes | None = _CRLF  # the end of our last field; None once the body has begun
+        super().__init__()
+        self._header: bytes | None = _CRLF  # the end of our last field; None once the body has begun
 
     def feed(self, piece: bytes) -> None:
-        if self._tail is None:
-            self._body.feed(piece)
+        if self._header is None:
+            super().feed(piece)
             return
-        seen = self._tail + piece
+        seen = self._header + piece
         end = seen.find(_EMPTY_LINE)
         if end >= 0:
-            self._tail = None
-            self._body.feed(seen[end + len(_EMPTY_LINE) :])
+            self._header = None
+            super().feed(seen[end + len(_EMPTY_LINE) :])
         else:
-            self._tail = seen[1 - len(_EMPTY_LINE) :]
-
-    def digest(self) -> str:
-        return self._body.digest()
+            self._header = seen[1 - len(_EMPTY_LINE) :]
 
 
 WIDTH = 78  # RFC 5322 2.1.1

@@ -19,7 +19,6 @@ Memory: at most `max_size` bytes and one piece. Field values kept for people are
 
 from __future__ import annotations
 
-import binascii
 import re
 import time
 from collections.abc import Set
@@ -77,15 +76,6 @@ def crlf(data: bytes) -> bytes:
     """Convert all line ends to CRLF and end the last line."""
     data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return data if data.endswith(b"\r\n") else data + b"\r\n"
-
-
-def seven_bit(data: bytes) -> tuple[str, bytes]:
-    """Return the encoding and the lines with CRLF: unchanged, or quoted-printable if they are not valid
-    7BIT.
-    """
-    if data.isascii() and b"\0" not in data and all(len(line) <= 998 for line in data.split(b"\r\n")):
-        return "7bit", data
-    return "quoted-printable", binascii.b2a_qp(data, istext=True)
 
 
 def _breakable(text: str) -> list[str]:
