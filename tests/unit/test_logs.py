@@ -21,8 +21,8 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.logs import (
+    IN_FULL,
     INTERVAL,
-    LIMIT,
     LIMITED,
     MAX_BUFFERED,
     MAX_FIELD,
@@ -276,14 +276,14 @@ def test_what_clients_cause_at_will_has_few_lines_and_a_count(lines: Lines, even
         lines.sink.emit("info", "accepted", {"id": "0"})
     lines.sink.emit("error", event, {LIMITED[event]: "another", "error": "x"})
     found = [each for each in lines.events() if each["event"] == event]
-    assert len(found) == LIMIT + 1
+    assert len(found) == IN_FULL + 1
     assert sum(each["event"] == "accepted" for each in lines.events()) == 1000
     CLOCK.advance(INTERVAL)
     lines.sink.emit("error", event, {LIMITED[event]: "admin-http"})
     (limited,) = [each for each in lines.events() if each["event"] == "log-limited"]
-    assert (limited["of"], limited["kind"], limited["count"]) == (event, "admin-http", 1000 - LIMIT)
-    assert len([each for each in lines.events() if each["event"] == event]) == LIMIT + 2
-    for _ in range(LIMIT + 4):
+    assert (limited["of"], limited["kind"], limited["count"]) == (event, "admin-http", 1000 - IN_FULL)
+    assert len([each for each in lines.events() if each["event"] == event]) == IN_FULL + 2
+    for _ in range(IN_FULL + 4):
         lines.sink.emit("error", event, {LIMITED[event]: "admin-http"})
     lines.sink.close()
-    assert [each["count"] for each in lines.events() if each["event"] == "log-limited"] == [1000 - LIMIT, 5]
+    assert [each["count"] for each in lines.events() if each["event"] == "log-limited"] == [1000 - IN_FULL, 5]

@@ -25,18 +25,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
-from zonerelay.control.history import (
-    SearchResult,
-    Timeline,
-    ask,
-    became,
-    entries,
-    named,
-    pseudonyms,
-    questions,
-    search,
-    time_line,
-)
+from zonerelay.control import history
 from zonerelay.operations import answers, catalogue, requests
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
 from zonerelay.operations.operation import Operation, ResponseKind, option_of
@@ -322,31 +311,32 @@ def _kind(frame: answers.Frame) -> bytes:
 async def _tell_history(call: ApiCall, message_id: str) -> None:
     """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
     settings, now = call.operators.settings(), call.operators.clock.now()
-    if outcome := await ask(became, settings, message_id, now):
+    if outcome := await history.ask(history.became, settings, message_id, now):
         raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 
 
-async def _find(call: ApiCall, request: requests.HistoryFind) -> SearchResult:
+async def _find(call: ApiCall, request: requests.HistoryFind) -> history.SearchResult:
     settings = call.operators.settings()
     try:
-        answer = await ask(search, settings, request, call.operators.clock.now())
+        answer = await history.ask(history.search, settings, request, call.operators.clock.now())
     except UnsearchableError as error:
         raise InvalidError(str(error)) from error
     if not call.token.may("operate"):
         return answer
-    known = await call.operators.addresses(questions(answer.found))
-    names = await LOOKUPS.run(pseudonyms, settings, known)
-    return msgspec.structs.replace(answer, found=named(answer.found, names))
+    known = await call.operators.addresses(history.questions(answer.found))
+    names = await LOOKUPS.run(history.pseudonyms, settings, known)
+    return msgspec.structs.replace(answer, found=history.named(answer.found, names))
 
 
-async def _time_line(call: ApiCall, request: requests.HistoryShow) -> Timeline:
+async def _time_line(call: ApiCall, request: requests.HistoryShow) -> history.Timeline:
     settings, now, message_id = call.operators.settings(), call.operators.clock.now(), request.message_id
     # The relay stores the last events before it reports that it has no such message.
     known = await call.operators.addresses([requests.QueueShow(message_id=message_id)])
-    if call.token.may("operate"):
-        found = await ask(entries, settings, message_id, None, now)
-        known += await call.operators.addresses(questions(found))
-    return await ask(time_line, settings, message_id, now, known if call.token.may("operate") else [])
+    operates = call.token.may("operate")
+    if operates:
+        found = await history.ask(history.entries, settings, message_id, None, now)
+        known += await call.operators.addresses(history.questions(found))
+    return await history.ask(history.time_line, settings, message_id, now, known if operates else [])
 
 
 async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, object]:
@@ -363,8 +353,8 @@ async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, obje
 
 
 _ALONE: dict[type[msgspec.Struct], tuple[Callable[[ApiCall, Any], Awaitable[Answer]], Any]] = {
-    requests.HistoryFind: (_find, SearchResult),
-    requests.HistoryShow: (_time_line, Timeline),
+    requests.HistoryFind: (_find, history.SearchResult),
+    requests.HistoryShow: (_time_line, history.Timeline),
     requests.ConfigShow: (_config, dict[str, Any]),
 }
 """Functions, and the types that they return."""

@@ -11,8 +11,9 @@ import socket
 import sqlite3
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.text import Text
@@ -42,23 +43,24 @@ if TYPE_CHECKING:
 
     from zonerelay.config.settings import Settings
 
-T = TypeVar("T")
-
 FORGOTTEN = "forgotten"
+_searches = partial(refused, UnsearchableError, RedactKeyError, status=USAGE)
+"""Errors of the search or of the key of the pseudonyms are usage errors."""
 
 
+@_searches()
 def find(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
     # A relay limits this; a command does not.
     wanted = msgspec.structs.replace(request_of(arguments, HistoryFind), limit=arguments.rows)
-    answer = _answer(lambda: history.search(settings, wanted, now))
+    answer = history.search(settings, wanted, now)
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
     addresses = known_addresses(settings, found)
     if not arguments.json:
         addresses += filter(None, [arguments.about, arguments.sender, arguments.recipient])
-    found = history.named(found, _answer(lambda: history.pseudonyms(settings, addresses)))
+    found = history.named(found, history.pseudonyms(settings, addresses))
     if arguments.json:
         for each in (*found, *gaps):
             output.print_line(each)
@@ -84,12 +86,13 @@ def find(arguments: Namespace) -> int:
     return OK if found else FAILED
 
 
+@_searches()
 def show(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
-    found = _answer(lambda: history.entries(settings, arguments.message_id, None, now))
+    found = history.entries(settings, arguments.message_id, None, now)
     known = known_addresses(settings, found)
-    shown = _answer(lambda: history.time_line(settings, arguments.message_id, now, known))
+    shown = history.time_line(settings, arguments.message_id, now, known)
     print_steps(shown.steps, as_json=arguments.json)
     if not shown.steps:
         _tell_nothing(settings, shown.workers)
@@ -155,10 +158,11 @@ def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
     return output.table(columns, rows, cut=("recipient", "detail"))
 
 
+@_searches()
 def forget_address(arguments: Namespace) -> int:
     """Remove an address from the histories: `log forget ADDRESS`."""
     settings = load_settings(arguments.config)
-    form = _answer(lambda: history.form(arguments.address, settings, history.redactor_of(settings)))
+    form = history.form(arguments.address, settings, history.redactor_of(settings))
     if not form.exact:
         raise CliError("specify one complete address or its pseudonym", USAGE)
     count = 0
@@ -201,6 +205,7 @@ def report(arguments: Namespace) -> int:
     return OK
 
 
+@_searches()
 def pseudonym_of(settings: Settings, address: str) -> str:
     """Return the pseudonym of an address, or of a domain given as `@example.com`. Raise CliError if there is
     none.
@@ -212,7 +217,7 @@ def pseudonym_of(settings: Settings, address: str) -> str:
             "Specify a complete address, or a domain as @example.com",
             USAGE,
         )
-    redactor = _answer(lambda: history.redactor_of(settings))
+    redactor = history.redactor_of(settings)
     if redactor is None:
         raise CliError(
             f"the pseudonym key {redact_key_of(settings)} does not exist, so the log contains no pseudonyms"
@@ -220,12 +225,6 @@ def pseudonym_of(settings: Settings, address: str) -> str:
     domain = wanted.startswith("@")
     pseudonym = redactor.mailbox(Mailbox(f"x{wanted}" if domain else wanted))
     return pseudonym.partition("@")[2] if domain else pseudonym
-
-
-def _answer(ask: Callable[[], T]) -> T:
-    """Call a function. Turn errors of the search or of the pseudonym key into usage errors."""
-    with refused(UnsearchableError, RedactKeyError, status=USAGE):
-        return ask()
 
 
 def _table(found: Sequence[HistoryEntry], *, wide: bool) -> Table:

@@ -32,7 +32,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
-from zonerelay.telemetry.logs.logs import OTHERS, RefusalLog
+from zonerelay.telemetry.logs.logs import OTHERS, LineLimits
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import (
     RESULTS,
@@ -264,7 +264,7 @@ class Events:
         self._redact = redactor
         self._clock = clock
         self._history = history
-        self._refusals = RefusalLog(self._refused_more)
+        self._refusals = LineLimits(self._refused_more, clock.now)
         self.sts = StsEvents(self, metrics, redactor)
         self.limits = LimitEvents(self, metrics.limits)
         self.name_servers = NameServerEvents(self, metrics)

@@ -5,7 +5,7 @@ error reaches the top, what is left is written. `emit` never raises and never wa
 of a pipe is behind, lines wait in a bounded buffer, then are dropped, and a `log-dropped` event says
 how many as soon as there is room. Only `close` waits for a slow reader, for at most a second. No field is
 longer than `MAX_FIELD`, whatever it quotes: a longer one ends in "…" and the number of its characters. Of
-what a client without permission can cause at will there are `LIMIT` lines of each kind a minute, and a
+what a client without permission can cause at will there are `IN_FULL` lines of each kind a minute, and a
 `log-limited` line with the number of the others.
 
 Python's own `logging` (libraries, and asyncio's reports of our bugs) arrives here as event `log`.
@@ -53,8 +53,8 @@ TOLD = 50
 """Of those, the worst have a line each, and the others one line together."""
 
 
-class _ClientFields:
-    """The client fields of a log line, for rate-limiting."""
+class _ClientLines:
+    """The lines of one client in an interval: how many were shown, and the number of the others."""
 
     __slots__ = ("more", "shown")
 
@@ -63,46 +63,53 @@ class _ClientFields:
         self.more: Counter[str] = Counter()
 
 
-class RefusalLog:
-    """Limits the number of log lines about rejections. An interval begins with a refusal; without an event
-    loop, `tell` ends it.
+class LineLimits:
+    """Limits the number of log lines that clients can cause, in each interval of `INTERVAL` seconds. An
+    interval begins with a line. A timer of the event loop ends it, or the next line. Threads may call it.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, now: Callable[[], float]) -> None:
         self._tell = tell
-        self._clients: dict[str, _ClientFields] = {}
+        self._now = now
+        self._lock = threading.RLock()
+        self._began = 0.0
+        self._clients: dict[str, _ClientLines] = {}
         self._others: Counter[str] = Counter()
         self._shown = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def shows(self, client: str, reason: str, *, known: bool = False) -> bool:
-        """Return whether a rejection is logged separately; otherwise count it. `known` clients are permitted
+        """Return whether an event is logged separately; otherwise count it. `known` clients are permitted
         to relay.
         """
-        found = self._clients.get(client)
-        if found is None:
-            if len(self._clients) >= MAX_CLIENTS:
-                self._others[reason] += 1
-                return False
-            if not self._clients:
-                self._begin()
-            found = self._clients[client] = _ClientFields()
-        if found.shown < IN_FULL and (known or self._shown < ALL_IN_FULL):
-            found.shown += 1
-            self._shown += not known
-            return True
-        found.more[reason] += 1
-        return False
+        with self._lock:
+            if not 0.0 <= self._now() - self._began < INTERVAL:
+                self.tell()
+            found = self._clients.get(client)
+            if found is None:
+                if len(self._clients) >= MAX_CLIENTS:
+                    self._others[reason] += 1
+                    return False
+                if not self._clients:
+                    self._begin()
+                found = self._clients[client] = _ClientLines()
+            if found.shown < IN_FULL and (known or self._shown < ALL_IN_FULL):
+                found.shown += 1
+                self._shown += not known
+                return True
+            found.more[reason] += 1
+            return False
 
     def tell(self) -> None:
         """End the interval and log its counts."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        counted = [(client, found.more) for client, found in self._clients.items() if found.more]
-        others, self._others = self._others, Counter()
-        self._clients.clear()
-        self._shown = 0
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            counted = [(client, found.more) for client, found in self._clients.items() if found.more]
+            others, self._others = self._others, Counter()
+            self._clients.clear()
+            self._shown = 0
         counted.sort(key=lambda each: -each[1].total())
         for client, more in counted[:TOLD]:
             self._tell(client, more)
@@ -112,11 +119,9 @@ class RefusalLog:
             self._tell(OTHERS, others)
 
     def _begin(self) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        self._timer = loop.call_later(INTERVAL, self.tell)
+        self._began = self._now()
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL, self.tell)
 
 
 Field = str | int | float | bool | None
@@ -138,8 +143,6 @@ LIMITED: Mapping[str, str] = {"trouble": "where", "log": "logger", "policy-faile
 """Events that clients without permission can cause as often as they like, each with the field by which its
 lines are counted. Refusals and failed log-ins have a limit of their own (`telemetry/logs/logs`).
 """
-LIMIT = 20
-"""Lines of one kind in an interval; the others are counted."""
 INTERVAL = 60.0
 
 _TIMES = frozenset(("until", "kept_until", "next_attempt", "expires"))
@@ -165,8 +168,7 @@ class LogWriter:
         self._second = -1
         self._stamp = ""
         self._unreported = 0
-        self._interval_began = 0.0
-        self._counts = Counter[tuple[str, str]]()
+        self._limits = LineLimits(self._limited, clock.now)
         self.dropped = 0
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
@@ -174,29 +176,12 @@ class LogWriter:
         runs here.
         """
         by = LIMITED.get(event)
-        if by is None or self._is_within_limit(event, str(fields.get(by, ""))):
+        if by is None or self._limits.shows(f"{event} {fields.get(by, '')}", event, known=True):
             self._queue(level, event, fields)
 
-    def _is_within_limit(self, event: str, kind: str) -> bool:
-        with self._lock:
-            if self._now() - self._interval_began >= INTERVAL or self._now() < self._interval_began:
-                self._end_interval()
-            self._counts[event, kind] += 1
-            count = self._counts[event, kind]
-        if count == LIMIT + 1:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # without a loop the next line, or the end, reports the rest
-                asyncio.get_running_loop().call_later(INTERVAL, self._end_interval)
-        return count <= LIMIT
-
-    def _end_interval(self) -> None:
-        with self._lock:
-            counts, self._counts = self._counts, Counter()
-            self._interval_began = self._now()
-        for (event, kind), count in counts.items():
-            if count > LIMIT:
-                self._queue("warning", "log-limited", {"of": event, "kind": kind, "count": count - LIMIT})
+    def _limited(self, client: str, more: Counter[str]) -> None:
+        event, _, kind = client.partition(" ")
+        self._queue("warning", "log-limited", {"of": event, "kind": kind, "count": more.total()})
 
     def _queue(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
         line = self._line(level, event, fields)
@@ -231,7 +216,7 @@ class LogWriter:
         """Write the remaining lines, waiting a short time for a slow reader. Later events are still
         written.
         """
-        self._end_interval()
+        self._limits.tell()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.flush() and time.monotonic() < deadline:
             self._is_writable(RETRY_SECONDS)

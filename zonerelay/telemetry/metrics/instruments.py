@@ -86,15 +86,13 @@ def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
 def exposition(families: Iterable[Family]) -> bytes:
     """Return the Prometheus text format."""
 
-    class Given(Collector):
-        def collect(self) -> Iterator[Metric]:
-            for family in families:
-                metric = Metric(family.name, family.help, family.kind)
-                for name, labels, value in family.samples:
-                    metric.add_sample(name, dict(labels), value)
-                yield metric
+    def metric_of(family: Family) -> Metric:
+        metric = Metric(family.name, family.help, family.kind)
+        for name, labels, value in family.samples:
+            metric.add_sample(name, dict(labels), value)
+        return metric
 
-    return generate_latest(Given())
+    return generate_latest(ReadMetrics(lambda: map(metric_of, families)))
 
 
 class MetricTotals:
