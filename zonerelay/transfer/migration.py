@@ -53,7 +53,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay import durable
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import gathered
@@ -285,8 +285,7 @@ class Migration:
         while moves := self.journal.unfinished(self.spool, MovePhase.PLANNED, PAGE):
             await gathered(self._discard_copy(each) for each in moves)
             messages = await self.source.read_messages([each.id for each in moves])
-            states = await gathered(self.source.deliveries_of(each.id) for each in moves)
-            await self._copy(moves, messages, states)
+            await self._copy(moves, messages)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
             known = self.journal.phases(self.spool, some)
@@ -316,21 +315,15 @@ class Migration:
     def _refuse(self, identity: MessageId, why: str) -> None:
         self.saw(1, UnusableMessage(identity, why))
 
-    async def _planned(
-        self, page: Sequence[Message]
-    ) -> tuple[list[Move], dict[MessageId, Message], list[list[Delivery]]]:
+    async def _planned(self, page: Sequence[Message]) -> tuple[list[Move], dict[MessageId, Message]]:
         moves: list[Move] = []
-        states: list[list[Delivery]] = []
-        copies = await self._free_ids(page)
-        found = await gathered(self.source.deliveries_of(each.id) for each in page)
-        for message, deliveries in zip(page, found, strict=True):
-            if copy := copies[message.id]:
-                moves.append(Move(message.id, copy))
-                states.append(deliveries)
+        for identity, copy in (await self._free_ids(page)).items():
+            if copy:
+                moves.append(Move(identity, copy))
             else:
-                self._refuse(message.id, "the target already contains this message from another source")
+                self._refuse(identity, "the target already contains this message from another source")
         self.journal.record(self.spool, moves, MovePhase.PLANNED)
-        return moves, {each.id: each for each in page}, states
+        return moves, {each.id: each for each in page}
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
         """Return the id of the copy of each message, or `None` if the target has the message itself."""
@@ -358,18 +351,10 @@ class Migration:
             "were tried"
         )
 
-    async def _copy(
-        self,
-        moves: Sequence[Move],
-        messages: Mapping[MessageId, Message],
-        states: Sequence[Sequence[Delivery]],
-    ) -> None:
-        keys = [each.key for some in states for each in some]
-        is_whole, held = await _changed(self.source, keys, _asleep)
-        if is_whole:
-            states = [[held[each.key] for each in some] for some in states]
-        else:  # some no longer exist, or belong to another relay
-            states = await gathered(self.source.deliveries_of(each.id) for each in moves)
+    async def _copy(self, moves: Sequence[Move], messages: Mapping[MessageId, Message]) -> None:
+        states = await gathered(self.source.deliveries_of(each.id) for each in moves)
+        await self.source.update([each.key for some in states for each in some], _asleep)
+        states = await gathered(self.source.deliveries_of(each.id) for each in moves)
         copied = await gathered(
             self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
         )
@@ -430,7 +415,7 @@ class Migration:
             copies = await gathered(self._compared(each) for each in moves)
             await self._remove(moves, copies)
             self.journal.record(self.spool, moves, MovePhase.REMOVED)
-            await self._wake(moves, copies)
+            await self._wake(moves)
             for copy in copies:
                 self._count(copy)
 
@@ -467,28 +452,17 @@ class Migration:
             for move, copy in zip(moves, copies, strict=True)
             for each in (structs.replace(delivery, message_id=move.id) for delivery in copy.deliveries)
         }
-        keys = list(wanted)
-        _, found = await _changed(self.source, keys, lambda delivery: delivery)
+        found = await self.source.update(list(wanted), lambda delivery: delivery)
         other = {each.message_id for key, each in found.items() if each != wanted[key]}
         if changed := next((move for move in moves if move.id in other), None):
             raise await self._retracted(changed)
-        is_whole, _ = await _changed(self.source, keys, _none)
-        if not is_whole:  # some had been removed before the run was killed, or belong to another relay
-            await self._change(self.source, [each.id for each in moves], lambda _: True, _none)
+        await self._change(self.source, [each.id for each in moves], lambda _: True, _none)
 
-    async def _wake(self, moves: Sequence[Move], copies: Sequence[_CopiedMessage] = ()) -> None:
-        """Release the copies. `copies` has their held state, if it is known."""
-        awake = self._waking()
+    async def _wake(self, moves: Sequence[Move]) -> None:
+        """Release the copies."""
         for target in self.targets:
             mine = [move.copy for move in moves if self._target(move.id) is target]
-            keys = [
-                each.key
-                for move, copy in zip(moves, copies, strict=False)
-                if self._target(move.id) is target
-                for each in copy.deliveries
-            ]
-            if not copies or not (await _changed(target, keys, awake))[0]:
-                await self._change(target, mine, _sleeps, awake)
+            await self._change(target, mine, _sleeps, self._waking())
         self.journal.record(self.spool, moves, MovePhase.AWAKE)
         self.saw(len(moves) / 2, None)
 
@@ -551,16 +525,6 @@ class _CopiedMessage:
 
     size: int
     deliveries: Sequence[Delivery]
-
-
-async def _changed(
-    store: Store, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-) -> tuple[bool, dict[DeliveryKey, Delivery]]:
-    """Change deliveries. Return whether each of them existed and was changed, and the deliveries as they were
-    found or as they are now.
-    """
-    found = await store.update(keys, change)
-    return len(found) == len(keys), {key: change(old) or old for key, old in found.items()}
 
 
 def _asleep(delivery: Delivery) -> Delivery:
