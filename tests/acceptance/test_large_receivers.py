@@ -176,6 +176,11 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     # No receiver saw anything that a client may not do, or more than it was promised.
     assert not errors(report)
     assert not exceeded(report)
+    # What is promised is used, or it would prove nothing.
+    for name in ("provider", "rated"):
+        seen = report.account(name).seen
+        assert seen.connections == seen.promise.connections, name
+    assert report.account("rated").seen.used > 0.6
     # Good ones do not wait for bad ones.
     assert most < PLAIN_P99
     assert max(pauses, default=0.0) < LONGEST_PAUSE

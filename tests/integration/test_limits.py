@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.counting import CountingReceiver
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
 from tests.support.sink import Sink
@@ -89,6 +90,24 @@ async def test_two_lines_at_one_host_share_its_connections(tmp_path: Path) -> No
         for message in sink.messages:
             sizes[message.recipients[0].partition("@")[2]].add(len(message.recipients))
         assert sizes == {"a.example": {3}, "b.example": {1, 2}}
+
+
+async def test_fewer_connections_hold_from_a_reload_on(tmp_path: Path) -> None:
+    sink = CountingReceiver(delay=0.03)
+    await sink.start()
+    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", max_connections_per_destination=4)
+    first = settings(tmp_path, zone=zone)
+    async with relay_with(first) as running:
+        await send(running, "a.example", 60)
+        await running.until(lambda: sink.peak == 4, what="all connections")
+        one = replace(zone, max_connections_per_destination=1)
+        await running.worker.reload(replace(first, zone=(one,)))
+        await running.until(lambda: sink.open == 1, what="one connection")
+        assert running.queued(), "it is told too late"
+        sink.peak = 1
+        await running.until_empty()
+    assert sink.peak == 1
+    await sink.close()
 
 
 # Rates

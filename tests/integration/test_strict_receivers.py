@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.bench.limits.ledger import Promise
 from tests.support.receivers.conversation import Crowd, Receiver
+from tests.support.receivers.ledger import Promise
 from tests.support.receivers.manners import Reader, message_problem
 from tests.support.receivers.nature import Nature
 from tests.support.sink_conversation import Manners

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
-from tests.bench.limits.ledger import Promise
 from tests.integration.delivery.conftest import StartSink
 from tests.support.guard import BLOCKED, Guard
 from tests.support.mail import (
@@ -25,6 +24,7 @@ from tests.support.mail import (
     route_to,
 )
 from tests.support.receivers.conversation import Crowd, Receiver
+from tests.support.receivers.ledger import Promise
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Nature
 from tests.support.sink import Sink

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.bench.limits.ledger import Promise
 from tests.support.dns import Records
+from tests.support.receivers.ledger import Promise
 from tests.support.receivers.nature import Nature, Point, Tls
 from tests.support.toml import Table, Value
 from zonerelay.config.units import Rate

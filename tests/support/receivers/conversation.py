@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from random import Random
 
-from tests.bench.limits.ledger import Promise, Tally
 from tests.support.receivers.journal import Arrival, Journal
+from tests.support.receivers.ledger import Promise, Tally
 from tests.support.receivers.manners import (
     FOLLOWED,
     Reader,

@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from tests.bench.limits.ledger import Seen
+from tests.support.receivers.ledger import Seen
 
 MOST_ERRORS = 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tests.bench.limits.ledger import Promise
+from tests.support.receivers.ledger import Promise
 
 
 class Tls(enum.Enum):

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator
 import msgspec
 import uvloop
 
-from tests.bench.limits.ledger import Promise
 from tests.support.certificates import DAY, make
 from tests.support.debian import REPOSITORY
 from tests.support.receivers.cast import CAST, DEAD, EHLO_NAMES, ZONE_CONNECTIONS, Member
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.journal import Account, Report
+from tests.support.receivers.ledger import Promise
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Tls
 from tests.support.sink_conversation import Manners

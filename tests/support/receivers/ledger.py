@@ -1,7 +1,6 @@
 """What one observer has seen against what was promised: the most at once, in any time, in one go.
 
-Pure bookkeeping; times are readings of the receivers' clock. A limit may change while it runs: what was seen
-under the old one is then judged by the old one (`Tally.change`).
+Pure bookkeeping; times are readings of the receivers' clock.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 
 import msgspec
-
-from zonerelay.config.units import Rate
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,21 +18,15 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 0
     rate: tuple[int, float] | None = None
 
-    def text(self) -> str:
-        return "" if self.rate is None else str(Rate(*self.rate))
-
 
 class Seen(msgspec.Struct, kw_only=True):
-    """Under one promise. `spare`: by how much the tightest `count + 1` transactions were further apart than
-    the time of the rate. `first` and `last`: when transactions began.
-    """
+    """Under one promise. `first` and `last`: when transactions began."""
 
     promise: Promise
     connections: int = 0
     recipients: int = 0
     messages: int = 0
     in_window: int = 0
-    spare: float | None = None
     transactions: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -55,10 +46,9 @@ class Seen(msgspec.Struct, kw_only=True):
         return found
 
     @property
-    def used(self) -> float | None:
+    def used(self) -> float:
         """Part of the rate that was used."""
-        if self.promise.rate is None or self.transactions < 2:
-            return None
+        assert self.promise.rate is not None
         count, seconds = self.promise.rate
         return (self.transactions - 1) / (self.last - self.first) / (count / seconds)
 
@@ -67,20 +57,10 @@ class Tally:
     """One observer's count."""
 
     def __init__(self, promise: Promise) -> None:
-        self.history: list[Seen] = []
         self.open = 0
-        self._begin(promise)
-
-    def _begin(self, promise: Promise) -> None:
+        self.seen = Seen(promise=promise)
         self._promise = promise
         self._times: deque[float] = deque()
-        self.seen = Seen(promise=promise)
-        self.history.append(self.seen)
-
-    def change(self, promise: Promise) -> None:
-        """Something else is promised from now on."""
-        self._begin(promise)
-        self.seen.connections = self.open
 
     @property
     def is_full(self) -> bool:
@@ -105,9 +85,6 @@ class Tally:
         count, seconds = self._promise.rate
         times = self._times
         times.append(now)
-        if len(times) > count:
-            spare = now - times[-count - 1] - seconds
-            seen.spare = spare if seen.spare is None else min(seen.spare, spare)
         # As many are kept as can tell by how much a rate was exceeded.
         while len(times) > 4 * count:
             times.popleft()

@@ -1,1 +1,0 @@
-"""The proof that limits hold: a relay under full load, as its receivers see it."""
