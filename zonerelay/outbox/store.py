@@ -19,7 +19,9 @@ from typing import Unpack
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, row_id, row_of
+from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import QueueName
+from zonerelay.model.reply import Reply
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
@@ -41,6 +43,7 @@ from zonerelay.store.contract import (
 from zonerelay.telemetry.metrics.metrics import OutboxFigures
 
 CLOSE_TIMEOUT = 5.0
+DROPPED = Outcome(Verdict.BOUNCED, Reply(554, "7.0", "dropped by the operator"), local=True, counts=False)
 
 
 class OutboxStore:
@@ -317,7 +320,7 @@ class OutboxStore:
                 continue
             self.claims.withdraw(key)
             if new is None:
-                row.drop(key.recipient, self._around.clock.now())
+                row.finish(old, DROPPED, self._around.clock.now(), self._around.redact)
             else:
                 row.postpone(new, self._around.redact)
         return existed

@@ -68,29 +68,26 @@ def supervise(config: Path, settings: Settings) -> int:
     redactor = build_redactor(settings)  # created before the workers need it
     log = configure_logs(log_format(settings), clock=SystemClock(), redact=redactor.text)
     patience = settings.shutdown_timeout + STOP_GRACE
+
+    def waiting(holders: str) -> None:
+        why = "another relay uses this spool, or workers of a previous one are completing deliveries"
+        log.emit("warning", "supervisor-waits", {"why": why, "processes": holders})
+        log.flush()
+
     held = lock.take(
         home,
         patience=patience,
-        waiting=lambda holders: _waiting(log, holders),
+        waiting=waiting,
         refuse=lambda held: lock.refuse_second(settings, unless_stopping=held),
     )
+
+    async def run() -> int:
+        clock = SystemClock()
+        supervisor = Supervisor(config, settings, home, held=held, log=log, clock=clock, redactor=redactor)
+        return await supervisor.run()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, settings, home, held=held, log=log, redactor=redactor))
-
-
-async def _run(
-    config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter, redactor: Redactor
-) -> int:
-    supervisor = Supervisor(
-        config, settings, home, held=held, log=log, clock=SystemClock(), redactor=redactor
-    )
-    return await supervisor.run()
-
-
-def _waiting(log: LogWriter, holders: str) -> None:
-    why = "another relay uses this spool, or workers of a previous one are completing deliveries"
-    log.emit("warning", "supervisor-waits", {"why": why, "processes": holders})
-    log.flush()
+        return runner.run(run())
 
 
 @dataclass(eq=False, repr=False)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,9 +38,7 @@ from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.limits.shared import RecordStore
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import QueueName
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
@@ -64,7 +62,7 @@ from zonerelay.telemetry.metrics.instruments import CpuDemand, ReadMetrics, relo
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import WorkerParts, build_answers, build_board, build_handler
+from zonerelay.worker.operators import WorkerParts, build_operators
 from zonerelay.worker.outbound import MailReporter, OutboundSide
 from zonerelay.worker.queue import number_of, open_queue, siblings_of
 from zonerelay.worker.report import DailyReport
@@ -179,27 +177,6 @@ async def _assemble(
     zones = tables.zones
     worker: Worker | None = None
 
-    def on_news(name: QueueName) -> None:
-        """Claim mail that other workers have left, some of it new and some deferred."""
-        if worker is None:
-            return
-        if name.is_mail:
-            scheduler.wake(name)
-        else:
-            telling.on_news()
-
-    def on_lost(keys: Collection[DeliveryKey]) -> None:
-        """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
-        themselves.
-        """
-        if worker is None:
-            return
-        ids.renumber(number_of(settings, identity.index, queue.store))
-        events = {key for key in keys if not key.queue.is_mail}
-        if events:
-            telling.on_lost(events)
-        scheduler.give_back(scheduler.withdraw(set(keys) - events))
-
     async def open_http(rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
         return await endpoints.open_http(rules, submit)
 
@@ -215,8 +192,8 @@ async def _assemble(
             on_damage=events.store_damaged,
             observe_commit=events.metrics.commits.observe,
             on_stored=lambda some, is_next: 0 if worker is None else worker.stored(some, is_next),
-            on_news=on_news,
-            on_lost=on_lost,
+            on_news=lambda name: None if worker is None else worker.on_news(name),
+            on_lost=lambda keys: None if worker is None else worker.on_lost(keys),
             environment=context.environment,
             siblings=siblings_of(settings, identity.index),
             # Called by other nodes of a shared queue, whose requests the store serves once it is open.
@@ -310,7 +287,6 @@ async def _assemble(
         inherited=identity.inherited,
         share_failure=share_failure,
     )
-    journal = Journal(home / DIRECTORY / name_of(identity.index), clock)
     dropped = Bin(store, events=events, clock=clock, skipped=leaps.skipped)
     operations = Operations(
         store=store,
@@ -318,7 +294,7 @@ async def _assemble(
         settler=settler,
         events=events,
         clock=clock,
-        journal=journal,
+        journal=Journal(home / DIRECTORY / name_of(identity.index), clock),
         orders_in_force=lambda: orders.table.ids,
         waited_for=orders.waited_for,
         binned=dropped.look,
@@ -335,12 +311,9 @@ async def _assemble(
         telling=telling,
         orders=orders,
         operations=operations,
-        journal=journal,
         dropped=dropped,
         leaps=leaps,
     )
-    answers = build_answers(parts)
-    board = build_board(settings, identity.index, parts, answers, history)
     readiness = ReadinessCheck(
         probe=store.probe,
         unhealthy=store.unhealthy,
@@ -348,17 +321,12 @@ async def _assemble(
         draining=lambda: assembled.draining,
         clock=clock,
     )
+    board, handler = build_operators(
+        active, parts, status=lambda: assembled.status(), unready=readiness, history=history
+    )
     endpoints = Endpoints(
         context,
-        build_handler(
-            active,
-            parts,
-            board,
-            answers,
-            status=lambda: assembled.status(),
-            unready=readiness,
-            history=history,
-        ),
+        handler,
         settings=active,
         board=board,
         readiness=readiness,

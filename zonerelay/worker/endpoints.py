@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -71,8 +70,7 @@ class Endpoints:
             path = control_socket_path(settings, identity.index)
             control = WorkerSocket(path, self.handler, on_error=on_error)
         else:
-            build = partial(self._build_operators, self.handler, self.submit)
-            control = ControlSocket(control_socket_path(settings), build, on_error=on_error)
+            control = ControlSocket(control_socket_path(settings), self._own_operators, on_error=on_error)
         what = "commands cannot be processed", "control-socket"
         await self.parts.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
@@ -81,7 +79,7 @@ class Endpoints:
     async def _serve_http(self, settings: Settings) -> None:
         admin = self._admin = AdminServer(
             settings.admin,
-            operators=lambda: self._build_operators(self.handler, self.submit),
+            operators=self._own_operators,
             metrics=self._events.metrics.exposition,
             readiness=self.readiness,
             inherited=self._identity.inherited,
@@ -99,6 +97,9 @@ class Endpoints:
 
         operators = self._build_operators(self._relay(), submit, rules)
         return SubmissionServer(operators, rules)
+
+    def _own_operators(self) -> Operators:
+        return self._build_operators(self.handler, self.submit)
 
     def _relay(self) -> Handler:
         """Return the handler that answers for the whole relay."""

@@ -22,7 +22,7 @@ from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.queue.operator.clock_watch import NAME, ClockLeaps
-from zonerelay.queue.operator.journal import Bin, Journal
+from zonerelay.queue.operator.journal import Bin
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
@@ -49,35 +49,35 @@ class WorkerParts:
     telling: MailReporter
     orders: Orders
     operations: Operations
-    journal: Journal
     dropped: Bin
     leaps: ClockLeaps
 
 
-def build_answers(parts: WorkerParts) -> OrderAnswers:
-    return OrderAnswers(
+def build_operators(
+    settings: Callable[[], Settings],
+    parts: WorkerParts,
+    *,
+    status: Callable[[], Awaitable[RelayStatus]],
+    unready: Callable[[], Awaitable[Sequence[str]]],
+    history: History | None,
+) -> tuple[StatusBoard, ControlHandler]:
+    """Return the status of the queue and the handler of requests. `status` returns the status of the worker,
+    and `settings` the active configuration.
+    """
+    context, sending = parts.context, parts.sending
+    orders = OrderAnswers(
         parts.orders,
         parts.operations,
         store=parts.queue.store,
         scheduler=parts.scheduler,
         first_expiry=parts.settler.first_expiry,
         zones=lambda: parts.zones.names,
-        clock=parts.context.clock,
+        clock=context.clock,
     )
-
-
-def build_board(
-    settings: Settings,
-    worker: int,
-    parts: WorkerParts,
-    orders: OrderAnswers,
-    history: History | None,
-) -> StatusBoard:
-    sending = parts.sending
-    return StatusBoard(
-        settings=settings,
-        worker=worker,
-        hostname=parts.context.hostname,
+    board = StatusBoard(
+        settings=settings(),
+        worker=context.identity.index,
+        hostname=context.hostname,
         store=parts.queue.store,
         scheduler=parts.scheduler,
         zones=parts.zones,
@@ -88,31 +88,18 @@ def build_board(
         history=history,
         orders=orders.rows,
         in_force=parts.orders,
-        clock=parts.context.clock,
+        clock=context.clock,
     )
-
-
-def build_handler(
-    settings: Callable[[], Settings],
-    parts: WorkerParts,
-    board: StatusBoard,
-    orders: OrderAnswers,
-    *,
-    status: Callable[[], Awaitable[RelayStatus]],
-    unready: Callable[[], Awaitable[Sequence[str]]],
-    history: History | None,
-) -> ControlHandler:
-    context = parts.context
-    return ControlHandler(
+    handler = ControlHandler(
         operations=parts.operations,
         status=status,
         explainer=_build_explainer(settings, parts, board, orders),
         orders=orders,
         redactor=context.redactor,
         bodies=_build_bodies(parts),
-        acts=OperatorActs(parts.operations, parts.journal, parts.zones, context.clock),
-        streams=LiveStreams(context.events, context.redactor, parts.sending.courier.join),
-        phase_of=parts.sending.courier.phase_of,
+        acts=OperatorActs(parts.operations, parts.operations.journal, parts.zones, context.clock),
+        streams=LiveStreams(context.events, context.redactor, sending.courier.join),
+        phase_of=sending.courier.phase_of,
         turn_of=board.destinations.waiting_for_rate,
         acknowledge=partial(_acknowledge, parts),
         refresh=board.refresh,
@@ -121,6 +108,7 @@ def build_handler(
         webhooks=lambda: parts.telling.webhooks,
         history=history,
     )
+    return board, handler
 
 
 async def _acknowledge(parts: WorkerParts, loss: str) -> bool:

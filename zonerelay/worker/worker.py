@@ -13,7 +13,7 @@ Otherwise it stays, and `tell` reports the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -22,8 +22,8 @@ from msgspec import structs
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import QueueKind
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.queue_name import QueueKind, QueueName
 from zonerelay.operations.answers import QuotaStatus, RelayStatus
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
@@ -33,6 +33,7 @@ from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import WorkerParts
+from zonerelay.worker.queue import number_of
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import Tables, build_tables
 
@@ -101,6 +102,24 @@ class Worker:
         """Take new mail or new events that are durable (`store.contract.Stored`)."""
         to = self.parts.scheduler if deliveries[0].queue.is_mail else self.parts.telling
         return to.stored(deliveries, is_next)
+
+    def on_news(self, name: QueueName) -> None:
+        """Claim mail that other workers have left, some of it new and some deferred."""
+        if name.is_mail:
+            self.parts.scheduler.wake(name)
+        else:
+            self.parts.telling.on_news()
+
+    def on_lost(self, keys: Collection[DeliveryKey]) -> None:
+        """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
+        themselves.
+        """
+        parts = self.parts
+        parts.ids.renumber(number_of(self.settings, self.identity.index, self.store))
+        events = {key for key in keys if not key.queue.is_mail}
+        if events:
+            parts.telling.on_lost(events)
+        parts.scheduler.give_back(parts.scheduler.withdraw(set(keys) - events))
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -221,7 +240,7 @@ class Worker:
             self.history,
             parts.telling,
             parts.leaps,
-            parts.journal,
+            parts.operations.journal,
             parts.orders,
         )
         return (

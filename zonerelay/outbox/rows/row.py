@@ -190,13 +190,6 @@ class Row:
         )
         self._settle(delivery.recipient, state)
 
-    def drop(self, recipient: Mailbox, now: float) -> None:
-        state = RecipientProgress(
-            done=FAILED, attempts=self.state(recipient).attempts, at=now, code=554, detail="7.0",
-            text="dropped by the operator", local=True,
-        )  # fmt: skip
-        self._settle(recipient, state)
-
     def _settle(self, recipient: Mailbox, state: RecipientProgress) -> None:
         self.states[recipient] = state
         self.attempts = max(self.attempts, state.attempts)
