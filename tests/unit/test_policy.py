@@ -46,38 +46,45 @@ def test_helpers_make_decisions() -> None:
     assert accept(remove=["X-B"]).edits_header
 
 
-@pytest.mark.parametrize("code", [200, 250, 354, 399, 600, 999])
-def test_a_refusal_is_a_refusal(code: int) -> None:
-    with pytest.raises(ValueError, match="code"):
-        refuse(code, "7.1", "no")
-
-
-@pytest.mark.parametrize("detail", ["", "5.7.1", "7", "7.1.", "a.b", "7.1\r\n", "7777.1"])
-def test_a_detail_is_subject_and_detail(detail: str) -> None:
-    with pytest.raises(ValueError, match="detail"):
-        refuse(550, detail, "no")
+NOT_ONE_LINE = ["a\r\nBcc: x@y", "a\nb", "a\rb", "a\0b", "\x1b[2J", "é", "a\x7f"]
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "a\r\n250 ok", "a\nb", "a\rb", "a\0b", "a\tb", "\x1b[2J", "é", "a\x7f", "x" * (MAX_REPLY_TEXT + 1)],
+    ("reply", "words"),
+    [
+        *(((code, "7.1", "no"), "code") for code in (200, 250, 354, 399, 600, 999)),
+        *(((550, each, "no"), "detail") for each in ("", "5.7.1", "7", "7.1.", "a.b", "7.1\r\n", "7777.1")),
+        *(
+            ((550, "7.1", text), "the text of a reply must be")
+            for text in ("", "a\tb", "x" * (MAX_REPLY_TEXT + 1), *NOT_ONE_LINE)
+        ),
+    ],
 )
-def test_a_reply_is_one_printable_line(text: str) -> None:
-    with pytest.raises(ValueError, match="the text of a reply must be"):
-        refuse(550, "7.1", text)
+def test_a_refusal_has_a_code_a_detail_and_one_printable_line(
+    reply: tuple[int, str, str], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        refuse(*reply)
 
 
 @pytest.mark.parametrize(
-    "name", ["", "X Y", "X:", "X-Ä", "X\r\nBcc", "X\0", "X\t", "x" * (MAX_FIELD_NAME + 1)]
+    ("name", "words"),
+    [
+        *(
+            (name, "not a header field name")
+            for name in ("", "X Y", "X:", "X-Ä", "X\r\nBcc", "X\0", "X\t", "x" * (MAX_FIELD_NAME + 1))
+        ),
+        *((name, "Received") for name in ("Received", "RECEIVED", "received")),
+    ],
 )
-def test_a_field_name_is_one(name: str) -> None:
-    with pytest.raises(ValueError, match="not a header field name"):
+def test_a_field_has_a_name_of_its_own_and_not_the_relays(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         accept(add=[(name, "v")])
-    with pytest.raises(ValueError, match="not a header field name"):
+    with pytest.raises(ValueError, match=words):
         accept(remove=[name])
 
 
-@pytest.mark.parametrize("value", ["a\r\nBcc: x@y", "a\nb", "a\rb", "a\0b", "\x1b", "é", "a\x7f", "a\u2028b"])
+@pytest.mark.parametrize("value", [*NOT_ONE_LINE, "a\u2028b"])
 def test_a_value_is_one_printable_line(value: str) -> None:
     with pytest.raises(ValueError, match="X-Note must be a single line of printable ASCII"):
         accept(add=[("X-Note", value)])
@@ -98,14 +105,6 @@ def test_lengths_are_bounded_so_that_folding_breaks_no_word() -> None:
         accept(add=many)
     with pytest.raises(ValueError, match="more than"):
         accept(remove=[name for name, _ in many])
-
-
-@pytest.mark.parametrize("name", ["Received", "RECEIVED", "received"])
-def test_received_fields_are_the_relays(name: str) -> None:
-    with pytest.raises(ValueError, match="Received"):
-        accept(add=[(name, "from x")])
-    with pytest.raises(ValueError, match="Received"):
-        accept(remove=[name])
 
 
 def test_a_refusal_changes_nothing() -> None:

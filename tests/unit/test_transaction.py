@@ -45,6 +45,15 @@ def converse(capabilities: Capabilities, recipients: int, *replies: str) -> Clie
     return transaction
 
 
+def begun(*replies: str) -> ClientTransaction:
+    """To one recipient; of the body nothing is sent."""
+    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
+    transaction.begin()
+    for text in replies:
+        transaction.receive(reply(text))
+    return transaction
+
+
 def outcomes(transaction: ClientTransaction, count: int) -> list[Outcome]:
     assert len(transaction.outcomes) == count
     return [each for each in transaction.outcomes if each is not None]
@@ -152,10 +161,7 @@ def test_without_pipelining_each_command_waits_for_its_reply() -> None:
 
 
 def test_lone_dot_is_sent_when_354_comes_for_nobody() -> None:
-    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
-    transaction.begin()
-    transaction.receive(reply(OK))
-    transaction.receive(reply("550 no"))
+    transaction = begun(OK, "550 no")
     assert transaction.receive(reply(GO)) == b".\r\n"
     assert transaction.phase is TransactionPhase.LONE_DOT
     transaction.receive(reply("554 no"))
@@ -163,10 +169,7 @@ def test_lone_dot_is_sent_when_354_comes_for_nobody() -> None:
 
 
 def test_transaction_left_open_is_reset_so_that_the_connection_can_be_reused() -> None:
-    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
-    transaction.begin()
-    transaction.receive(reply(OK))
-    transaction.receive(reply(OK))
+    transaction = begun(OK, OK)
     assert transaction.receive(reply("451 later")) == b"RSET\r\n"
     transaction.receive(reply("250 ok"))
     assert (transaction.phase, transaction.closing) == (TransactionPhase.DONE, False)
@@ -216,30 +219,19 @@ def test_overflow_that_nobody_will_take_now_costs_no_attempt() -> None:
     assert (refused.counts, overflow.counts) == (True, False)
 
 
-def test_peer_that_refuses_in_the_middle_of_the_body_is_heard() -> None:
-    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
-    transaction.begin()
-    for text in (OK, OK, GO):
-        transaction.receive(reply(text))
-    transaction.receive(reply("552/3.4 too big"))
-    assert summary(transaction, 1) == "B"
-    assert transaction.closing
-
-
-def test_acceptance_in_the_middle_of_the_body_is_not_believed() -> None:
-    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
-    transaction.begin()
-    for text in (OK, OK, GO, "250 taken"):
-        transaction.receive(reply(text))
-    assert summary(transaction, 1) == "F"
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("552/3.4 too big", "B"), ("250 taken", "F")],
+    ids=["is heard", "is not believed"],
+)
+def test_an_answer_in_the_middle_of_the_body(answer: str, expected: str) -> None:
+    transaction = begun(OK, OK, GO, answer)
+    assert summary(transaction, 1) == expected
     assert transaction.closing
 
 
 def test_our_own_trouble_blames_no_peer() -> None:
-    transaction = ClientTransaction(make_message(), to("a@example.com"), PIPELINING, PEER)
-    transaction.begin()
-    for text in (OK, OK, GO):
-        transaction.receive(reply(text))
+    transaction = begun(OK, OK, GO)
     transaction.abandon(Reply(451, "3.0", "store"))
     outcome = outcomes(transaction, 1)[0]
     assert (outcome.verdict, outcome.scope, outcome.counts) == (Verdict.DEFERRED, Scope.LOCAL, False)
