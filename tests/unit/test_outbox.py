@@ -12,8 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.toml import toml_document
-from zonerelay.config.load import ConfigError, load_text
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
@@ -308,25 +306,7 @@ def test_a_mailbox_that_cannot_be_used_says_why(changes: dict[str, object], prob
         assert mailbox.settings().name == "mailbox/7"
 
 
-# --- the configuration
-
-
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
-        ({"schema": "mail"}, "outbox.url: is missing"),
-        ({"url": "mysql://x/y"}, 'outbox.url: must begin with "postgresql://"'),
-        ({"url": "postgresql://u:secret@h/d"}, "outbox.url: contains a password; set outbox.password"),
-        ({"url": "postgresql://u@h/d", "table": "a-b"}, 'outbox.table: "a-b" is not a name'),
-        ({"url": "postgresql://u@h/d", "zone": "defualt"}, "outbox.zone: no zone is named"),
-        ({"url": "postgresql://u@h/d", "mailbox_table": "outbound_messages"}, "outbox.mailbox_table: is the"),
-    ],
-)
-def test_a_wrong_configuration_is_told(table: dict[str, str], problem: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_text(toml_document({}, {"outbox": table}))
-    assert problem in str(raised.value)
-    assert "secret" not in str(raised.value)
+# --- files
 
 
 @given(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -91,16 +92,16 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-async def check(
-    checks: PasswordChecks,
-    key: bytes,
-    password: str = "pw",
-    *,
-    client: str,
-    regular: bool = False,
-    rank: Callable[[], int | None] = lambda: 0,
-) -> bool:
-    entered = checks.enter(key, "pw", password, client=client, regular=regular, rank=rank)
+@pytest.fixture
+async def checks(gate: Gate) -> AsyncIterator[PasswordChecks]:
+    checks = PasswordChecks(gate.matches)
+    yield checks
+    gate.open.set()
+    checks.close()
+
+
+async def check(checks: PasswordChecks, key: bytes, password: str = "pw", **more: Any) -> bool:
+    entered = checks.enter(key, "pw", password, **{"regular": False, "rank": lambda: 0, **more})
     try:
         return await asyncio.shield(entered.done)
     except asyncio.CancelledError:
@@ -108,34 +109,18 @@ async def check(
         raise
 
 
-async def started(
-    checks: PasswordChecks,
-    keys: range,
-    *,
-    client: str = "",
-    password: str = "pw",
-    regular: bool = False,
-    rank: Callable[[], int | None] = lambda: 0,
-) -> list[asyncio.Task[bool]]:
+async def started(checks: PasswordChecks, keys: range, **more: Any) -> list[asyncio.Task[bool]]:
     tasks = [
-        asyncio.create_task(
-            check(
-                checks,
-                str(key).encode(),
-                password,
-                client=client or f"client {key}",
-                regular=regular,
-                rank=rank,
-            )
-        )
+        asyncio.create_task(check(checks, str(key).encode(), **{"client": f"client {key}", **more}))
         for key in keys
     ]
     await asyncio.sleep(0)
     return tasks
 
 
-async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     tasks = await started(checks, range(1 + MAX_WAITING))
     with pytest.raises(ChecksBusyError):
         await check(checks, b"one more", client="another")
@@ -143,11 +128,9 @@ async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(gate: G
     assert all(await asyncio.gather(*tasks))
     assert await check(checks, b"one more", client="another")
     assert not await check(checks, b"wrong", "other", client="another")
-    checks.close()
 
 
-async def test_one_client_cannot_fill_the_queue(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_one_client_cannot_fill_the_queue(gate: Gate, checks: PasswordChecks) -> None:
     tasks = await started(checks, range(MAX_WAITING_PER_CLIENT), client="greedy")
     with pytest.raises(ChecksBusyError):
         await check(checks, b"one more", client="greedy")
@@ -155,42 +138,35 @@ async def test_one_client_cannot_fill_the_queue(gate: Gate) -> None:
     gate.open.set()
     assert all(await asyncio.gather(*tasks))
     assert checks._checks == {}
-    checks.close()
 
 
-async def test_equal_checks_at_one_time_are_one_hash(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_equal_checks_at_one_time_are_one_hash(gate: Gate, checks: PasswordChecks) -> None:
     tasks = [*await started(checks, range(1)), *await started(checks, range(1))]
     gate.open.set()
     assert await asyncio.gather(*tasks) == [True, True]
     assert gate.calls == 1
-    checks.close()
 
 
-async def test_who_leaves_does_not_take_the_answer_from_others(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_who_leaves_does_not_take_the_answer_from_others(gate: Gate, checks: PasswordChecks) -> None:
     [leaving] = await started(checks, range(1))
     [staying] = await started(checks, range(1))
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     gate.open.set()
     assert await staying
-    checks.close()
 
 
-async def test_an_error_of_the_hash_is_everybodys_and_leaves_no_trace(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_an_error_of_the_hash_is_everybodys_and_leaves_no_trace(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     tasks = await started(checks, range(3), password="fault")
     gate.open.set()
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, MemoryError)
     assert checks._checks == {}
-    assert checks._checks == {}
-    checks.close()
 
 
-async def test_closing_answers_what_waits_without_hashing_it(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_closing_answers_what_waits_without_hashing_it(gate: Gate, checks: PasswordChecks) -> None:
     tasks = await started(checks, range(5))
     tasks += await started(checks, range(5, 10), regular=True)
     for _ in range(QUEUES):
@@ -205,8 +181,9 @@ async def test_closing_answers_what_waits_without_hashing_it(gate: Gate) -> None
         await check(checks, b"late", client="a")
 
 
-async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     strangers = await started(checks, range(1 + MAX_WAITING))
     assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     [regular] = await started(checks, range(100, 101), regular=True)
@@ -215,7 +192,6 @@ async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(gate: Gate) 
     gate.open.set()
     assert await regular
     await asyncio.gather(*strangers)
-    checks.close()
 
 
 async def test_with_cores_regulars_have_all_of_them_and_strangers_all_but_one(gate: Gate) -> None:
@@ -230,8 +206,9 @@ async def test_with_cores_regulars_have_all_of_them_and_strangers_all_but_one(ga
     checks.close()
 
 
-async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_from(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_from(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     order: list[str] = []
 
     def note(name: str) -> Callable[[asyncio.Task[bool]], None]:
@@ -245,11 +222,11 @@ async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_fr
     gate.open.set()
     await last
     assert order == ["first", "second", "third"]
-    checks.close()
 
 
-async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     guessing = await started(checks, range(1 + MAX_WAITING), rank=lambda: 3)
     [fresh] = await started(checks, range(100, 101))
     with pytest.raises(ChecksBusyError):
@@ -261,11 +238,11 @@ async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(gate: 
         MAX_WAITING
     ]
     assert checks._checks == {}
-    checks.close()
 
 
-async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     lock: list[int | None] = [0]
     first, left, *locked = await started(checks, range(4), rank=lambda: lock[0])
     left.cancel()
@@ -277,11 +254,11 @@ async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(gat
         assert isinstance(answer, GoneError)
     assert gate.calls == 1
     assert checks._checks == {}
-    checks.close()
 
 
-async def test_a_check_that_a_regular_waits_for_too_moves_to_the_lane_of_regulars(gate: Gate) -> None:
-    checks = PasswordChecks(gate.matches)
+async def test_a_check_that_a_regular_waits_for_too_moves_to_the_lane_of_regulars(
+    gate: Gate, checks: PasswordChecks
+) -> None:
     strangers = await started(checks, range(3))
     [regular] = await started(checks, range(2, 3), regular=True)
     for _ in range(QUEUES):
@@ -290,4 +267,3 @@ async def test_a_check_that_a_regular_waits_for_too_moves_to_the_lane_of_regular
     assert await regular
     assert all(await asyncio.gather(*strangers))
     assert gate.calls == 3
-    checks.close()
