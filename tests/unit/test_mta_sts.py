@@ -1,21 +1,41 @@
-"""MTA-STS as texts: the TXT record, the policy, which hosts are in it (RFC 8461 3 and 4.1)."""
+"""MTA-STS: records and policies as texts (RFC 8461 3 and 4.1), and policies that are kept over days."""
 
 from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.config.settings import ZoneSettings
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.reply import Reply
+from zonerelay.process.webclient import Resolve, Response, WebError
+from zonerelay.routing import mta_sts as sts_policies
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
+from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import (
     MAX_LIFE,
     MAX_PATTERNS,
+    MAX_POLICY,
     MIN_LIFE,
+    RETRY_AFTER,
     CachedPolicy,
+    PolicyLookup,
+    StsFiles,
     StsMode,
+    StsPolicies,
     StsPolicy,
     parse_policy,
     record_id,
 )
+from zonerelay.telemetry.events.events import StsEvents
 
 DAY = 86_400
 GOOD = "version: STSv1\nmode: enforce\nmx: mx1.example.com\nmx: *.example.net\nmax_age: 604800\n"
@@ -156,3 +176,392 @@ def test_whatever_a_server_sends_is_a_policy_or_is_refused(body: bytes) -> None:
 def test_whatever_is_in_a_record_is_an_id_or_none(texts: list[str]) -> None:
     found = record_id(texts)
     assert found == "" or found.isalnum()
+
+
+# Policies over days, with a clock that is turned by hand
+
+
+DOMAIN = "example.com"
+ZONE = ZoneSettings()
+TXT_TTL = 300.0
+URL = "https://mta-sts.example.com/.well-known/mta-sts.txt"
+
+
+def text(mode: str = "enforce", mx: str = "mx.example.com", max_age: float = 7 * DAY) -> bytes:
+    return f"version: STSv1\r\nmode: {mode}\r\nmx: {mx}\r\nmax_age: {max_age:.0f}\r\n".encode()
+
+
+def page(body: bytes, *, status: int = 200, content_type: str = "text/plain; charset=us-ascii") -> Response:
+    return Response(status, {"content-type": content_type}, body)
+
+
+@dataclass
+class Domain:
+    """What DNS and the policy's server say today."""
+
+    clock: ManualClock
+    id: str = "1"
+    dns: DnsStatus = DnsStatus.OK
+    answer: Response | Exception = field(default_factory=lambda: page(text()))
+    ips: tuple[str, ...] = ("8.8.8.8",)
+    gate: asyncio.Event | None = None
+    fetched: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    async def txt(self, name: str) -> DnsAnswer[str]:
+        self.asked.append(name)
+        records = (f"v=STSv1; id={self.id};",) if self.dns is DnsStatus.OK and self.id else ()
+        return DnsAnswer(self.dns, records, self.clock.monotonic() + TXT_TTL)
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        if self.ips:
+            return Addresses(self.ips)
+        return Addresses((), Reply(451, "4.4", f"no address of {name}"))
+
+    async def fetch(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response:
+        assert (timeout, max_size) == (sts_policies.FETCH_TIMEOUT, MAX_POLICY)
+        self.fetched.append(url)
+        await resolve(url.split("/")[2])
+        if self.gate is not None:
+            await self.gate.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@dataclass
+class Log:
+    lines: list[str] = field(default_factory=list)
+
+    def looked_up(self, result: str) -> None:
+        self.lines.append(f"looked up: {result}")
+
+    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
+        self.lines.append(f"fetched: {mode} {policy_id}")
+
+    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
+        self.lines.append(f"failed, {'kept' if kept_until else 'none kept'}: {problem}")
+
+    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
+        self.lines.append(f"mismatch: {mode} {' '.join(hosts)}")
+
+    def files(self, problem: str) -> None:
+        self.lines.append(f"files: {problem}")
+
+    def of_fetches(self) -> list[str]:
+        return [line for line in self.lines if line.startswith(("fetched", "failed"))]
+
+
+class Stage:
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock()
+        self.domain = Domain(self.clock)
+        self.log = Log()
+        self.directory = directory / "mta-sts"
+        self.policies = self.start()
+
+    def start(self) -> StsPolicies:
+        self.policies = StsPolicies(
+            cast(Resolver, self.domain),
+            cast(StsEvents, self.log),
+            self.clock,
+            files=StsFiles(self.directory),
+            fetch=self.domain.fetch,
+        )
+        return self.policies
+
+    async def look_up(self, zone: ZoneSettings = ZONE) -> PolicyLookup:
+        return await self.policies.look_up(zone, DOMAIN)
+
+    async def settle(self) -> None:
+        """Let what runs in the background end."""
+        for _ in range(200):
+            await asyncio.sleep(0)
+            if not self.policies._fetching:
+                return
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def id_of(found: PolicyLookup) -> str:
+    return "" if found.held is None else found.held.id
+
+
+async def test_a_policy_is_fetched_once_and_counts_until_its_record_is_looked_up_again(stage: Stage) -> None:
+    found = await stage.look_up()
+    assert found.held is not None
+    assert found.held.allows("mx.example.com")
+    assert found.expires == stage.clock.now() + TXT_TTL
+    assert await stage.look_up() == found
+    assert stage.domain.asked == ["_mta-sts.example.com"] * 2
+    assert stage.domain.fetched == [URL]
+    assert stage.log.lines == ["fetched: enforce 1", "looked up: enforce", "looked up: enforce"]
+
+
+async def test_no_record_means_no_policy_and_nothing_is_fetched(stage: Stage) -> None:
+    stage.domain.dns = DnsStatus.NXDOMAIN
+    assert await stage.look_up() == PolicyLookup(None, stage.clock.now() + TXT_TTL)
+    stage.domain.dns = DnsStatus.TIMEOUT
+    found = await stage.look_up()
+    assert found.held is None
+    assert found.problem == "TXT of the domain: no name server responded in time"
+    assert stage.domain.fetched == []
+    assert stage.log.lines == ["looked up: absent", "looked up: failed"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (WebError("nobody there"), "nobody there"),
+        (page(text(), status=404), "mta-sts.example.com returned status 404"),
+        (page(b"", status=301), "mta-sts.example.com returned status 301"),
+        (page(text(), content_type="text/html"), "mta-sts.example.com did not return text/plain"),
+        (page(text(mode="maybe")), "the policy has no valid mode: 'maybe'"),
+        (RuntimeError("a bug"), "internal error: RuntimeError"),
+    ],
+)
+async def test_a_policy_that_cannot_be_had_is_none_for_five_minutes(
+    stage: Stage, answer: Response | Exception, problem: str
+) -> None:
+    stage.domain.answer = answer
+    found = await stage.look_up()
+    assert found == PolicyLookup(None, stage.clock.now() + RETRY_AFTER, problem)
+    stage.domain.answer = page(text())
+    stage.clock.advance(RETRY_AFTER - 1)
+    assert (await stage.look_up()).held is None
+    assert len(stage.domain.fetched) == 1
+    stage.clock.advance(2)
+    assert id_of(await stage.look_up()) == "1"
+    assert stage.log.of_fetches() == [f"failed, none kept: {problem}", "fetched: enforce 1"]
+
+
+@pytest.mark.parametrize(("ips", "problem"), [((), "no address of"), (("127.0.0.1", "10.0.0.1"), "private")])
+async def test_a_server_without_a_public_address_is_not_asked(
+    stage: Stage, ips: tuple[str, ...], problem: str
+) -> None:
+    stage.domain.ips = ips
+    assert problem in (await stage.look_up()).problem
+    if ips:
+        stage.clock.advance(RETRY_AFTER + 1)
+        assert id_of(await stage.look_up(ZoneSettings(allow_private_addresses=True))) == "1"
+
+
+@pytest.mark.parametrize("trouble", ["record gone", "dns silent", "server down", "all of it"])
+async def test_who_suppresses_an_answer_gains_nothing_while_a_policy_is_held(
+    stage: Stage, trouble: str
+) -> None:
+    await stage.look_up()
+    if trouble in ("server down", "all of it"):
+        stage.domain.answer = WebError("down")
+    if trouble != "server down":
+        stage.domain.dns = DnsStatus.NXDOMAIN if trouble == "record gone" else DnsStatus.TIMEOUT
+    while stage.clock.now() < 1_700_000_000 + 7 * DAY - 7200:
+        stage.clock.advance(3600)
+        assert id_of(await stage.look_up()) == "1"
+        await stage.settle()
+    stage.clock.advance(7200)
+    found = await stage.look_up()
+    # Where the server answers, it was asked again in time, with or without a record.
+    assert (found.held is None) is (trouble in ("server down", "all of it"))
+
+
+async def test_an_expired_policy_whose_server_is_down_is_none(stage: Stage) -> None:
+    await stage.look_up()
+    stage.domain.answer = WebError("down")
+    stage.clock.advance(7 * DAY - 1)
+    found = await stage.look_up()
+    assert found.expires == stage.clock.now() + 1  # no route outlives its policy
+    await stage.settle()
+    stage.clock.advance(RETRY_AFTER + 1)
+    found = await stage.look_up()
+    assert (found.held, found.problem) == (None, "down")
+    assert stage.log.of_fetches()[1:] == ["failed, kept: down", "failed, none kept: down"]
+
+
+async def test_a_new_id_is_waited_for(stage: Stage) -> None:
+    await stage.look_up()
+    stage.domain.id, stage.domain.answer = "2", page(text(mx="mx.example.net"))
+    found = await stage.look_up()
+    assert found.held is not None
+    assert found.held.id == "2"
+    assert found.held.allows("mx.example.net")
+
+
+async def test_a_new_id_without_its_policy_leaves_the_old_one_in_force(stage: Stage) -> None:
+    await stage.look_up()
+    stage.domain.id, stage.domain.answer = "2", WebError("down")
+    for _ in range(3):
+        assert id_of(await stage.look_up()) == "1"
+    assert len(stage.domain.fetched) == 2
+    stage.domain.answer = page(text())
+    stage.clock.advance(RETRY_AFTER + 1)
+    assert id_of(await stage.look_up()) == "2"
+
+
+async def test_a_policy_is_refreshed_in_the_background_when_it_is_a_day_old(stage: Stage) -> None:
+    await stage.look_up()
+    stage.clock.advance(DAY - 1)
+    await stage.look_up()
+    assert len(stage.domain.fetched) == 1
+    stage.domain.gate = asyncio.Event()
+    stage.clock.advance(2)
+    before = await stage.look_up()  # does not wait
+    stage.domain.gate.set()
+    await stage.settle()
+    after = await stage.look_up()
+    assert before.held is not None
+    assert after.held is not None
+    assert after.held.expires == before.held.expires + DAY + 1
+    assert len(stage.domain.fetched) == 2
+
+
+async def test_a_policy_that_is_short_lived_is_refreshed_at_half_its_life(stage: Stage) -> None:
+    stage.domain.answer = page(text(max_age=7200))
+    await stage.look_up()
+    stage.clock.advance(3601)
+    await stage.look_up()
+    await stage.settle()
+    stage.domain.answer = WebError("down")
+    stage.clock.advance(3600)
+    assert id_of(await stage.look_up()) == "1"
+
+
+async def test_a_refresh_that_fails_is_not_tried_with_every_message(stage: Stage) -> None:
+    await stage.look_up()
+    stage.domain.answer = WebError("down")
+    stage.clock.advance(DAY + 1)
+    for _ in range(5):
+        await stage.look_up()
+        await stage.settle()
+    assert len(stage.domain.fetched) == 2
+
+
+async def test_equal_questions_wait_for_one_fetch(stage: Stage) -> None:
+    stage.domain.gate = asyncio.Event()
+    asking = [asyncio.create_task(stage.look_up()) for _ in range(20)]
+    await asyncio.sleep(0.01)
+    asking[0].cancel()  # takes nothing from the others
+    stage.domain.gate.set()
+    found = await asyncio.gather(*asking[1:])
+    assert {id_of(each) for each in found} == {"1"}
+    assert len(stage.domain.fetched) == 1
+
+
+async def test_mail_does_not_wait_long_for_a_policy_that_is_new(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sts_policies, "FIRST_WAIT", 0.01)
+    stage.domain.gate = asyncio.Event()
+    found = await stage.look_up()
+    assert found.held is None
+    assert found.problem == "its policy is still being fetched"
+    assert found.expires == stage.clock.now() + sts_policies.PENDING_LIFE
+    stage.domain.gate.set()
+    await stage.settle()
+    assert id_of(await stage.look_up()) == "1"
+    assert len(stage.domain.fetched) == 1
+
+
+async def test_a_fetch_ends_in_time_whatever_the_server_does(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sts_policies, "FETCH_TIMEOUT", 0.01)
+    stage.domain.gate = asyncio.Event()
+    assert (await stage.look_up()).problem == "no answer within 0.01 s"
+
+
+async def test_what_is_being_fetched_at_the_end_is_given_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sts_policies, "FIRST_WAIT", 0.01)
+    stage.domain.gate = asyncio.Event()
+    await stage.look_up()
+    await stage.policies.close()
+    assert stage.log.of_fetches() == []
+
+
+async def test_a_policy_survives_a_restart_and_its_age_counts_on(stage: Stage) -> None:
+    await stage.look_up()
+    await stage.settle()
+    stage.domain.answer = WebError("down")
+    stage.domain.dns = DnsStatus.TIMEOUT
+    stage.clock.advance(7 * DAY - 10)
+    stage.start()
+    assert id_of(await stage.look_up()) == "1"
+    await stage.settle()
+    stage.clock.advance(11)
+    stage.start()
+    assert id_of(await stage.look_up()) == ""
+    assert list(stage.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"{}",
+        json.dumps({"domain": "example.com", "id": "1"}).encode(),
+        b"x" * 100_000,
+        b"[" * 30_000,
+    ],
+)
+async def test_a_file_that_makes_no_sense_is_named_and_passed_over(stage: Stage, contents: bytes) -> None:
+    stage.directory.mkdir()
+    (stage.directory / "example.com.json").write_bytes(contents)
+    (stage.directory / "tmpabc.new").write_bytes(b"half a pol")
+    assert id_of(await stage.look_up()) == "1"
+    assert stage.log.lines[0].startswith(f"files: {stage.directory}/example.com.json: ")
+    await stage.settle()
+    assert [path.name for path in stage.directory.iterdir()] == ["example.com.json"]
+    stage.start()
+    stage.domain.answer = WebError("down")
+    assert id_of(await stage.look_up()) == "1"
+
+
+async def test_a_file_of_another_domain_or_from_the_future_gives_no_policy_that_lasts(stage: Stage) -> None:
+    await stage.look_up()
+    await stage.settle()
+    file = stage.directory / "example.com.json"
+    fields = json.loads(file.read_text())
+    (stage.directory / "example.net.json").write_text(json.dumps(fields))
+    file.write_text(json.dumps(fields | {"fetched": stage.clock.now() + 1000 * DAY}))
+    stage.start()
+    found = await stage.look_up()
+    assert found.held is not None
+    assert found.held.fetched == stage.clock.now()
+    assert any("example.net.json: not the policy of this domain" in line for line in stage.log.lines)
+
+
+async def test_a_directory_that_cannot_be_written_costs_no_mail(stage: Stage) -> None:
+    stage.directory.parent.joinpath("mta-sts").write_text("a file where the directory should be")
+    assert id_of(await stage.look_up()) == "1"
+    await stage.settle()
+    assert [line.partition(" ")[0] for line in stage.log.lines].count("files:") == 2
+
+
+async def test_policies_that_are_not_used_make_room(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sts_policies, "MAX_POLICIES", 3)
+    for at in range(5):
+        await stage.policies.look_up(ZONE, f"d{at}.example")
+        await stage.policies.look_up(ZONE, "d0.example")
+        await stage.settle()
+    names = sorted(path.name for path in stage.directory.iterdir())
+    assert names == ["d0.example.json", "d3.example.json", "d4.example.json"]
+    stage.start()
+    monkeypatch.setattr(sts_policies, "MAX_POLICIES", 2)
+    stage.domain.answer = WebError("down")
+    found = [await stage.policies.look_up(ZONE, f"d{at}.example") for at in (0, 3, 4)]
+    assert sum(each.held is not None for each in found) == 2
+
+
+async def test_a_domain_that_is_too_long_for_a_record_has_no_policy(stage: Stage) -> None:
+    domain = ".".join(["a" * 60] * 4) + ".example"
+    assert (await stage.policies.look_up(ZONE, domain)).held is None
+    assert stage.domain.asked == []

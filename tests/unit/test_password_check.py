@@ -216,7 +216,7 @@ async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_fr
 
     await started(checks, range(1))
     for key, (name, rank) in enumerate({"third": 7, "second": 2, "first": 0}.items(), 1):
-        [task] = await started(checks, range(key, key + 1), rank=lambda rank=rank: rank)  # type: ignore[misc]
+        [task] = await started(checks, range(key, key + 1), rank=lambda rank=rank: rank)
         task.add_done_callback(note(name))
     [last] = await started(checks, range(9, 10), rank=lambda: 7)
     gate.open.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Sequence
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.values import margin
+from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.rates import HORIZON, Pace, Pacer, Rates, Ticket
+from zonerelay.queue.zone.zone import LONGEST_FIRST, take_turn
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 SITE = SiteKey("default mx.example.com:25")
@@ -268,3 +271,27 @@ def test_what_is_over_is_forgotten_and_nothing_else(monkeypatch: pytest.MonkeyPa
     assert len(rates._busy) <= 25
     assert len(rates._sites) <= 25
     assert pace(rates, parse_rate("1/1h")).start(2000.0).due > 3600
+
+
+# How long a batch waits for its turns, with a connection in its hands
+
+
+async def test_a_first_turn_that_a_reload_has_moved_far_away_is_not_waited_for() -> None:
+    """Else the connections of the batches under way, the zone's all perhaps, would wait for hours."""
+    clock, rates = ManualClock(), Rates()
+    quick = pace(rates, parse_rate("10/1s"))
+    first, second = (quick.start(clock.monotonic()) for _ in range(2))
+    pace(rates, parse_rate("1/1h"))
+    assert await take_turn(first, clock)
+    assert not await asyncio.wait_for(take_turn(second, clock), 1)
+
+
+async def test_a_first_turn_that_is_only_late_is_waited_for() -> None:
+    clock, rates = ManualClock(), Rates()
+    slow = pace(rates, parse_rate(f"1/{LONGEST_FIRST - 10:.0f}s"))
+    first, second = (slow.start(clock.monotonic()) for _ in range(2))
+    assert await take_turn(first, clock)
+    waiting = asyncio.create_task(take_turn(second, clock))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.config.checks import advice
+from zonerelay.config.load import load_text
 from zonerelay.config.settings import RewriteScope, RewriteSettings
 from zonerelay.inbound.state.rewriting import (
     MAX_NAMED,
@@ -237,3 +239,20 @@ def test_what_is_no_address_is_refused_when_the_rules_are_made(to_: str) -> None
         RewriteRules([rule("a"), rule("b", to_)])
     with pytest.raises(ValueError, match=r"rewrite\[0\]: .*cannot be matched"):
         RewriteRules([rule("a..b")])
+
+
+# What is said about rules that never match
+
+
+def noted(text: str) -> list[str]:
+    return [
+        line for line in advice(load_text(text), "relay.example.org") if "rewrite" in line or "srs" in line
+    ]
+
+
+def test_many_rules_are_compared_in_no_time() -> None:
+    rules = [f'[[rewrite]]\naddress = ["{n}@old.example"]\nto = "@new.example"\n' for n in range(1500)]
+    rules.insert(700, '[[rewrite]]\naddress = ["*"]\nto = "@new.example"\n')
+    lines = noted("".join(rules))
+    assert len(lines) == 800
+    assert lines[0].startswith("rewrite[701]: never matches: rewrite[700] ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import replace
 from typing import cast
 
@@ -9,8 +10,10 @@ import pytest
 
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
+from zonerelay.delivery import peer as expiring_set
 from zonerelay.delivery.peer import HostFailure, Terms
-from zonerelay.delivery.tls.plan import TlsPlanner, TlsRequirements
+from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements
+from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
@@ -201,3 +204,41 @@ async def test_names_and_fingerprints_take_the_place_of_the_hosts_name() -> None
 )
 async def test_the_reason_names_what_requires_tls(demand: TlsDemand, words: str) -> None:
     assert (await plan(demand)).why == words
+
+
+# The memory of hosts whose TLS is broken: it fades, and it is bounded
+
+
+def test_broken_host_is_tried_again_after_a_while() -> None:
+    clock = ManualClock()
+    policy = TlsPolicy(clock, remember_broken=60.0)
+    policy.broken.add("mx:25")
+    assert "mx:25" in policy.broken
+    assert "another:25" not in policy.broken
+    clock.step(-3600.0)  # the wall clock does not matter
+    clock.advance(59.0)
+    assert "mx:25" in policy.broken
+    clock.advance(1.0)
+    assert "mx:25" not in policy.broken
+
+
+def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiring_set, "MAX_REMEMBERED", 3)
+    policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    for name in ("a", "b", "c", "a", "d"):
+        policy.broken.add(name)
+    assert [name in policy.broken for name in "abcd"] == [True, False, True, True]
+
+
+def test_only_verify_looks_at_certificates() -> None:
+    policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    assert policy.context(verify=False, small=False).verify_mode is ssl.CERT_NONE
+    verifying = policy.context(verify=True, small=False)
+    assert verifying.verify_mode is ssl.CERT_REQUIRED
+    assert policy.context(verify=True, small=False) is verifying
+
+
+def test_old_versions_of_tls_are_not_spoken() -> None:
+    policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    for verify in (False, True):
+        assert policy.context(verify=verify, small=False).minimum_version >= ssl.TLSVersion.TLSv1_2
