@@ -123,10 +123,8 @@ def bed(tmp_path: Path) -> Iterator[OutboxBed]:
 @pytest.fixture
 async def sink() -> AsyncIterator[Sink]:
     """A receiver that takes everything."""
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
+    async with Sink() as sink:
+        yield sink
 
 
 def pytest_runtest_setup() -> None:

@@ -6,12 +6,15 @@ Some need root: to mount a small file system, to run Postfix. Anybody else's run
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.submission import Papers, add_user
+from tests.support.command import Shell
 from tests.support.postfix import PostfixTools
+from tests.support.sink import Sink
 
 _SERVERS = "needs root: Postfix, Exim and OpenSMTPD start as root and become other users"
 NEED_ROOT = {
@@ -32,6 +35,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.parent == Path(__file__).parent and item.path.name in NEED_ROOT:
                 item.add_marker(pytest.mark.skip(reason=NEED_ROOT[item.path.name]))
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    """A receiver that takes everything, also while the test waits for a process."""
+    with Sink() as sink:
+        yield sink
+
+
+@pytest.fixture
+def zonerelay(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ a sink. What is logged never holds the password: `Submission` looks when it ends
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import subprocess
 from collections.abc import Iterator
@@ -79,10 +78,10 @@ class Submission:
     def door(self, tls: Tls) -> Server:
         return self.starttls if tls is Tls.STARTTLS else self.implicit
 
-    async def delivered(self) -> Received:
+    def delivered(self) -> Received:
         """The one message that arrived."""
-        (message,) = await self.sink.wait_for(1, timeout=30)
-        await asyncio.to_thread(self.relay.wait_until_empty)
+        (message,) = self.sink.until(1, timeout=30)
+        self.relay.wait_until_empty()
         return message
 
 

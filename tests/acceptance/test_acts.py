@@ -9,10 +9,8 @@ import os
 import random
 import re
 import signal
-import smtplib
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -40,54 +38,45 @@ MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]
 
 
-async def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
+def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
     tables = {"retry": {"schedule": ["1h"], "suspend_min": "1h", "suspend_max": "1h"}}
     relay = relay_of(tmp_path, free_port(), tables=tables)
     with relay.config.open("a") as config:
         config.write(f'\n[[zone]]\nname = "other"\ntls = "none"\nnext_hop = "{LOOPBACK}:{sink.port}"\n')
     with relay:
-        await AT_ONCE(_fill_queue, relay)
-        await AT_ONCE(_kill_and_undo, relay)
-        await AT_ONCE(_kill_and_undo_reroute, relay)
-        await AT_ONCE(relay.wait_until_empty)
+        _fill_queue(relay)
+        _kill_and_undo(relay)
+        _kill_and_undo_reroute(relay)
+        relay.wait_until_empty()
     arrived = Counter(recipient for message in sink.messages for recipient in message.recipients)
     assert len(arrived) == MESSAGES * RECIPIENTS
     assert set(arrived.values()) == {1}
 
 
 @pytest.mark.parametrize("backend", ["leveldb", "disk"])
-async def test_dropped_mail_survives_a_restart_and_is_sent_after_its_undo(
+def test_dropped_mail_survives_a_restart_and_is_sent_after_its_undo(
     tmp_path: Path, sink: Sink, backend: str
 ) -> None:
     relay = RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", spool={"backend": backend})
 
-    def dropped() -> str:
-        with relay:
-            run(relay, "suspend", "--all", "--reason", "test")
-            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
-                client.sendmail("app@example.org", ["bob@example.com"], b"Subject: x\r\n\r\nx\r\n")
-            changed = json.loads(run(relay, "queue", "drop", "--all", "--yes", "--json").stdout)
-            assert json.loads(run(relay, "queue", "count", "--json").stdout)["matched"] == 0
-            relay.terminate()
-        checked = run(relay, "spool", "check")
-        assert checked.returncode == 0, checked
-        return str(changed["act"])
-
-    def undone(act: str) -> None:
-        with relay:
-            assert run(relay, "undo", act).returncode == 0
-            run(relay, "resume", "--all")
-            relay.wait_until_empty()
-
-    await AT_ONCE(undone, await AT_ONCE(dropped))
+    with relay:
+        run(relay, "suspend", "--all", "--reason", "test")
+        relay.send("bob@example.com")
+        changed = json.loads(run(relay, "queue", "drop", "--all", "--yes", "--json").stdout)
+        assert json.loads(run(relay, "queue", "count", "--json").stdout)["matched"] == 0
+        relay.terminate()
+    checked = run(relay, "spool", "check")
+    assert checked.returncode == 0, checked
+    with relay:
+        assert run(relay, "undo", changed["act"]).returncode == 0
+        run(relay, "resume", "--all")
+        relay.wait_until_empty()
     assert [message.recipients for message in sink.messages] == [("bob@example.com",)]
 
 
 def _fill_queue(relay: RelayProcess) -> None:
     for number in range(MESSAGES):
-        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
-            people = [f"u{number}-{each}@d{each % 3}.example" for each in range(RECIPIENTS)]
-            client.sendmail("app@example.org", people, b"Subject: x\r\n\r\nx\r\n")
+        relay.send(*(f"u{number}-{each}@d{each % 3}.example" for each in range(RECIPIENTS)))
 
     def waits() -> bool:
         return sum(zone.deferred for zone in status(relay).zones) == MESSAGES * RECIPIENTS
@@ -101,7 +90,7 @@ def _fill_queue(relay: RelayProcess) -> None:
         time.sleep(1.0)  # outcomes that are under way are written
         return all(due >= at - 1 for _, _, due in _queue(relay).values())
 
-    _until(is_later, "nothing is attempted")
+    relay.wait_for(is_later, what="nothing is attempted")
 
 
 def _kill_and_undo(relay: RelayProcess) -> None:
@@ -157,21 +146,14 @@ def _killed(relay: RelayProcess, request: Request) -> None:
         await asking
 
     asyncio.run(act())
-    _until(lambda: not set(pids) & {each.pid for each in status(relay).workers}, "other workers")
+    relay.wait_for(lambda: not set(pids) & {each.pid for each in status(relay).workers}, what="other workers")
     until_running(relay)
-    _until(lambda: status(relay).counted, "all counted")
+    relay.wait_for(lambda: status(relay).counted, what="all counted")
 
 
 def _ask(relay: RelayProcess, request: Request) -> None:
     with contextlib.suppress(ControlError):
         list(client_of(relay).stream(request))
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def _queue(relay: RelayProcess) -> Queue:

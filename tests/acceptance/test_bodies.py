@@ -74,25 +74,21 @@ def _without_received(body: bytes) -> str:
 
 @pytest.mark.parametrize("megabytes", [100])
 async def test_a_large_message_passes_in_flat_memory(tmp_path: Path, megabytes: int) -> None:
-    sink = Sink(keep_bodies=False)
-    await sink.start()
-    try:
-        with RelayProcess(
+    with (
+        Sink(keep_bodies=False) as sink,
+        RelayProcess(
             tmp_path, next_hop=f"127.0.0.1:{sink.port}", listener={"max_message_size": "200 MB"}
-        ) as relay:
-            assert (await submit(relay.smtp_port, MB)).startswith("250")  # what any first message allocates
-            await sink.wait_for(1, timeout=30)
-            before = relay.peak_rss()
-            assert (await submit(relay.smtp_port, megabytes * MB)).startswith("250")
-            await sink.wait_for(2, timeout=60)
-            growth = relay.peak_rss() - before
-            print(
-                f"{megabytes} MB: peak memory grew by {growth / MB:.1f} MB to {relay.peak_rss() / MB:.1f} MB"
-            )
-            assert sink.messages[1].size > megabytes * MB * 0.99
-            assert growth < 64 * MB
-    finally:
-        await sink.close()
+        ) as relay,
+    ):
+        assert (await submit(relay.smtp_port, MB)).startswith("250")  # what any first message allocates
+        await sink.wait_for(1, timeout=30)
+        before = relay.peak_rss()
+        assert (await submit(relay.smtp_port, megabytes * MB)).startswith("250")
+        await sink.wait_for(2, timeout=60)
+        growth = relay.peak_rss() - before
+        print(f"{megabytes} MB: peak memory grew by {growth / MB:.1f} MB to {relay.peak_rss() / MB:.1f} MB")
+        assert sink.messages[1].size > megabytes * MB * 0.99
+        assert growth < 64 * MB
 
 
 async def test_a_stream_without_line_ends_is_refused_in_flat_memory(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import smtplib
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ def counted(log: str, command: str) -> int:
 @pytest.mark.parametrize(
     ("size", "chunking"), [(1000, True), (60_000, True), (700_000, True), (700_000, False)]
 )
-async def test_postfix_takes_bdat(
+def test_postfix_takes_bdat(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools, size: int, chunking: bool
 ) -> None:
     settings = PostfixSettings(next_hop=f"[{LOOPBACK}]:{sink.port}")
@@ -37,17 +35,17 @@ async def test_postfix_takes_bdat(
         RelayProcess(open_path / "relay", next_hop=f"{LOOPBACK}:{postfix.smtp_port}", zone=zone) as relay,
     ):
         client = Submitter(relay.smtp_port, prefix="bdat", size=size)
-        await client.run(4, 20)
+        client.send(4, 20)
         assert len(client.acknowledged) == 20
-        await sink.wait_for(20, timeout=60)
-        await asyncio.to_thread(relay.wait_until_empty)
+        sink.until(20, timeout=60)
+        relay.wait_until_empty()
         assert len(relay.events("delivered")) == 20
         relay.terminate()
 
         def ended() -> bool:
             return counted(postfix.log_text(), "mail") >= 20
 
-        assert await asyncio.to_thread(wait_until, ended, timeout=20)
+        assert wait_until(ended, timeout=20)
         log = postfix.log_text()
     assert {each.body.partition(b"\r\n\r\n")[2] for each in sink.messages} == {client.body}
     assert set(tokens(sink.messages).values()) == {1}
@@ -61,17 +59,11 @@ async def test_postfix_takes_bdat(
     assert not re.search("improper|pipelining|warning: .*(?:command|BDAT)", log)
 
 
-async def test_postfix_refuses_all_recipients(
-    open_path: Path, sink: Sink, postfix_tools: PostfixTools
-) -> None:
+def test_postfix_refuses_all_recipients(open_path: Path, sink: Sink, postfix_tools: PostfixTools) -> None:
     settings = PostfixSettings(next_hop=f"[{LOOPBACK}]:{sink.port}")
     postfix = PostfixInstance(postfix_tools, open_path / "postfix", settings)
     with (postfix.directory / "config" / "main.cf").open("a") as file:
         file.write("smtpd_recipient_restrictions = check_recipient_access inline:{no@example.com=REJECT}\n")
-
-    def submit(port: int, recipients: list[str]) -> None:
-        with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
-            client.sendmail("app@example.org", recipients, "Subject: x\r\n\r\nhello\r\n")
 
     zone = {"chunking": True, "max_connections": 1}
     with (
@@ -79,8 +71,8 @@ async def test_postfix_refuses_all_recipients(
         RelayProcess(open_path / "relay", next_hop=f"{LOOPBACK}:{postfix.smtp_port}", zone=zone) as relay,
     ):
         for recipients in (["a@example.com"], ["no@example.com"], ["no@example.com", "b@example.com"]):
-            await asyncio.to_thread(submit, relay.smtp_port, recipients)
-        await asyncio.to_thread(relay.wait_until_empty)
+            relay.send(*recipients)
+        relay.wait_until_empty()
         assert len(relay.events("delivered")) >= 2
         bounced = relay.events("bounced")
     assert len(bounced) == 2
@@ -88,7 +80,7 @@ async def test_postfix_refuses_all_recipients(
 
 
 @pytest.mark.parametrize("size", [1000, 700_000])
-async def test_exim_takes_bdat(open_path: Path, sink: Sink, size: int) -> None:
+def test_exim_takes_bdat(open_path: Path, sink: Sink, size: int) -> None:
     exim = EximSender(open_path / "exim")
     server = Server(port=sink.port, tls=Tls.NONE)
     with (
@@ -98,9 +90,9 @@ async def test_exim_takes_bdat(open_path: Path, sink: Sink, size: int) -> None:
         ) as relay,
     ):
         client = Submitter(relay.smtp_port, prefix="exim", size=size)
-        await client.run(1, 5)
-        await sink.wait_for(5, timeout=60)
-        await asyncio.to_thread(relay.wait_until_empty)
+        client.send(1, 5)
+        sink.until(5, timeout=60)
+        relay.wait_until_empty()
         delivered = relay.events("delivered")
     assert len(delivered) == 5
     assert {each.body.partition(b"\r\n\r\n")[2] for each in sink.messages} == {client.body}

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import smtplib
 from pathlib import Path
 
 import pytest
@@ -105,7 +104,7 @@ async def test_a_second_signal_cuts_the_draining_short_and_loses_nothing(
     )
     try:
         with relay:
-            await asyncio.to_thread(_send, relay, "waits")
+            await asyncio.to_thread(relay.send, "to@example.com", message=b"Subject: waits\r\n\r\nbody\r\n")
             async with asyncio.timeout(30):
                 await peer.until_held()
             relay.signal(signal.SIGTERM)
@@ -125,11 +124,6 @@ async def test_a_second_signal_cuts_the_draining_short_and_loses_nothing(
                 await asyncio.sleep(0.01)
 
 
-def _send(relay: RelayProcess, token: str) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.smtp_port, timeout=20) as client:
-        client.sendmail("app@example.org", ["to@example.com"], f"Subject: {token}\r\n\r\nbody\r\n")
-
-
 async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, sink: Sink) -> None:
     relay = RelayProcess(
         tmp_path, next_hop=f"127.0.0.1:{sink.port}", tables={"retry": {"schedule": ["2s"], "jitter": 0}}
@@ -147,32 +141,30 @@ async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, s
     assert delivered["age"] > 1.9
 
 
-async def test_sighup_with_a_wrong_configuration_changes_nothing(tmp_path: Path, sink: Sink) -> None:
+def test_sighup_with_a_wrong_configuration_changes_nothing(tmp_path: Path, sink: Sink) -> None:
     relay = RelayProcess(tmp_path, next_hop=f"127.0.0.1:{sink.port}")
     with relay:
         good = relay.config.read_text()
         relay.config.write_text(good + "\n[spol]\n")
         relay.signal(signal.SIGHUP)
-        await asyncio.to_thread(
-            relay.wait_for, lambda: bool(relay.events("reload-refused")), what="reload refused"
-        )
+        relay.wait_for(lambda: bool(relay.events("reload-refused")), what="reload refused")
         client = Submitter(relay.smtp_port, prefix="after")
-        await client.run(1, 1)
+        client.send(1, 1)
         assert client.acknowledged == {"after-1"}
 
 
-async def test_sighup_with_a_new_next_hop_moves_waiting_mail(tmp_path: Path, sink: Sink) -> None:
+def test_sighup_with_a_new_next_hop_moves_waiting_mail(tmp_path: Path, sink: Sink) -> None:
     relay = RelayProcess(
         tmp_path, next_hop="127.0.0.1:1", tables={"retry": {"schedule": ["1s"], "suspend_min": "1s"}}
     )
     with relay:
         client = Submitter(relay.smtp_port, prefix="moved")
-        await client.run(2, 10)
+        client.send(2, 10)
         assert len(client.acknowledged) == 10
-        await asyncio.to_thread(relay.wait_for, lambda: bool(relay.events("suspended")), what="suspended")
+        relay.wait_for(lambda: bool(relay.events("suspended")), what="suspended")
         relay.config.write_text(relay.config.read_text().replace('127.0.0.1:1"', f'127.0.0.1:{sink.port}"'))
         relay.signal(signal.SIGHUP)
-        await sink.wait_for(10, timeout=20)
-        await asyncio.to_thread(relay.wait_until_empty)
+        sink.until(10, timeout=20)
+        relay.wait_until_empty()
         assert relay.events("reloaded")
     assert tokens(sink.messages).keys() == client.acknowledged

@@ -142,18 +142,13 @@ async def bed(
     trust_ad: bool = True,
     next_hop: str = "",
 ) -> AsyncIterator[Bed]:
-    sink = Sink(port=PORT, manners=manners, script=script)
-    await sink.start()
     zone = ZoneSettings(port=PORT, allow_private_addresses=True, tls=tls, dane=dane, next_hop=next_hop)
     chosen = replace(
         settings(directory, zone=zone),
         dns=DnsSettings(servers=(resolver.address,), trust_ad=trust_ad, timeout=5.0),
     )
-    try:
-        async with relay_with(chosen) as running:
-            yield Bed(running, sink)
-    finally:
-        await sink.close()
+    async with Sink(port=PORT, manners=manners, script=script) as sink, relay_with(chosen) as running:
+        yield Bed(running, sink)
 
 
 def showing(made: Made, *above: Made) -> Manners:

@@ -5,7 +5,6 @@ Mail that waits in the queue is there after each step, until it has been deliver
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -125,17 +124,15 @@ def _pack(root: Path, package: Path) -> None:
     shutil.rmtree(root)
 
 
-async def test_mail_outlasts_an_upgrade_and_a_purge_until_it_is_delivered(tmp_path: Path) -> None:
+def test_mail_outlasts_an_upgrade_and_a_purge_until_it_is_delivered(tmp_path: Path) -> None:
     [port] = free_ports(1)
     packages = tmp_path / "packages"
-    await asyncio.to_thread(build, packages)
-    machine = await asyncio.to_thread(Machine, tmp_path / "root", packages, port)
-    await asyncio.to_thread(_from_installation_to_purge, machine)
-    sink = Sink(port=port)
-    await sink.start()
-    await asyncio.to_thread(_deliver, machine)
-    await sink.wait_for(7, timeout=20)
-    await sink.close()
+    build(packages)
+    machine = Machine(tmp_path / "root", packages, port)
+    _from_installation_to_purge(machine)
+    with Sink(port=port) as sink:
+        _deliver(machine)
+        sink.until(7)
     assert sorted(each.recipients for each in sink.messages) == [
         ("ann@d.example",),
         ("ann@d.example",),
@@ -151,7 +148,7 @@ async def test_mail_outlasts_an_upgrade_and_a_purge_until_it_is_delivered(tmp_pa
     assert b"fay@" not in by_php.body
     [output] = [each.body for each in sink.messages if each.recipients == ("ops@d.example",)]
     assert b"hello from cron" in output
-    await asyncio.to_thread(_purge_for_good, machine)
+    _purge_for_good(machine)
 
 
 def _from_installation_to_purge(machine: Machine) -> None:

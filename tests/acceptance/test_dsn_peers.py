@@ -5,10 +5,8 @@ Behind Postfix is a sink, for mail and for whatever anybody reports.
 
 from __future__ import annotations
 
-import asyncio
-import smtplib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
@@ -20,10 +18,8 @@ from tests.support.wishes import TEXT, Report
 ORCPT = "ORCPT=rfc822;Bee+2Bnews@old.example"
 
 
-@asynccontextmanager
-async def chain(
-    directory: Path, sink: Sink, tools: PostfixTools, *, dsn: bool = True
-) -> AsyncIterator[RelayProcess]:
+@contextmanager
+def chain(directory: Path, sink: Sink, tools: PostfixTools, *, dsn: bool = True) -> Iterator[RelayProcess]:
     """Us, then Postfix, then the sink."""
     settings = PostfixSettings(next_hop=f"[{LOOPBACK}]:{sink.port}")
     postfix = PostfixInstance(tools, directory / "postfix", settings)
@@ -34,27 +30,18 @@ async def chain(
         yield relay
 
 
-async def send(
-    relay: RelayProcess, recipient: str, wishes: Sequence[str], *, mail: Sequence[str] = ()
-) -> None:
-    def submit() -> None:
-        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
-            client.ehlo()
-            assert client.has_extn("DSN")
-            client.sendmail("app@example.org", [recipient], TEXT, list(mail), list(wishes))
-
-    await asyncio.to_thread(submit)
-
-
-async def test_postfix_with_dsn_reports_for_us_in_our_clients_words(
+def test_postfix_with_dsn_reports_for_us_in_our_clients_words(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
-    async with chain(open_path, sink, postfix_tools) as relay:
-        await send(
-            relay, "b@example.com", ["NOTIFY=SUCCESS,FAILURE", ORCPT], mail=["RET=HDRS", "ENVID=QQ+2B7"]
+    with chain(open_path, sink, postfix_tools) as relay:
+        relay.send(
+            "b@example.com",
+            message=TEXT,
+            wishes=["NOTIFY=SUCCESS,FAILURE", ORCPT],
+            mail=["RET=HDRS", "ENVID=QQ+2B7"],
         )
-        first, second = await sink.wait_for(2, timeout=30)
-        await asyncio.to_thread(relay.wait_until_empty)
+        first, second = sink.until(2, timeout=30)
+        relay.wait_until_empty()
         assert not relay.events("dsn")
     (mail, dsn) = (first, second) if first.mail_from else (second, first)
     assert mail.recipients == ("b@example.com",)
@@ -67,12 +54,14 @@ async def test_postfix_with_dsn_reports_for_us_in_our_clients_words(
     assert b"The body." not in dsn.body
 
 
-async def test_postfix_with_dsn_returns_a_failure_whole_when_our_client_wants_that(
+def test_postfix_with_dsn_returns_a_failure_whole_when_our_client_wants_that(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
-    async with chain(open_path, sink, postfix_tools) as relay:
-        await send(relay, "reject-550@example.com", ["NOTIFY=FAILURE"], mail=["RET=FULL", "ENVID=E7"])
-        (dsn,) = await sink.wait_for(1, timeout=30)
+    with chain(open_path, sink, postfix_tools) as relay:
+        relay.send(
+            "reject-550@example.com", message=TEXT, wishes=["NOTIFY=FAILURE"], mail=["RET=FULL", "ENVID=E7"]
+        )
+        (dsn,) = sink.until(1, timeout=30)
         assert not relay.events("dsn")
     report = Report(dsn.body)
     assert "X-Postfix-Queue-ID" in report.message
@@ -84,30 +73,33 @@ async def test_postfix_with_dsn_returns_a_failure_whole_when_our_client_wants_th
     assert b"The body." in dsn.body
 
 
-async def test_nobody_reports_what_nobody_wants_to_hear(
+def test_nobody_reports_what_nobody_wants_to_hear(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
-    async with chain(open_path, sink, postfix_tools) as relay:
-        await send(relay, "reject-550@example.com", ["NOTIFY=NEVER"])
-        await send(relay, "b@example.com", ["NOTIFY=FAILURE"])
-        await send(relay, "reject-551@example.com", ["NOTIFY=FAILURE"])
-        messages = await sink.wait_for(2, timeout=30)
-        await asyncio.to_thread(relay.wait_until_empty)
+    with chain(open_path, sink, postfix_tools) as relay:
+        relay.send("reject-550@example.com", message=TEXT, wishes=["NOTIFY=NEVER"])
+        relay.send("b@example.com", message=TEXT, wishes=["NOTIFY=FAILURE"])
+        relay.send("reject-551@example.com", message=TEXT, wishes=["NOTIFY=FAILURE"])
+        messages = sink.until(2, timeout=30)
+        relay.wait_until_empty()
         assert not relay.events("dsn")
     (dsn,) = [each for each in messages if not each.mail_from]
     (failed,) = Report(dsn.body).recipients
     assert failed["Final-Recipient"] == "rfc822; reject-551@example.com"
 
 
-async def test_for_a_postfix_without_dsn_we_report_the_success(
+def test_for_a_postfix_without_dsn_we_report_the_success(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
-    async with chain(open_path, sink, postfix_tools, dsn=False) as relay:
-        await send(
-            relay, "b@example.com", ["NOTIFY=SUCCESS,FAILURE", ORCPT], mail=["RET=FULL", "ENVID=QQ+2B7"]
+    with chain(open_path, sink, postfix_tools, dsn=False) as relay:
+        relay.send(
+            "b@example.com",
+            message=TEXT,
+            wishes=["NOTIFY=SUCCESS,FAILURE", ORCPT],
+            mail=["RET=FULL", "ENVID=QQ+2B7"],
         )
-        messages = await sink.wait_for(2, timeout=30)
-        await asyncio.to_thread(relay.wait_until_empty)
+        messages = sink.until(2, timeout=30)
+        relay.wait_until_empty()
         (event,) = relay.events("dsn")
     assert event["kind"] == "relayed"
     (dsn,) = [each for each in messages if not each.mail_from]

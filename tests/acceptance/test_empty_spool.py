@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import smtplib
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.ports import LOOPBACK
 from tests.support.process import PROGRAM, RelayProcess
 
 
@@ -21,8 +19,7 @@ def command(relay: RelayProcess, *words: str) -> tuple[int, str]:
 def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_path: Path) -> None:
     with RelayProcess(tmp_path, next_hop="127.0.0.1:1", top={"workers": 2}) as relay:
         for _ in range(8):  # both workers take some
-            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=10) as client:
-                client.sendmail("a@b.example", ["c@d.example"], b"Subject: x\r\n\r\n" + b"x" * 100_000)
+            relay.send("c@d.example", message=b"Subject: x\r\n\r\n" + b"x" * 100_000)
         assert command(relay, "spool", "is-empty")[0] == 2
         assert relay.terminate() == 0
         left = command(relay, "spool", "is-empty")
@@ -31,8 +28,7 @@ def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_pa
             f"zonerelay: not empty: mail is queued in the zones default of {relay.spool}/01\n",
         )
         relay.start()
-        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=10) as client:
-            client.sendmail("a@b.example", ["dropped@d.example"], b"Subject: x\r\n\r\n")
+        relay.send("dropped@d.example")
         assert command(relay, "queue", "drop", "--recipient", "dropped@d.example", "--yes")[0] == 0
         assert command(relay, "queue", "drop", "--purge", "--recipient", "c@d.example", "--yes")[0] == 0
         assert "dropped@d.example" in command(relay, "queue", "list", "--state", "dropped", "--json")[1]

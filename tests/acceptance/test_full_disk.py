@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.crew import AT_ONCE, relay_of, status
+from tests.support.ports import free_port
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.sink import Sink
@@ -48,20 +48,9 @@ def small_disk(tmp_path: Path, size: int) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def sink_port(sink: Sink) -> int:
-    """Where nobody takes mail until `comes_back`."""
-    await sink.close()
-    return sink.port
-
-
-@contextlib.asynccontextmanager
-async def comes_back(port: int) -> AsyncIterator[Sink]:
-    sink = Sink(port=port)
-    await sink.start()
-    try:
-        yield sink
-    finally:
-        await sink.close()
+def sink_port() -> int:
+    """Where nobody takes mail until a test's sink does."""
+    return free_port()
 
 
 def relay_on(
@@ -91,19 +80,17 @@ def held(ballast: Path) -> int:
     return ballast.stat().st_blocks * 512 if ballast.exists() else 0
 
 
-async def ready(relay: RelayProcess, status: int) -> None:
-    await asyncio.to_thread(
-        relay.wait_for, lambda: relay.http("/readyz")[0] == status, what=f"/readyz {status}", timeout=30
-    )
+def ready(relay: RelayProcess, status: int) -> None:
+    relay.wait_for(lambda: relay.http("/readyz")[0] == status, what=f"/readyz {status}", timeout=30)
 
 
-async def accepts_again(relay: RelayProcess, sink: Sink) -> set[str]:
+def accepts_again(relay: RelayProcess, sink: Sink) -> set[str]:
     """The relay is ready and passes mail on; returns the new tokens."""
-    await ready(relay, 200)
+    ready(relay, 200)
     late = Submitter(relay.smtp_port, prefix="late")
-    await late.run(1, 3)
+    late.send(1, 3)
     assert len(late.acknowledged) == 3, late.replies
-    await asyncio.to_thread(relay.wait_until_empty)
+    relay.wait_until_empty()
     return late.acknowledged
 
 
@@ -124,94 +111,94 @@ def check_refusals(client: Submitter) -> None:
         (60 * MB, "8 MB"),
     ],
 )
-async def test_queue_that_grows_to_the_guard_is_refused_more_and_drains(
+def test_queue_that_grows_to_the_guard_is_refused_more_and_drains(
     tmp_path: Path, small_disk: Path, sink_port: int, guard: str
 ) -> None:
     with relay_on(tmp_path, small_disk, sink_port, guard) as relay:
         client = Submitter(relay.smtp_port, prefix="fill", size=LARGE)
-        await client.run(4, 200)
+        client.send(4, 200)
         check_refusals(client)
-        await ready(relay, 503)
-        async with comes_back(sink_port) as sink:
-            await sink.wait_for(len(client.acknowledged), timeout=120)
-            await asyncio.to_thread(relay.wait_until_empty, timeout=60)
-            late = await accepts_again(relay, sink)
+        ready(relay, 503)
+        with Sink(port=sink_port) as sink:
+            sink.until(len(client.acknowledged), timeout=120)
+            relay.wait_until_empty(timeout=60)
+            late = accepts_again(relay, sink)
             assert client.acknowledged | late <= tokens(sink.messages).keys()
 
 
-async def test_disk_that_a_neighbour_filled_can_still_be_drained(
+def test_disk_that_a_neighbour_filled_can_still_be_drained(
     tmp_path: Path, small_disk: Path, sink_port: int
 ) -> None:
     neighbour = small_disk / "neighbour"
     with relay_on(tmp_path, small_disk, sink_port, GUARD) as relay:
         client = Submitter(relay.smtp_port, prefix="queued", size=LARGE)
-        await client.run(2, 12)
+        client.send(2, 12)
         assert len(client.acknowledged) == 12
         ballast = small_disk / "spool" / "ballast"
         assert held(ballast) == 32 * MB
         occupy(neighbour)
-        await client.run(2, 6)
+        client.send(2, 6)
         check_refusals(client)
-        async with comes_back(sink_port) as sink:
-            await sink.wait_for(len(client.acknowledged), timeout=30)
-            await asyncio.to_thread(relay.wait_until_empty, timeout=60)
+        with Sink(port=sink_port) as sink:
+            sink.until(len(client.acknowledged), timeout=30)
+            relay.wait_until_empty(timeout=60)
             assert client.acknowledged <= tokens(sink.messages).keys()
             assert held(ballast) <= 8 * MB, "a full disk was drained without the room kept back for it"
             assert relay.http("/readyz")[0] == 503
             neighbour.unlink()
-            await accepts_again(relay, sink)
-            await asyncio.to_thread(relay.wait_for, lambda: held(ballast) == 32 * MB, what="all of the room")
+            accepts_again(relay, sink)
+            relay.wait_for(lambda: held(ballast) == 32 * MB, what="all of the room")
 
 
 @pytest.mark.parametrize(("workers", "guard"), [(1, GUARD), (2, "32 MB")])
-async def test_relay_starts_and_drains_on_a_full_disk(
+def test_relay_starts_and_drains_on_a_full_disk(
     tmp_path: Path, small_disk: Path, sink_port: int, workers: int, guard: str
 ) -> None:
     """LevelDB has to write before it opens a spool with anything in its log."""
     with relay_on(tmp_path, small_disk, sink_port, guard, workers=workers) as relay:
         client = Submitter(relay.smtp_port, prefix="queued", size=LARGE)
-        await client.run(2, 5)
+        client.send(2, 5)
         relay.kill()
         occupy(small_disk / "neighbour")
-        async with comes_back(sink_port) as sink:
-            await asyncio.to_thread(relay.start, statuses=(200, 503))
-            await sink.wait_for(len(client.acknowledged), timeout=30)
-            await asyncio.to_thread(relay.wait_until_empty, timeout=60)
+        with Sink(port=sink_port) as sink:
+            relay.start(statuses=(200, 503))
+            sink.until(len(client.acknowledged), timeout=30)
+            relay.wait_until_empty(timeout=60)
             assert client.acknowledged <= tokens(sink.messages).keys()
 
 
-async def test_what_a_compaction_that_found_no_room_left_does_not_keep_the_spool_shut(
+def test_what_a_compaction_that_found_no_room_left_does_not_keep_the_spool_shut(
     tmp_path: Path, small_disk: Path, sink_port: int
 ) -> None:
     """LevelDB removes such tables when it has opened the spool, and has no room left to open it."""
     with relay_on(tmp_path, small_disk, sink_port, 0) as relay:
         client = Submitter(relay.smtp_port, prefix="queued", size=LARGE)
-        await client.run(2, 5)
+        client.send(2, 5)
         relay.kill()
         occupy(small_disk / "spool" / "999999.ldb")
-        async with comes_back(sink_port) as sink:
-            await asyncio.to_thread(relay.start)
-            await sink.wait_for(len(client.acknowledged), timeout=30)
-            await asyncio.to_thread(relay.wait_until_empty, timeout=60)
+        with Sink(port=sink_port) as sink:
+            relay.start()
+            sink.until(len(client.acknowledged), timeout=30)
+            relay.wait_until_empty(timeout=60)
             assert client.acknowledged <= tokens(sink.messages).keys()
 
 
-async def test_write_that_fails_without_a_guard_loses_nothing_acknowledged(
+def test_write_that_fails_without_a_guard_loses_nothing_acknowledged(
     tmp_path: Path, small_disk: Path, sink_port: int
 ) -> None:
     neighbour = small_disk / "neighbour"
     neighbour.write_bytes(bytes(80 * MB))
     with relay_on(tmp_path, small_disk, sink_port, 0) as relay:
         client = Submitter(relay.smtp_port, prefix="fill", size=LARGE)
-        await client.run(4, 200)
+        client.send(4, 200)
         check_refusals(client)
         assert relay.http("/readyz")[0] == 503
         neighbour.unlink()
-        async with comes_back(sink_port) as sink:
-            await ready(relay, 200)
-            await sink.wait_for(len(client.acknowledged), timeout=30)
-            await asyncio.to_thread(relay.wait_until_empty, timeout=60)
-            late = await accepts_again(relay, sink)
+        with Sink(port=sink_port) as sink:
+            ready(relay, 200)
+            sink.until(len(client.acknowledged), timeout=30)
+            relay.wait_until_empty(timeout=60)
+            late = accepts_again(relay, sink)
             assert client.acknowledged | late <= tokens(sink.messages).keys()
 
 
@@ -226,7 +213,7 @@ async def test_one_of_two_workers_whose_disk_is_full_is_named_and_the_other_one_
         clients = Regulars(relay.smtp_port, pause=0.02)
         async with clients.at_work(4):
             occupy(disk / "neighbour")
-            await ready(relay, 503)
+            await AT_ONCE(ready, relay, 503)
             assert relay.http("/readyz")[1].count("worker 1: insufficient disk space") == 1
             named = {"worker 1: insufficient disk space"}
             spoken = (await AT_ONCE(status, relay)).problems
@@ -241,7 +228,7 @@ async def test_one_of_two_workers_whose_disk_is_full_is_named_and_the_other_one_
             )
             assert {event["id"][-2:] for event in relay.events("accepted")[before:]} == {"00"}
             (disk / "neighbour").unlink()
-            await ready(relay, 200)
+            await AT_ONCE(ready, relay, 200)
             back = len(relay.events("accepted"))
             await AT_ONCE(
                 relay.wait_for,

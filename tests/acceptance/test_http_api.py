@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import smtplib
 import subprocess
 import sys
 import time
@@ -26,7 +25,6 @@ from zonerelay.admin.http_server import MAX_OPERATORS
 from zonerelay.admin.operators import MAX_OF_TOKEN, MAX_STREAMS
 from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 
-MESSAGE = b"From: app@example.org\r\nSubject: order\r\n\r\nhello\r\n"
 RECIPIENTS = 1000
 
 
@@ -101,11 +99,6 @@ def token_without_user(relay: RelayProcess, name: str, user: str = "") -> str:
     return text
 
 
-def send(relay: RelayProcess, recipients: list[str]) -> None:
-    with smtplib.SMTP(relay.host, relay.smtp_port, timeout=30) as client:
-        client.sendmail("app@example.org", recipients, MESSAGE)
-
-
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     """Its next hop does not answer, so that mail stays. X-Forwarded-For is believed."""
@@ -135,7 +128,7 @@ def reader(relay: RelayProcess) -> Api:
 @pytest.fixture(scope="module")
 def full(relay: RelayProcess) -> int:
     for number in range(5):
-        send(relay, [f"r{at}@d{number}.example.net" for at in range(RECIPIENTS)])
+        relay.send(*(f"r{at}@d{number}.example.net" for at in range(RECIPIENTS)))
     return 5 * RECIPIENTS
 
 
@@ -293,7 +286,7 @@ def test_a_tail_has_addresses_for_the_scope_operate(relay: RelayProcess) -> None
     for scope, shown in (("operate", True), ("read", False)):
         api = Api(relay, add_token(relay, f"tail-{scope}", scope))
         with api.tail("/v1/tail?event=accepted") as stream:
-            send(relay, [f"{scope}@example.net"])
+            relay.send(f"{scope}@example.net")
             data = next(line for line in stream if line.startswith(b"data: "))
             assert (b"@example.net" in data) is shown
 
@@ -308,7 +301,7 @@ def test_streams_end_with_their_clients_and_leave_room(relay: RelayProcess, read
         busy = reader("GET", "/v1/tail")
         assert busy.code == (503, "busy")
         assert reader.get("/v1/status")["state"] == "running"
-        send(relay, ["tail@example.net"])
+        relay.send("tail@example.net")
         first = streams[0]
         lines = iter(first.readline, b"")
         data = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
@@ -355,7 +348,7 @@ def test_two_workers_answer_as_one_relay(tmp_path: Path) -> None:
     with relay_of(tmp_path, free_port(), tables={"retry": {"schedule": ["1h"]}}) as relay:
         operator = Api(relay, add_token(relay, "oscar", "operate"))
         for number in range(12):
-            send(relay, [f"a{number}@example.net", f"b{number}@example.net"])
+            relay.send(f"a{number}@example.net", f"b{number}@example.net")
         assert len(operator.get("/v1/status")["workers"]) == 2
         seen: list[tuple[str, str]] = []
         cursor = ""
@@ -375,7 +368,7 @@ def test_two_workers_answer_as_one_relay(tmp_path: Path) -> None:
             assert any(b'"event":"operated"' in line for line in lines)
         with operator.tail(f"/v1/transcript?client={LOOPBACK}&seconds=60") as stream:
             assert stream.readline() == b": zonerelay\n"
-            send(relay, ["c@example.net"])
+            relay.send("c@example.net")
             assert any(b"EHLO" in line.upper() for line in iter(stream.readline, b""))
         for path in ("/readyz", "/metrics"):
             assert relay.http(path)[0] == 200
@@ -386,7 +379,7 @@ def test_two_workers_answer_as_one_relay(tmp_path: Path) -> None:
 def test_the_api_is_as_it_describes_itself(tmp_path: Path) -> None:
     """Schemathesis asks whatever the description allows, and much that it does not."""
     with RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{free_port()}") as relay:
-        send(relay, ["a@example.net", "b@example.net"])
+        relay.send("a@example.net", "b@example.net")
         # Those of mail are asked with a token for them, in test_http_submission.
         others = ("--exclude-path-regex", "^/(v1/messages|send)")
         ask_all(relay, add_token(relay, "tester", "operate"), tmp_path, *others)

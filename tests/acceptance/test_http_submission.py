@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import email
@@ -752,13 +751,9 @@ def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
             assert there["address"] == "a@example.net"
 
 
-async def test_a_message_that_requires_tls_is_not_sent_without(tmp_path: Path, sink: Sink) -> None:
-    await asyncio.to_thread(_confidential, tmp_path, sink)
-
-
-def _confidential(directory: Path, sink: Sink) -> None:
+def test_a_message_that_requires_tls_is_not_sent_without(tmp_path: Path, sink: Sink) -> None:
     """The sink has no TLS."""
-    with with_users(RelayProcess(directory, next_hop=f"{LOOPBACK}:{sink.port}")) as relay:
+    with with_users(RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}")) as relay:
         app = user_of(relay, "app")
         kept = app("POST", "/v1/messages", {**MESSAGE, "require_tls": True}).json["id"]
         for _ in range(2):
@@ -782,12 +777,8 @@ def _confidential(directory: Path, sink: Sink) -> None:
             assert client.docmd("MAIL FROM:<a@example.org> REQUIRETLS")[0] == 555
 
 
-async def test_delivered_mail_is_told_of_by_its_index(tmp_path: Path, sink: Sink) -> None:
-    await asyncio.to_thread(_delivered, tmp_path, sink.port)
-
-
-def _delivered(directory: Path, port: int) -> None:
-    with with_users(RelayProcess(directory, next_hop=f"{LOOPBACK}:{port}")) as relay:
+def test_delivered_mail_is_told_of_by_its_index(tmp_path: Path, sink: Sink) -> None:
+    with with_users(RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}")) as relay:
         app = user_of(relay, "app")
         reply = app("POST", "/v1/messages", MESSAGE)
         relay.wait_until_empty()
@@ -798,14 +789,10 @@ def _delivered(directory: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_the_location_of_a_202_is_known_from_then_on(tmp_path: Path, sink: Sink, workers: int) -> None:
-    await asyncio.to_thread(_known, tmp_path, sink.port, workers)
-
-
-def _known(directory: Path, port: int, workers: int) -> None:
+def test_the_location_of_a_202_is_known_from_then_on(tmp_path: Path, sink: Sink, workers: int) -> None:
     """It was unknown for 0.8 s, from its delivery until the history was written: 150 of 150."""
-    next_hop = f"{LOOPBACK}:{port}"
-    with with_users(RelayProcess(directory, next_hop=next_hop, top={"workers": workers})) as relay:
+    next_hop = f"{LOOPBACK}:{sink.port}"
+    with with_users(RelayProcess(tmp_path, next_hop=next_hop, top={"workers": workers})) as relay:
         app, operator = user_of(relay, "app"), Api(relay, add_token(relay, "oscar", "operate"))
         seen = Counter[str]()
         ids = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from tests.acceptance.submission import PASSWORD, USER, Papers, add_user
 from tests.support.debian import UnpackedPackage
-from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
+from tests.support.ports import LOOPBACK, accepts, free_ports, greets, wait_until
 from tests.support.process import RelayProcess
 from tests.support.senders import Server, Swaks, Tls
 from tests.support.toml import Table
@@ -114,7 +113,7 @@ def test_haproxy_as_the_page_has_it(tmp_path: Path, papers: Papers) -> None:
         command = [str(package.path("usr/sbin/haproxy")), "-db", "-f", str(file)]
         log = tmp_path / "haproxy.log"
         with running(command, log, package.library_path()):
-            assert wait_until(lambda: _listens(outer), timeout=20), log.read_text()
+            assert wait_until(lambda: accepts(outer), timeout=20), log.read_text()
             check_log_ins(behind, outer, papers)
         assert behind.terminate() == 0
         # The checks ask /readyz, and are nothing that the listener hears of.
@@ -147,14 +146,6 @@ def test_nginx_as_the_page_has_it(tmp_path: Path, papers: Papers) -> None:
     command = [str(package.path("usr/sbin/nginx")), "-e", str(log), "-c", str(file)]
     table = listener(block(text, "toml"), f"{LOOPBACK}:{inner}")
     with relay(tmp_path, table) as behind, running(command, log, package.library_path()):
-        assert wait_until(lambda: _listens(outer), timeout=20), log.read_text()
+        assert wait_until(lambda: accepts(outer), timeout=20), log.read_text()
         check_log_ins(behind, outer, papers)
         assert greets(inner)
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection((LOOPBACK, port), timeout=5).close()
-    except OSError:
-        return False
-    return True

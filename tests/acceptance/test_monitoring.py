@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import signal
-import smtplib
 import ssl
 import subprocess
 import tempfile
@@ -49,12 +48,6 @@ def test_alerts_pass_their_unit_tests_and_lead_to_their_documentation() -> None:
         assert f'docs: "docs/operate/monitoring.md#{alert.lower()}"' in RULES
 
 
-def send(port: int, *recipients: str) -> None:
-    with smtplib.SMTP(LOOPBACK, port, timeout=30) as client:
-        for recipient in recipients:
-            client.sendmail("app@b.example", [recipient], b"Subject: x\r\n\r\nx\r\n")
-
-
 def zonerelay(*arguments: str | Path) -> None:
     subprocess.run([str(PROGRAM), *map(str, arguments)], check=True, capture_output=True, timeout=60)
 
@@ -63,7 +56,7 @@ def old_mail(directory: Path, relay: RelayProcess) -> None:
     """Puts a message that came five hours ago into the spool of a relay that has not been started."""
     source = RelayProcess(directory / "source", next_hop=f"{LOOPBACK}:1")
     with source:
-        send(source.smtp_port, "late@old.example")
+        source.send("late@old.example")
         source.terminate()
     exported = directory / "exported"
     zonerelay("spool", "export", exported, "--config", source.config)
@@ -158,20 +151,20 @@ def _let_it_happen(
     well.start()
     ill.start()
     full.start(statuses=(503,))
-    send(well.smtp_port, "someone@c.example", "someone-else@c.example")
+    well.send("someone@c.example", "someone-else@c.example")
     well.wait_for(
         lambda: well.metric("zonerelay_deliveries_total", outcome="delivered") == 2, what="delivery"
     )
     # What was counted before the first scrape is no increase.
     assert wait_until(lambda: bool(prometheus.samples('zonerelay_info{instance="ill"}')), timeout=20)
-    send(
-        ill.smtp_port,
+    for recipient in (
         "x@nowhere.example",
         "x@login.example",
         *(f"timeout+{n}@stuck.example" for n in range(3)),
         *(f"x@dead{n}.example" for n in range(DEAD)),
         *(f"reject-550+{n}@bounces.example" for n in range(25)),
-    )
+    ):
+        ill.send(recipient)
     run(ill, "suspend", "--zone", "default", "--sender", "nobody@*", "--reason", "a test")
     ill.config.write_text("workers = ?\n")
     ill.signal(signal.SIGHUP)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import smtplib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from tests.store.builders import store_message
 from tests.support.crew import run
-from tests.support.ports import LOOPBACK
 from tests.support.power import Disk, needs_a_disk
 from tests.support.process import RelayProcess
 from tests.transfer.migrations import configured, contents, queue
@@ -191,7 +189,6 @@ def test_an_order_and_the_first_mail_of_a_relay(disk: Disk) -> None:
             orders = msgspec.json.decode((home / "orders" / "orders.json").read_bytes(), type=list[Order])
             assert [each.id for each in orders] == [given]
             assert len((home / "redact.key").read_text()) == 65
-        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
-            client.sendmail("app@example.org", ["to@example.net"], b"Subject: x\r\n\r\nx\r\n")
+        relay.send("to@example.net")
         with disk.cut():
             assert list((home / "spool").glob("*.log")), "the spool"

@@ -5,10 +5,9 @@ What one of them does not offer is stated where it is expected, so that a versio
 
 from __future__ import annotations
 
-import asyncio
 import smtplib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,10 +81,10 @@ def receiver(kind: str, directory: Path, tools: PostfixTools, next_hop: int) -> 
         yield stack.enter_context(own.receiving(server))
 
 
-@asynccontextmanager
-async def chain(
+@contextmanager
+def chain(
     kind: str, directory: Path, sink: Sink, tools: PostfixTools, *, tls: str = "opportunistic"
-) -> AsyncIterator[RelayProcess]:
+) -> Iterator[RelayProcess]:
     """Us, the server, the sink."""
     with (
         receiver(kind, directory / "r", tools, sink.port) as port,
@@ -99,18 +98,11 @@ async def chain(
         yield relay
 
 
-def submit(
-    port: int, message: bytes, *recipients: str, mail: tuple[str, ...] = (), wishes: tuple[str, ...] = ()
-) -> None:
-    with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
-        client.sendmail(SENDER, list(recipients), message, list(mail), list(wishes))
-
-
 def body_of(message: bytes) -> bytes:
     return message.partition(b"\r\n\r\n")[2]
 
 
-async def test_mail_arrives_unchanged_over_the_best_there_is(
+def test_mail_arrives_unchanged_over_the_best_there_is(
     kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
     text = b"Subject: dots\r\n\r\n.\r\n..two\r\nplain\r\n" + b"x" * 900 + b"\r\n"
@@ -119,21 +111,21 @@ async def test_mail_arrives_unchanged_over_the_best_there_is(
         "Subject: x\r\nMIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\n"
         "Content-Transfer-Encoding: 8bit\r\n\r\nGrüße, 郵便\r\n"
     ).encode()
-    async with chain(kind, open_path, sink, postfix_tools) as relay:
+    with chain(kind, open_path, sink, postfix_tools) as relay:
         for message in (text, large):
             recipients = [f"r{number}@example.com" for number in range(3)]
-            await asyncio.to_thread(submit, relay.smtp_port, message, *recipients)
-        await asyncio.to_thread(submit, relay.smtp_port, eight_bit, recipients[0], mail=("BODY=8BITMIME",))
-        await asyncio.to_thread(relay.wait_until_empty)
+            relay.send(*recipients, message=message)
+        relay.send(recipients[0], message=eight_bit, mail=("BODY=8BITMIME",))
+        relay.wait_until_empty()
         delivered = relay.events("delivered")
-        arrived = await sink.wait_for(3, timeout=60)
+        arrived = sink.until(3, timeout=60)
     assert len(delivered) == 7
     assert {bool(each["tls"]) for each in delivered} == {has_tls(kind)}
     bodies = {body_of(each.body) for each in arrived}
     assert bodies == {body_of(text), body_of(large), body_of(eight_bit)}
 
 
-async def test_an_address_beyond_ascii_goes_where_it_can(
+def test_an_address_beyond_ascii_goes_where_it_can(
     kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
     recipient = "jörg@example.com"
@@ -147,19 +139,15 @@ async def test_an_address_beyond_ascii_goes_where_it_can(
             assert client.getreply()[0] == 250
             assert client.data(b"Subject: x\r\n\r\nhello\r\n")[0] == 250
 
-    def submit_plain(port: int) -> None:
-        with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
-            client.sendmail(SENDER, ["plain@example.com"], b"Subject: x\r\n\r\nhello\r\n")
-
-    async with chain(kind, open_path, sink, postfix_tools) as relay:
+    with chain(kind, open_path, sink, postfix_tools) as relay:
         # A receiver that has taken mail is believed at once that it lacks SMTPUTF8.
-        await asyncio.to_thread(submit_plain, relay.smtp_port)
-        await asyncio.to_thread(relay.wait_until_empty)
-        await asyncio.to_thread(submit_utf8, relay.smtp_port)
-        await asyncio.to_thread(relay.wait_until_empty)
+        relay.send("plain@example.com")
+        relay.wait_until_empty()
+        submit_utf8(relay.smtp_port)
+        relay.wait_until_empty()
         _, *delivered = relay.events("delivered")
         bounced = relay.events("bounced")
-        _, arrived = await sink.wait_for(2, timeout=60)
+        _, arrived = sink.until(2, timeout=60)
     if KINDS[kind].utf8:
         assert arrived.recipients == (recipient,)
         assert not bounced
@@ -169,20 +157,13 @@ async def test_an_address_beyond_ascii_goes_where_it_can(
         assert b"\r\nStatus: 5.6.7\r\n" in arrived.body
 
 
-async def test_reports_are_its_duty_where_it_knows_them_and_ours_elsewhere(
+def test_reports_are_its_duty_where_it_knows_them_and_ours_elsewhere(
     kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
-    async with chain(kind, open_path, sink, postfix_tools) as relay:
-        await asyncio.to_thread(
-            submit,
-            relay.smtp_port,
-            b"Subject: x\r\n\r\nhello\r\n",
-            "b@example.com",
-            mail=("RET=HDRS", "ENVID=Q7"),
-            wishes=("NOTIFY=SUCCESS,FAILURE",),
-        )
-        arrived = await sink.wait_for(2, timeout=60)
-        await asyncio.to_thread(relay.wait_until_empty)
+    with chain(kind, open_path, sink, postfix_tools) as relay:
+        relay.send("b@example.com", mail=("RET=HDRS", "ENVID=Q7"), wishes=("NOTIFY=SUCCESS,FAILURE",))
+        arrived = sink.until(2, timeout=60)
+        relay.wait_until_empty()
         ours = relay.events("dsn")
     (report,) = [each for each in arrived if not each.mail_from]
     assert report.recipients == (SENDER,)
@@ -190,19 +171,19 @@ async def test_reports_are_its_duty_where_it_knows_them_and_ours_elsewhere(
     assert (b"\nOriginal-Envelope-Id: Q7\r\n" in report.body) is KINDS[kind].envid
 
 
-async def test_broken_tls_costs_no_mail_where_clear_text_is_allowed_and_leaks_none_where_it_is_not(
+def test_broken_tls_costs_no_mail_where_clear_text_is_allowed_and_leaks_none_where_it_is_not(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
     secret = b"Subject: x\r\n\r\nsecret\r\n"
-    async with chain(OLD_POSTFIX, open_path / "1", sink, postfix_tools, tls="required") as relay:
-        await asyncio.to_thread(submit, relay.smtp_port, secret, "b@example.com")
-        await asyncio.to_thread(relay.wait_for, lambda: bool(relay.events("deferred")), what="the deferral")
+    with chain(OLD_POSTFIX, open_path / "1", sink, postfix_tools, tls="required") as relay:
+        relay.send("b@example.com", message=secret)
+        relay.wait_for(lambda: bool(relay.events("deferred")), what="the deferral")
         (deferred,) = relay.events("deferred")
     assert "TLS" in deferred["reply"]
     assert not sink.messages
-    async with chain(OLD_POSTFIX, open_path / "2", sink, postfix_tools) as relay:
-        await asyncio.to_thread(submit, relay.smtp_port, secret, "b@example.com")
-        await asyncio.to_thread(relay.wait_until_empty)
+    with chain(OLD_POSTFIX, open_path / "2", sink, postfix_tools) as relay:
+        relay.send("b@example.com", message=secret)
+        relay.wait_until_empty()
         (delivered,) = relay.events("delivered")
-        await sink.wait_for(1, timeout=60)
+        sink.until(1, timeout=60)
     assert not delivered["tls"]

@@ -44,9 +44,8 @@ async def test_it_leaves_by_verified_tls_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "authority.pem").write_bytes(AUTHORITY.pem)
     async with AsyncExitStack() as stack:
         for number, (name, manners) in enumerate(HOSTS.items(), 2):
-            sinks[name] = Sink(host=f"127.0.0.{number}", port=port, manners=manners)
-            await sinks[name].start()
-            stack.push_async_callback(sinks[name].close)
+            sink = Sink(host=f"127.0.0.{number}", port=port, manners=manners)
+            sinks[name] = await stack.enter_async_context(sink)
             zones[f"{name}.example"] = {"MX": [f"10 {name}.example"], "A": [f"127.0.0.{number}"]}
         zones["two.example"] = {"MX": ["10 clear.example", "20 verified.example"]}
         dns = await stack.enter_async_context(FakeDns(zones))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.acceptance.submission import Papers, Submission, anonymous, submission
 from tests.support.ports import free_port
-from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
+from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Swaks, Tls
 from tests.support.sink import Sink
 
 TEXT = b"From: app@example.org\nSubject: hello\n\n.one dot\n..two\nGr\xc3\xbc\xc3\x9fe\n"
@@ -34,67 +33,60 @@ def house(
 
 
 @pytest.fixture
-async def doors(house: Submission) -> AsyncIterator[Submission]:
-    doors = replace(house, sink=Sink(port=house.sink.port))
-    await doors.sink.start()
-    yield doors
-    await doors.sink.close()
+def doors(house: Submission) -> Iterator[Submission]:
+    with Sink(port=house.sink.port) as sink:
+        yield replace(house, sink=sink)
 
 
-async def by_swaks(swaks: Swaks, server: Server, *options: str) -> Result:
-    return await asyncio.to_thread(swaks.send, server, TEXT, *options)
-
-
-async def test_swaks_in_clear_text_from_a_network_that_may_relay(swaks: Swaks, doors: Submission) -> None:
-    result = await by_swaks(swaks, doors.open)
+def test_swaks_in_clear_text_from_a_network_that_may_relay(swaks: Swaks, doors: Submission) -> None:
+    result = swaks.send(doors.open, TEXT)
     assert result.code == 0, result.transcript
-    message = await doors.delivered()
+    message = doors.delivered()
     assert message.body.endswith(ARRIVED)
     assert b" with ESMTP id " in message.body
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "LOGIN"])
 @pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_swaks_logs_in_over_tls(swaks: Swaks, doors: Submission, tls: Tls, mechanism: str) -> None:
-    result = await by_swaks(swaks, replace(doors.door(tls), auth=mechanism))
+def test_swaks_logs_in_over_tls(swaks: Swaks, doors: Submission, tls: Tls, mechanism: str) -> None:
+    result = swaks.send(replace(doors.door(tls), auth=mechanism), TEXT)
     assert result.code == 0, result.transcript
     assert result.said("235 2.7.0")
-    message = await doors.delivered()
+    message = doors.delivered()
     assert message.body.endswith(ARRIVED)
     assert b" with ESMTPSA (TLSv1.3) id " in message.body
 
 
-async def test_a_listed_client_certificate_is_enough(swaks: Swaks, doors: Submission) -> None:
+def test_a_listed_client_certificate_is_enough(swaks: Swaks, doors: Submission) -> None:
     client = doors.papers.client
-    result = await by_swaks(swaks, replace(anonymous(doors.starttls), certificate=client, key=client))
+    result = swaks.send(replace(anonymous(doors.starttls), certificate=client, key=client), TEXT)
     assert result.code == 0, result.transcript
-    assert (await doors.delivered()).body.endswith(ARRIVED)
+    assert doors.delivered().body.endswith(ARRIVED)
 
 
-async def test_pipelined_commands_of_swaks_are_answered_in_order(swaks: Swaks, doors: Submission) -> None:
-    result = await by_swaks(swaks, doors.implicit, "--pipeline")
+def test_pipelined_commands_of_swaks_are_answered_in_order(swaks: Swaks, doors: Submission) -> None:
+    result = swaks.send(doors.implicit, TEXT, "--pipeline")
     assert result.code == 0, result.transcript
-    assert (await doors.delivered()).body.endswith(ARRIVED)
+    assert doors.delivered().body.endswith(ARRIVED)
 
 
 @pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_msmtp_verifies_us_and_logs_in(tmp_path: Path, doors: Submission, tls: Tls) -> None:
-    result = await asyncio.to_thread(Msmtp(tmp_path).send, doors.door(tls), TEXT)
+def test_msmtp_verifies_us_and_logs_in(tmp_path: Path, doors: Submission, tls: Tls) -> None:
+    result = Msmtp(tmp_path).send(doors.door(tls), TEXT)
     assert result.code == 0, result.transcript
-    assert (await doors.delivered()).body.endswith(ARRIVED)
+    assert doors.delivered().body.endswith(ARRIVED)
 
 
-async def test_msmtp_is_told_that_the_password_is_wrong(tmp_path: Path, doors: Submission) -> None:
+def test_msmtp_is_told_that_the_password_is_wrong(tmp_path: Path, doors: Submission) -> None:
     wrong = replace(doors.implicit, password="wrong")
-    result = await asyncio.to_thread(Msmtp(tmp_path).send, wrong, TEXT)
+    result = Msmtp(tmp_path).send(wrong, TEXT)
     assert result.code == 77  # EX_NOPERM
     assert result.said("535 5.7.8")
 
 
-async def test_php_mail_through_a_sendmail_that_logs_in(tmp_path: Path, doors: Submission) -> None:
+def test_php_mail_through_a_sendmail_that_logs_in(tmp_path: Path, doors: Submission) -> None:
     sendmail = Msmtp(tmp_path).sendmail(doors.starttls)
-    result = await asyncio.to_thread(
-        PhpMail().send,
+    result = PhpMail().send(
         sendmail,
         to=RECIPIENT,
         subject="Rückruf",
@@ -102,7 +94,7 @@ async def test_php_mail_through_a_sendmail_that_logs_in(tmp_path: Path, doors: S
         headers={"From": SENDER, "X-Shop": "42"},
     )
     assert result.code == 0, result.transcript
-    message = await doors.delivered()
+    message = doors.delivered()
     assert message.recipients == (RECIPIENT,)
     assert b"\r\nSubject: R\xc3\xbcckruf\r\n" in message.body
     assert b"\r\nX-Shop: 42\r\n" in message.body
@@ -110,18 +102,18 @@ async def test_php_mail_through_a_sendmail_that_logs_in(tmp_path: Path, doors: S
 
 
 @pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_openssl_finds_nothing_wrong_with_our_tls(doors: Submission, tls: Tls) -> None:
-    result = await asyncio.to_thread(Openssl().connect, doors.door(tls))
+def test_openssl_finds_nothing_wrong_with_our_tls(doors: Submission, tls: Tls) -> None:
+    result = Openssl().connect(doors.door(tls))
     assert result.code == 0, result.transcript
     assert result.said("Verify return code: 0 (ok)")
     assert result.said("TLSv1.3")
     assert result.said("221 2.0.0")
 
 
-async def test_openssl_cannot_have_an_old_tls(doors: Submission) -> None:
-    old = await asyncio.to_thread(Openssl().connect, doors.implicit, "-tls1_1", "-cipher", "ALL:@SECLEVEL=0")
+def test_openssl_cannot_have_an_old_tls(doors: Submission) -> None:
+    old = Openssl().connect(doors.implicit, "-tls1_1", "-cipher", "ALL:@SECLEVEL=0")
     assert old.code != 0
     assert not old.said("220 relay.test")
-    recent = await asyncio.to_thread(Openssl().connect, doors.implicit, "-tls1_2")
+    recent = Openssl().connect(doors.implicit, "-tls1_2")
     assert recent.code == 0, recent.transcript
     assert recent.said("221 2.0.0")

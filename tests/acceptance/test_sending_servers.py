@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import smtplib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def without_tampering(message: bytes) -> bytes:
 
 
 @pytest.fixture
-async def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> AsyncIterator[Submission]:
+def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> Iterator[Submission]:
     # Both servers read the CA's file as users of their own.
     papers.ca.parent.chmod(0o755)
     for folder in papers.ca.parent.parents:
@@ -46,33 +45,33 @@ async def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) 
         yield doors
 
 
-async def test_exim_sends_a_message_in_one_chunk(open_path: Path, doors: Submission) -> None:
+def test_exim_sends_a_message_in_one_chunk(open_path: Path, doors: Submission) -> None:
     body = every_octet()
     exim = EximSender(open_path / "exim")
-    result = await asyncio.to_thread(exim.send, doors.open, HEADER + body)
+    result = exim.send(doors.open, HEADER + body)
     assert result.said("BDAT "), result.transcript
     assert not result.said("SMTP>> DATA")
-    message = await doors.delivered()
+    message = doors.delivered()
     assert without_tampering(message.body) == body.replace(b"\n", b"\r\n")
     assert not [event for event in doors.relay.events("accepted") if "bare_lf" in event]
 
 
 @pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_exim_logs_in_over_tls_and_sends_chunks(open_path: Path, doors: Submission, tls: Tls) -> None:
+def test_exim_logs_in_over_tls_and_sends_chunks(open_path: Path, doors: Submission, tls: Tls) -> None:
     exim = EximSender(open_path / "exim")
-    result = await asyncio.to_thread(exim.send, doors.door(tls), MESSAGE, RECIPIENT, OTHER)
+    result = exim.send(doors.door(tls), MESSAGE, RECIPIENT, OTHER)
     assert result.said("BDAT "), result.transcript
     assert result.said("235 2.7.0")
-    message = await doors.delivered()
+    message = doors.delivered()
     assert message.recipients == (RECIPIENT, OTHER)
     assert without_tampering(message.body) == b"hello\r\n"
 
 
-async def test_exim_keeps_what_we_refuse(open_path: Path, doors: Submission) -> None:
+def test_exim_keeps_what_we_refuse(open_path: Path, doors: Submission) -> None:
     """A wrong password: it does not fall back to sending without."""
     exim = EximSender(open_path / "exim")
     wrong = replace(doors.implicit, password="wrong")
-    result = await asyncio.to_thread(exim.send, wrong, MESSAGE)
+    result = exim.send(wrong, MESSAGE)
     assert result.said("535 5.7.8"), result.transcript
     assert not doors.sink.messages
 
@@ -96,27 +95,23 @@ def through_postfix(tools: PostfixTools, directory: Path, server: Server, body: 
 
 
 @pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_postfix_verifies_us_logs_in_and_sends(
+def test_postfix_verifies_us_logs_in_and_sends(
     open_path: Path, doors: Submission, postfix_tools: PostfixTools, tls: Tls
 ) -> None:
     text = b"Subject: hello\r\n\r\n" + every_octet().replace(b"\n", b"\r\n")
-    log = await asyncio.to_thread(
-        through_postfix, postfix_tools, open_path / "postfix", doors.door(tls), text
-    )
+    log = through_postfix(postfix_tools, open_path / "postfix", doors.door(tls), text)
     assert "status=sent (250 2.0.0 OK queued as" in log, log
     assert "Verified TLS connection established" in log
-    message = await doors.delivered()
+    message = doors.delivered()
     assert without_tampering(message.body) == without_tampering(text)
     assert b" with ESMTPSA (TLSv1.3) id " in message.body
 
 
-async def test_postfix_keeps_a_message_while_its_password_is_wrong(
+def test_postfix_keeps_a_message_while_its_password_is_wrong(
     open_path: Path, doors: Submission, postfix_tools: PostfixTools
 ) -> None:
     wrong = replace(doors.starttls, password="wrong")
-    log = await asyncio.to_thread(
-        through_postfix, postfix_tools, open_path / "postfix", wrong, b"Subject: x\r\n\r\nhello\r\n"
-    )
+    log = through_postfix(postfix_tools, open_path / "postfix", wrong, b"Subject: x\r\n\r\nhello\r\n")
     assert "status=deferred (SASL authentication failed" in log, log
     assert "535 5.7.8" in log
     assert not doors.sink.messages

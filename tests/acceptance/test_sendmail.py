@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import shutil
@@ -12,9 +11,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.crew import run
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink
@@ -25,13 +26,17 @@ from zonerelay.sendmail import ALIASES, CONFIG, DATAERR, DROP, NOPERM, NOUSER, O
 HEADER = "From: App <app@b.example>\nSubject: x\n"
 
 
+def ran(
+    config: Path, *words: str, message: str, program: Sequence[str] = (str(PROGRAM), "sendmail"), **more: Any
+) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "ZONERELAY_CONFIG": str(config)}
+    given: dict[str, Any] = {"input": message, "env": env, "encoding": "utf-8", **more}
+    return subprocess.run([*program, *words], capture_output=True, timeout=60, check=False, **given)
+
+
 def sendmail(config: Path, *words: str, message: str = f"{HEADER}\nHello\n") -> tuple[int, str]:
-    environment = {**os.environ, "ZONERELAY_CONFIG": str(config)}
-    line = [str(PROGRAM), "sendmail", *words]
-    done = subprocess.run(
-        line, input=message.encode(), env=environment, capture_output=True, timeout=60, check=False
-    )
-    return done.returncode, done.stderr.decode()
+    done = ran(config, *words, message=message)
+    return done.returncode, done.stderr
 
 
 def domain_here() -> str:
@@ -39,19 +44,19 @@ def domain_here() -> str:
     return mailname.read_text().strip() if mailname.exists() else "relay.test"
 
 
-async def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink: Sink) -> None:
+def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink: Sink) -> None:
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
 
-        async def sent(*words: str, message: str) -> tuple[str, list[str], str]:
+        def sent(*words: str, message: str) -> tuple[str, list[str], str]:
             sink.messages.clear()
-            result = await asyncio.to_thread(sendmail, relay.config, *words, message=message)
+            result = sendmail(relay.config, *words, message=message)
             assert result == (OK, "")
             count = 2 if "-t" in words else 1
-            recipients = await sink.wait_for_recipients(count)
+            recipients = sink.until_recipients(count)
             one = sink.messages[0]
             return one.mail_from, recipients, one.body.decode()
 
-        sender, recipients, text = await sent(
+        sender, recipients, text = sent(
             "-f", "app@b.example", "c@d.example", message="Note: this\nis no header\n.\nnot this\n"
         )
         assert (sender, recipients) == ("app@b.example", ["c@d.example"])
@@ -59,19 +64,19 @@ async def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink
         assert text.endswith("\r\nNote: this\r\n\r\nis no header\r\n")
 
         letter = f"{HEADER}To: Ann <ann@d.example>,\n group: ;\nBcc: bob@d.example\n\n.\n..\nend"
-        sender, recipients, text = await sent("-t", "-oi", "-fapp@b.example", message=letter)
+        sender, recipients, text = sent("-t", "-oi", "-fapp@b.example", message=letter)
         assert (sender, recipients) == ("app@b.example", ["ann@d.example", "bob@d.example"])
         assert text.endswith("\r\n\r\n.\r\n..\r\nend\r\n")
         assert "bob@" not in text
 
         words = ("-i", "-F", "Zoë", "-N", "never", "--", "local")
-        sender, recipients, text = await sent(*words, message="Subject: grün\n\nGrüße\n")
+        sender, recipients, text = sent(*words, message="Subject: grün\n\nGrüße\n")
         user = pwd.getpwuid(os.getuid()).pw_name
         assert (sender, recipients) == (f"{user}@{domain_here()}", [f"local@{domain_here()}"])
         assert f"\r\nFrom: =?utf-8?q?Zo=C3=AB?= <{sender}>\r\n" in text
         assert "Grüße" in text
 
-        sender, _, _ = await sent("-f", "<>", "c@d.example", message=f"{HEADER}\nx\n")
+        sender, _, _ = sent("-f", "<>", "c@d.example", message=f"{HEADER}\nx\n")
         assert sender == ""
 
 
@@ -165,25 +170,16 @@ LETTERS = {
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-async def test_a_message_goes_to_whom_its_author_means(python: str, tmp_path: Path, sink: Sink) -> None:
+def test_a_message_goes_to_whom_its_author_means(python: str, tmp_path: Path, sink: Sink) -> None:
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
-        environment = {**os.environ, "ZONERELAY_CONFIG": str(relay.config)}
         for count, (what, (words, header, wanted, said)) in enumerate(LETTERS.items(), 1):
             sink.messages.clear()
-            done = await asyncio.to_thread(
-                subprocess.run,
-                [python, "-c", MAIN, *words.split()],
-                input=f"{header}\n\nHello\n".encode(),
-                env=environment,
-                cwd=PROGRAM.parents[2],
-                capture_output=True,
-                timeout=60,
-                check=False,
-            )
+            letter, program = f"{header}\n\nHello\n", (python, "-c", MAIN)
+            done = ran(relay.config, *words.split(), message=letter, program=program, cwd=PROGRAM.parents[2])
             assert done.returncode == OK, (what, done.stderr)
-            assert said in done.stderr.decode()
+            assert said in done.stderr
             assert bool(said) == bool(done.stderr), (what, done.stderr)
-            assert await sink.wait_for_recipients(len(wanted)) == sorted(wanted), what
+            assert sink.until_recipients(len(wanted)) == sorted(wanted), what
             accepted = relay.events("accepted")
             assert (len(accepted), accepted[-1]["recipients"]) == (count, len(wanted)), what
             assert not any(b"hid@d.example" in each.body for each in sink.messages), what
@@ -191,15 +187,15 @@ async def test_a_message_goes_to_whom_its_author_means(python: str, tmp_path: Pa
                 assert {each.mail_from for each in sink.messages} == {"b@b.example"}, what
 
 
-async def test_addresses_of_the_header_get_the_domain_too(tmp_path: Path, sink: Sink) -> None:
+def test_addresses_of_the_header_get_the_domain_too(tmp_path: Path, sink: Sink) -> None:
     """As cron writes them, which leaves them to sendmail."""
     letter = (
         "From: root (Cron Daemon)\nTo: ops, Ann <ann>, c@d.example\nCc: =?utf-8?q?B?= <bob>\n"
         'Reply-To:\n "The Root" <root>\nX-To: ops\nSubject: root\n\nFrom: root\n'
     )
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
-        assert await asyncio.to_thread(sendmail, relay.config, "x@d.example", message=letter) == (OK, "")
-        await sink.wait_for(1, timeout=20)
+        assert sendmail(relay.config, "x@d.example", message=letter) == (OK, "")
+        sink.until(1, timeout=20)
         here, text = domain_here(), sink.messages[0].body.decode()
         assert f"\r\nFrom: root@{here} (Cron Daemon)\r\n" in text
         assert f"\r\nTo: ops@{here}, Ann <ann@{here}>, c@d.example\r\n" in text
@@ -209,7 +205,7 @@ async def test_addresses_of_the_header_get_the_domain_too(tmp_path: Path, sink: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a name")
-async def test_a_user_without_a_name_sends(tmp_path: Path, sink: Sink) -> None:
+def test_a_user_without_a_name_sends(tmp_path: Path, sink: Sink) -> None:
     with (
         tempfile.TemporaryDirectory() as place,  # below tmp_path other users may not go
         RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}") as relay,
@@ -224,36 +220,18 @@ async def test_a_user_without_a_name_sends(tmp_path: Path, sink: Sink) -> None:
         code.parent.chmod(0o755)
         for header, sender in ((HEADER, "app@b.example"), ("Subject: x\n", f"uid-54321@{domain_here()}")):
             sink.messages.clear()
-            done = await asyncio.to_thread(
-                subprocess.run,
-                ["/usr/bin/python3", "-c", MAIN, "c@d.example"],
-                input=f"{header}\nHello\n".encode(),
-                env={"ZONERELAY_CONFIG": str(config)},
-                cwd=place,
-                capture_output=True,
-                timeout=60,
-                check=False,
-                user=54321,
-                group=54321,
-                extra_groups=[],
-            )
-            assert (done.returncode, done.stderr) == (OK, b"")
-            await sink.wait_for(1, timeout=20)
+            nobody: dict[str, Any] = {"user": 54321, "group": 54321, "extra_groups": [], "cwd": place}
+            nobody |= {"env": {"ZONERELAY_CONFIG": str(config)}, "program": ("/usr/bin/python3", "-c", MAIN)}
+            done = ran(config, "c@d.example", message=f"{header}\nHello\n", **nobody)
+            assert (done.returncode, done.stderr) == (OK, "")
+            sink.until(1, timeout=20)
             assert sink.messages[0].mail_from == sender
 
 
 def test_recipients_can_be_verified_without_a_message(tmp_path: Path) -> None:
     rules = {"access": [{"recipient": ["no@d.example"], "action": "refuse"}]}
     with RelayProcess(tmp_path, next_hop="127.0.0.1:1", tables=rules) as relay:
-        done = subprocess.run(
-            [str(PROGRAM), "sendmail", "-bv", "yes@d.example", "no@d.example"],
-            env={**os.environ, "ZONERELAY_CONFIG": str(relay.config)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ran(relay.config, "-bv", "yes@d.example", "no@d.example", message="")
         assert done.returncode in (NOUSER, NOPERM)
         good, bad = done.stdout.splitlines()
         assert good == "yes@d.example ... deliverable: the relay accepts it"
@@ -270,30 +248,21 @@ SESSIONS = {
 }
 
 
-async def test_smtp_from_a_pipe_all_at_once(tmp_path: Path, sink: Sink) -> None:
+def test_smtp_from_a_pipe_all_at_once(tmp_path: Path, sink: Sink) -> None:
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
 
-        async def given(text: str) -> tuple[int, list[str]]:
-            done = await asyncio.to_thread(
-                subprocess.run,
-                [str(PROGRAM), "sendmail", "-bs"],
-                input=text.encode(),
-                env={**os.environ, "ZONERELAY_CONFIG": str(relay.config)},
-                capture_output=True,
-                timeout=60,
-                check=False,
-            )
-            lines = done.stdout.decode().splitlines()
-            return done.returncode, [line for line in lines if line[3:4] == " "]
+        def given(text: str) -> tuple[int, list[str]]:
+            done = ran(relay.config, "-bs", message=text)
+            return done.returncode, [line for line in done.stdout.splitlines() if line[3:4] == " "]
 
         for what, text in SESSIONS.items():
             sink.messages.clear()
-            status, replies = await given(text)
+            status, replies = given(text)
             assert status == OK, what
             assert any("queued as" in reply for reply in replies), (what, replies)
-            await sink.wait_for(1, timeout=20)
+            sink.until(1, timeout=20)
             assert sink.messages[0].body.endswith(b"\r\n\r\nhi\r\n.\r\n"), what
-        status, replies = await given(f"{SESSION}DATA\nSubject: x\n\nhi\n")
+        status, replies = given(f"{SESSION}DATA\nSubject: x\n\nhi\n")
         assert (status, replies[-1][:3]) == (DATAERR, "354")
         assert len(relay.events("accepted")) == len(SESSIONS)
 
@@ -305,14 +274,14 @@ def drop_directory(place: Path) -> Path:
     return place
 
 
-async def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_its_owner(
+def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_its_owner(
     tmp_path: Path, sink: Sink
 ) -> None:
     drop = drop_directory(tmp_path / "drop")
     refused = {"recipient": ["no@d.example"], "action": "refuse"}
     tables: Mapping[str, Table | Sequence[Table]] = {"sendmail": {"drop": str(drop)}, "access": [refused]}
 
-    def story() -> None:
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
         relay.terminate()
         for word in ("c@d.example", "no@d.example"):
             assert sendmail(relay.config, "-f", "app@b.example", "-N", "never", word) == (OK, "")
@@ -336,35 +305,26 @@ async def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_i
         relay.wait_for(lambda: len(relay.events("repeated")) == 1, what="the same file again")
         relay.wait_for(lambda: len(list((drop / "new").iterdir())) == 5, what="its removal")
 
-    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
-        await asyncio.to_thread(story)
         (taken,) = sink.messages
         assert (taken.mail_from, [*taken.recipients]) == ("app@b.example", ["c@d.example"])
         name = pwd.getpwuid(os.getuid()).pw_name
         assert f"(sendmail, user {os.getuid()}, {name});" in taken.body.decode()
         assert "dempotency" not in taken.body.decode()
         assert all(each.name.endswith(".refused") for each in (drop / "new").iterdir())
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [str(PROGRAM), "status", "--config", str(relay.config)],
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert b"5 messages of sendmail were refused" in done.stdout
+        assert "5 messages of sendmail were refused" in run(relay, "status").stdout
 
 
-async def test_users_of_the_machine_have_aliases(tmp_path: Path, sink: Sink) -> None:
+def test_users_of_the_machine_have_aliases(tmp_path: Path, sink: Sink) -> None:
     aliases = tmp_path / "aliases"
     aliases.write_text(
         "# of this machine\nroot: ops@d.example,\n  ann\nann: ann, bob@e.example\npipe: |/bin/x\n"
     )
     tables = {"sendmail": {"aliases": str(aliases)}}
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
-        assert await asyncio.to_thread(sendmail, relay.config, "root,x@y.example") == (OK, "")
-        found = await sink.wait_for_recipients(4)
+        assert sendmail(relay.config, "root,x@y.example") == (OK, "")
+        found = sink.until_recipients(4)
         assert found == sorted([f"ann@{domain_here()}", "bob@e.example", "ops@d.example", "x@y.example"])
-        status, said = await asyncio.to_thread(sendmail, relay.config, "pipe")
+        status, said = sendmail(relay.config, "pipe")
         assert status == CONFIG
         assert "only addresses are supported" in said
 
@@ -408,7 +368,7 @@ def test_the_configuration_has_the_paths_that_sendmail_has_without_one() -> None
     assert (of_settings.DROP, of_settings.ALIASES) == (DROP, ALIASES)
 
 
-async def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobody(
+def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobody(
     tmp_path: Path, sink: Sink
 ) -> None:
     """It once kept the listener waiting for the end of the data: 306 s in each pass, for everybody's mail."""
@@ -429,15 +389,12 @@ async def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobod
     for number, message in enumerate(endings):
         (drop / "new" / f"{number}").write_bytes(head + message)
 
-    def story() -> None:
-        relay.wait_for(lambda: not any((drop / "new").iterdir()), what="all are taken", timeout=60)
-
     try:
-        await asyncio.to_thread(relay.start)
+        relay.start()
         began = time.monotonic()
-        await asyncio.to_thread(story)
+        relay.wait_for(lambda: not any((drop / "new").iterdir()), what="all are taken", timeout=60)
         assert time.monotonic() - began < 60
-        await sink.wait_for(len(endings), timeout=30)
+        sink.until(len(endings), timeout=30)
         assert not relay.events("drop-delayed")
     finally:
         relay.kill()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import smtplib
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +19,6 @@ from tests.support.toml import Value
 
 SECRET = "pencil, and a comma="
 POSTFIX_USER = f"relay@{REALM}"
-
-
-def send(relay: RelayProcess) -> None:
-    with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
-        client.sendmail("app@example.org", ["b@example.com"], b"Subject: hello\r\n\r\nhello\r\n")
 
 
 def retry(relay: RelayProcess) -> None:
@@ -53,7 +46,7 @@ def smarthost_relay(
 
 
 @pytest.fixture
-async def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> AsyncIterator[Submission]:
+def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> Iterator[Submission]:
     with submission(open_path / "submission", sink, papers, credentials) as doors:
         yield doors
 
@@ -96,33 +89,31 @@ def cyrus(
         ("auto", Tls.IMPLICIT),
     ],
 )
-async def test_postfix_lets_us_log_in(
+def test_postfix_lets_us_log_in(
     tmp_path: Path, papers: Papers, cyrus: Cyrus, mechanism: str, tls: Tls
 ) -> None:
     postfix = cyrus.postfix
     before = len(postfix.log_text())
-    sink = Sink(port=cyrus.sink_port)
-    await sink.start()
-    try:
-        with smarthost_relay(
+    with (
+        Sink(port=cyrus.sink_port) as sink,
+        smarthost_relay(
             tmp_path / "relay",
             papers,
             port=postfix.smtps_port if tls is Tls.IMPLICIT else postfix.smtp_port,
             tls=tls,
             credential={"user": POSTFIX_USER, "mechanism": mechanism},
             password=SECRET,
-        ) as relay:
-            await asyncio.to_thread(send, relay)
-            await sink.wait_for(1, timeout=10)
-    finally:
-        await sink.close()
+        ) as relay,
+    ):
+        relay.send("b@example.com")
+        sink.until(1)
     used = "SCRAM-SHA-256" if mechanism == "auto" else mechanism.upper()
     said = f"sasl_method={used}, sasl_username={POSTFIX_USER}"
-    noted = await asyncio.to_thread(wait_until, lambda: said in postfix.log_text()[before:], timeout=20)
+    noted = wait_until(lambda: said in postfix.log_text()[before:], timeout=20)
     assert noted, postfix.log_text()[before:]
 
 
-async def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_delivers(
+def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_delivers(
     open_path: Path, sink: Sink, papers: Papers, postfix_tools: PostfixTools
 ) -> None:
     settings = PostfixSettings(
@@ -144,26 +135,26 @@ async def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_d
         ) as relay,
     ):
         for _ in range(3):
-            await asyncio.to_thread(send, relay)
-        await asyncio.to_thread(wait_until, lambda: len(relay.events("suspended")) >= 1, timeout=10)
+            relay.send("b@example.com")
+        wait_until(lambda: len(relay.events("suspended")) >= 1, timeout=10)
         refused = [each["credential"] for each in relay.events("login-refused")]
         assert refused == ["main"]
         said = f"sasl_username={POSTFIX_USER}"
-        assert await asyncio.to_thread(wait_until, lambda: said in postfix.log_text(), timeout=20)
+        assert wait_until(lambda: said in postfix.log_text(), timeout=20)
         assert postfix.log_text().count(said) == 1, postfix.log_tail()
         assert not relay.events("bounced")
         assert relay.http("/readyz")[0] == 200
         assert 'zonerelay_smarthost_login{credential="main",zone="default"} 0.0' in relay.http("/metrics")[1]
         (open_path / "relay" / "password").write_text("right\n")
         retry(relay)
-        await sink.wait_for(3, timeout=10)
-        await asyncio.to_thread(wait_until, lambda: bool(relay.events("login-restored")), timeout=5)
+        sink.until(3, timeout=10)
+        wait_until(lambda: bool(relay.events("login-restored")), timeout=5)
         assert relay.events("login-restored")
         assert "wrong" not in relay.log.read_text()
 
 
 @pytest.mark.parametrize(("mechanism", "tls"), [("plain", Tls.STARTTLS), ("login", Tls.IMPLICIT)])
-async def test_another_zonerelay_lets_us_log_in(
+def test_another_zonerelay_lets_us_log_in(
     open_path: Path, papers: Papers, doors: Submission, mechanism: str, tls: Tls
 ) -> None:
     with smarthost_relay(
@@ -174,7 +165,7 @@ async def test_another_zonerelay_lets_us_log_in(
         credential={"user": USER, "mechanism": mechanism},
         password=PASSWORD,
     ) as relay:
-        await asyncio.to_thread(send, relay)
-        message = await doors.delivered()
+        relay.send("b@example.com")
+        message = doors.delivered()
     assert message.body.endswith(b"\r\n\r\nhello\r\n")
     assert b" with ESMTPSA (TLSv1.3) id " in message.body

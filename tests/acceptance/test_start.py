@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import re
-import smtplib
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.crew import run
 from tests.support.ports import LOOPBACK, free_port, greets, wait_until
 from tests.support.process import PROGRAM, RelayProcess
 
@@ -72,21 +72,19 @@ def test_a_terminal_gets_text_with_clear_addresses(tmp_path: Path, workers: int)
         os.close(end)
         try:
             assert wait_until(lambda: greets(relay.smtp_port), timeout=20)
-            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
-                client.sendmail("ann@example.org", ["bob@example.com"], "Subject: x\r\n\r\nx\r\n")
+            relay.send("bob@example.com")
             text = ""
             while " accepted " not in text or not text.endswith("\n"):
                 text += os.read(terminal, 65536).decode()
         finally:
             process.terminate()
     os.close(terminal)
-    assert "sender=ann@example.org" in text
+    assert "sender=app@example.org" in text
     assert "{" not in text
 
 
 def test_commands_find_a_relay_whose_file_is_gone(tmp_path: Path) -> None:
     with RelayProcess(tmp_path / "app", next_hop=f"{LOOPBACK}:{free_port()}") as relay:
         relay.config.unlink()
-        command = [str(PROGRAM), "status", "--json", "--config", str(relay.config)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = run(relay, "status", "--json")
         assert (done.returncode, "is gone: its relay answers at" in done.stderr) == (0, True), done

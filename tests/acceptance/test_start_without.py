@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import smtplib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +20,12 @@ from tests.support.toml import Table
 from zonerelay.capture.store import FILE as CAPTURED_FILE
 from zonerelay.config.credentials.identities import FILE_NAME
 
-MESSAGE = b"From: app@example.org\r\nSubject: order\r\n\r\nhello\r\n"
 WITHOUT_HTTP = (0, 200, 404)
 
 
 def deliver(relay: RelayProcess) -> None:
     before = len(relay.events("delivered"))
-    with smtplib.SMTP(relay.host, relay.smtp_port, timeout=20) as client:
-        client.sendmail("app@example.org", ["ann@example.com"], MESSAGE)
+    relay.send("ann@example.com")
     relay.wait_for(lambda: len(relay.events("delivered")) > before, what="delivered")
 
 
@@ -135,14 +131,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_mail_moves_without(fault: str, sink: Sink, tmp_path: Path) -> None:
-    await asyncio.to_thread(_moves, FAULTS[fault], sink.port, tmp_path / "relay")
-    assert len(sink.messages) == 1
-
-
-def _moves(fault: Fault, sink_port: int, home: Path) -> None:
-    relay = RelayProcess(home, next_hop=f"{LOOPBACK}:{sink_port}", tables=fault.tables(home))
+@pytest.mark.parametrize("name", FAULTS)
+def test_mail_moves_without(name: str, sink: Sink, tmp_path: Path) -> None:
+    fault, home = FAULTS[name], tmp_path / "relay"
+    relay = RelayProcess(home, next_hop=f"{LOOPBACK}:{sink.port}", tables=fault.tables(home))
     fault.breaks(home)
     try:
         relay.start(statuses=WITHOUT_HTTP)
@@ -152,52 +144,47 @@ def _moves(fault: Fault, sink_port: int, home: Path) -> None:
         if fault.logged:
             relay.wait_for(lambda: fault.logged in json.dumps(relay.events("trouble")), what="trouble")
         assert relay.terminate() == 0
+        assert len(sink.messages) == 1
     finally:
         relay.kill()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_the_address_of_http_is_taken_when_it_is_free(workers: int, sink: Sink, tmp_path: Path) -> None:
-    def scene() -> None:
-        relay = relay_of(tmp_path / "relay", sink.port, workers=workers)
-        try:
-            with socket.create_server((LOOPBACK, relay.admin_port)):
-                relay.start(statuses=WITHOUT_HTTP)
-                deliver(relay)
-                relay.wait_for(
-                    lambda: f"cannot listen on {LOOPBACK}:{relay.admin_port}" in problems(relay),
-                    what="problem",
-                )
-            relay.wait_for(lambda: relay.http("/readyz")[0] == 200, what="HTTP")
-            relay.wait_for(lambda: bool(relay.events("restored")), what="restored")
-            assert [each["part"] for each in relay.events("restored")] == ["admin-http"]
-            assert "cannot listen" not in problems(relay)
-            assert len([each for each in relay.events("trouble") if each["where"] == "admin-http"]) == 1
-            assert relay.terminate() == 0
-        finally:
-            relay.kill()
-
-    await asyncio.to_thread(scene)
-
-
-async def test_commands_are_answered_when_the_directory_is_there(sink: Sink, tmp_path: Path) -> None:
-    def scene() -> None:
-        home = tmp_path / "relay"
-        where = home / "run" / "control.sock"
-        tables: dict[str, Table] = {"admin": {"address": "", "socket": str(where)}}
-        relay = RelayProcess(home, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables)
-        try:
+def test_the_address_of_http_is_taken_when_it_is_free(workers: int, sink: Sink, tmp_path: Path) -> None:
+    relay = relay_of(tmp_path / "relay", sink.port, workers=workers)
+    try:
+        with socket.create_server((LOOPBACK, relay.admin_port)):
             relay.start(statuses=WITHOUT_HTTP)
             deliver(relay)
-            where.parent.mkdir()
-            relay.wait_for(where.exists, what="control socket")
-            assert problems(relay) == ""
-            assert relay.terminate() == 0
-            assert not where.exists()
-        finally:
-            relay.kill()
+            relay.wait_for(
+                lambda: f"cannot listen on {LOOPBACK}:{relay.admin_port}" in problems(relay),
+                what="problem",
+            )
+        relay.wait_for(lambda: relay.http("/readyz")[0] == 200, what="HTTP")
+        relay.wait_for(lambda: bool(relay.events("restored")), what="restored")
+        assert [each["part"] for each in relay.events("restored")] == ["admin-http"]
+        assert "cannot listen" not in problems(relay)
+        assert len([each for each in relay.events("trouble") if each["where"] == "admin-http"]) == 1
+        assert relay.terminate() == 0
+    finally:
+        relay.kill()
 
-    await asyncio.to_thread(scene)
+
+def test_commands_are_answered_when_the_directory_is_there(sink: Sink, tmp_path: Path) -> None:
+    home = tmp_path / "relay"
+    where = home / "run" / "control.sock"
+    tables: dict[str, Table] = {"admin": {"address": "", "socket": str(where)}}
+    relay = RelayProcess(home, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables)
+    try:
+        relay.start(statuses=WITHOUT_HTTP)
+        deliver(relay)
+        where.parent.mkdir()
+        relay.wait_for(where.exists, what="control socket")
+        assert problems(relay) == ""
+        assert relay.terminate() == 0
+        assert not where.exists()
+    finally:
+        relay.kill()
 
 
 def test_a_listeners_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
@@ -209,53 +196,45 @@ def test_a_listeners_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
         relay.start(statuses=WITHOUT_HTTP)
 
 
-async def test_commands_find_a_relay_whose_file_has_changed(sink: Sink, tmp_path: Path) -> None:
+def test_commands_find_a_relay_whose_file_has_changed(sink: Sink, tmp_path: Path) -> None:
     """Where the file names another place since, the process itself says where it listens."""
-
-    def scene() -> None:
-        relay = RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}")
-        try:
-            relay.start()
-            before = relay.config.read_text()
-            for text in (
-                before.replace(str(relay.spool), str(tmp_path / "elsewhere" / "spool")),
-                before.replace("[spool]", "[spol]"),
-                before.replace(f'path = "{relay.spool}"', "path = 5"),
-                before.replace("[spool]", "[spool"),
-                "",
-                "\0",
+    relay = RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}")
+    try:
+        relay.start()
+        before = relay.config.read_text()
+        for text in (
+            before.replace(str(relay.spool), str(tmp_path / "elsewhere" / "spool")),
+            before.replace("[spool]", "[spol]"),
+            before.replace(f'path = "{relay.spool}"', "path = 5"),
+            before.replace("[spool]", "[spool"),
+            "",
+            "\0",
+        ):
+            relay.config.write_text(text)
+            for words in (
+                ("status",),
+                ("queue", "list"),
+                ("suspend", "--zone", "default", "--reason", "x"),
             ):
-                relay.config.write_text(text)
-                for words in (
-                    ("status",),
-                    ("queue", "list"),
-                    ("suspend", "--zone", "default", "--reason", "x"),
-                ):
-                    ran = run(relay, *words)
-                    assert ran.returncode == 0, (text, ran.stderr)
-                assert run(relay, "status", "--socket", str(tmp_path / "none.sock")).returncode == 1
-            assert relay.terminate() == 0
-            assert run(relay, "status").returncode == 2
-        finally:
-            relay.kill()
-
-    await asyncio.to_thread(scene)
+                ran = run(relay, *words)
+                assert ran.returncode == 0, (text, ran.stderr)
+            assert run(relay, "status", "--socket", str(tmp_path / "none.sock")).returncode == 1
+        assert relay.terminate() == 0
+        assert run(relay, "status").returncode == 2
+    finally:
+        relay.kill()
 
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
-async def test_mail_moves_without_a_log(streams: str, sink: Sink, tmp_path: Path) -> None:
+def test_mail_moves_without_a_log(streams: str, sink: Sink, tmp_path: Path) -> None:
     launcher = ("sh", "-c", f'exec "$@" {streams}', "sh")
     relay = RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}", launcher=launcher)
 
-    def scene() -> None:
+    try:
         relay.start()
-        with smtplib.SMTP(relay.host, relay.smtp_port, timeout=20) as client:
-            client.sendmail("app@example.org", ["ann@example.com"], MESSAGE)
+        relay.send("ann@example.com")
         relay.wait_until_empty()
         assert relay.terminate() == 0
-
-    try:
-        await asyncio.to_thread(scene)
         assert len(sink.messages) == 1
     finally:
         relay.kill()

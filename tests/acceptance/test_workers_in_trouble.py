@@ -178,23 +178,21 @@ def _operate(relay: RelayProcess) -> None:
 
 
 @pytest.mark.alone  # a receiver that comes too late itself sees turns that are too close
-async def test_limits_hold_when_the_supervisor_is_killed_and_started_again(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_limits_hold_when_the_supervisor_is_killed_and_started_again(tmp_path: Path, sink: Sink) -> None:
     turns: list[float] = []
     sink.script = lambda verb, _: turns.append(time.monotonic()) if verb == "MAIL" else None
     limits = {"max_connections_per_destination": 1, "max_rate_per_destination": "5/1s"}
     with relay_of(tmp_path, sink.port, workers=3, worker_timeout=PATIENT, zone=limits) as relay:
         client = Submitter(relay.smtp_port, prefix="limited")
-        await client.run(6, 24)
-        await sink.wait_for(6, timeout=30)
+        client.send(6, 24)
+        sink.until(6, timeout=30)
         left = len(client.acknowledged) - len(sink.messages)
         relay.kill()
-        await AT_ONCE(relay.start)
+        relay.start()
         assert len(processes(relay)) == 4, "none of the former ones is left"
         assert len(relay.events("supervisor-gone")) == 3
-        await AT_ONCE(relay.wait_until_empty)
-        assert await AT_ONCE(relay.terminate) == 0
+        relay.wait_until_empty()
+        assert relay.terminate() == 0
     assert left > 6, "there was something to lose"
     assert len(client.acknowledged) == 24
     assert client.acknowledged <= tokens(sink.messages).keys()
@@ -216,10 +214,8 @@ class _Gated(Sink):
 
 @pytest.fixture
 async def gated() -> AsyncIterator[_Gated]:
-    gated = _Gated()
-    await gated.start()
-    yield gated
-    await gated.close()
+    async with _Gated() as gated:
+        yield gated
 
 
 async def test_a_supervisor_waits_for_one_that_is_stopping_but_not_for_one_that_runs(

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -439,7 +439,7 @@ def sendmail(sending: Sending) -> Path:
     return script
 
 
-CLIENTS = {
+CLIENTS: Mapping[str, Callable[[], Client]] = {
     "Django": lambda: Django("Django", r"smtplib\.(SMTP\w+)", python_environment()),
     "Flask": lambda: Flask("Flask", r"smtplib\.(SMTP\w+)", python_environment()),
     "nodemailer": lambda: Nodemailer("nodemailer", r"code: '(\w+)'", node_environment()),

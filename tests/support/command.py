@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import wait_until
+from tests.support.process import RelayProcess
 from zonerelay.cli.main import main
 
 PROGRAM = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
@@ -38,3 +40,27 @@ def ran(capture: pytest.CaptureFixture[str], *words: str) -> Ran:
         status = int(error.code or 0)
     out, err = capture.readouterr()
     return Ran(status, out, err)
+
+
+@dataclass
+class Shell:
+    """Commands for a relay that runs as a process."""
+
+    capture: pytest.CaptureFixture[str]
+
+    def __call__(self, relay: RelayProcess, *words: str) -> Ran:
+        return ran(self.capture, *words, "--config", str(relay.config))
+
+    def found(
+        self, relay: RelayProcess, *words: str, count: int = 1, timeout: float = 10.0
+    ) -> list[dict[str, Any]]:
+        """What the history has a moment later; at least so many."""
+        said = Ran(0, "", "")
+
+        def there() -> bool:
+            nonlocal said
+            said = self(relay, "log", "find", *words, "--json")
+            return len(said.of("found")) >= count
+
+        assert wait_until(there, timeout=timeout), (words, said)
+        return said.of("found")

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import signal
+import smtplib
 import subprocess
 import sys
 import urllib.error
@@ -196,6 +197,21 @@ class RelayProcess:
                 return error.code, error.read().decode(errors="replace")
         except OSError:
             return 0, ""
+
+    def send(
+        self,
+        *recipients: str,
+        message: bytes = b"From: app@example.org\r\nSubject: hello\r\n\r\nhello\r\n",
+        sender: str = "app@example.org",
+        log_in: tuple[str, str] | None = None,
+        mail: Sequence[str] = (),
+        wishes: Sequence[str] = (),
+    ) -> None:
+        """Submit a message for all of them; `mail` and `wishes` are parameters of MAIL and RCPT."""
+        with smtplib.SMTP(self.host, self.smtp_port, timeout=30) as client:
+            if log_in is not None:
+                client.login(*log_in)
+            client.sendmail(sender, recipients, message, mail, wishes)
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name and sorted labels: `name{a="b"}` or just `name`."""

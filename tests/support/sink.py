@@ -6,14 +6,21 @@ a `script` may answer any command itself.
 
 The sink keeps messages in memory and trusts its clients to be bounded, so it belongs on loopback. A client
 that leaves, stalls or breaks TLS ends its own connection and nothing else.
+
+It answers on the event loop of its test, or, in a `with`, on a loop and a thread of its own: a test of real
+processes can be a plain function.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from typing import Self
 
+from tests.support.ports import wait_until
 from tests.support.sink_conversation import READ_SIZE, Conversation, Manners, Received, Script
+from tests.support.waiting import until
 
 
 class Sink:
@@ -43,7 +50,26 @@ class Sink:
         self._on_message = on_message
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._arrived = asyncio.Condition()
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.start(), self._loop).result()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=READ_SIZE)
@@ -65,8 +91,12 @@ class Sink:
 
     async def wait_for(self, count: int, timeout: float = 5.0) -> list[Received]:
         """Wait until `count` messages have been accepted in all."""
-        async with asyncio.timeout(timeout), self._arrived:
-            await self._arrived.wait_for(lambda: len(self.messages) >= count)
+        await until(lambda: len(self.messages) >= count, seconds=timeout)
+        return self.messages
+
+    def until(self, count: int, timeout: float = 20.0) -> list[Received]:
+        """Do the same for a test that is not on a loop."""
+        assert wait_until(lambda: len(self.messages) >= count, timeout=timeout), f"{len(self.messages)} came"
         return self.messages
 
     def recipients(self) -> list[str]:
@@ -74,14 +104,17 @@ class Sink:
         return sorted(recipient for message in self.messages for recipient in message.recipients)
 
     async def wait_for_recipients(self, count: int, timeout: float = 20.0) -> list[str]:
-        async with asyncio.timeout(timeout), self._arrived:
-            await self._arrived.wait_for(lambda: len(self.recipients()) >= count)
+        await until(lambda: len(self.recipients()) >= count, seconds=timeout)
+        return self.recipients()
+
+    def until_recipients(self, count: int, timeout: float = 20.0) -> list[str]:
+        assert wait_until(lambda: len(self.recipients()) >= count, timeout=timeout), (
+            f"{len(self.messages)} came"
+        )
         return self.recipients()
 
     async def accept(self, message: Received) -> None:
-        async with self._arrived:
-            self.messages.append(message)
-            self._arrived.notify_all()
+        self.messages.append(message)
         if self._on_message is not None:
             self._on_message(message)
 

@@ -55,6 +55,10 @@ class Submitter:
         left = iter(range(messages))
         await asyncio.gather(*(self._session(left) for _ in range(sessions)))
 
+    def send(self, sessions: int, messages: int) -> None:
+        """Do the same for a test that is not on a loop."""
+        asyncio.run(self.run(sessions, messages))
+
     async def _session(self, left: Iterable[int]) -> None:
         with contextlib.suppress(OSError, EOFError):
             async with connected(self._port, b"EHLO client.test", host=self._host) as client:

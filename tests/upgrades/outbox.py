@@ -59,10 +59,8 @@ def write_outbox(target: Path) -> None:
     async def run() -> None:
         with tempfile.TemporaryDirectory() as home:
             bed = OutboxBed(Path(home))
-            sink = Sink()
-            await sink.start()
-            await fill(bed, sink)
-            await sink.close()
+            async with Sink() as sink:
+                await fill(bed, sink)
             (target / FILE).write_bytes(dump(bed))
             bed.drop()
 

@@ -46,10 +46,8 @@ async def test_rows_are_sent_to_those_who_have_not_got_them(restored: OutboxBed,
 
 def test_rows_are_stored_as_in_the_newest_fixture(bed: OutboxBed) -> None:
     async def written() -> None:
-        sink = Sink()
-        await sink.start()
-        await outbox.fill(bed, sink)
-        await sink.close()
+        async with Sink() as sink:
+            await outbox.fill(bed, sink)
 
     asyncio.run(written())
     now = read_schema(bed.server.url, bed.schema)
