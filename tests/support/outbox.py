@@ -14,8 +14,11 @@ from pathlib import Path
 
 from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.relay import Running, relay_with, settings
+from tests.support.sink import Sink
 from zonerelay.config.settings import OutboxSettings, TlsMode, ZoneSettings
 from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
+from zonerelay.outbox.store import OutboxStore
+from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
 
 LOOPBACK = "127.0.0.1"
 KEY = b"k" * 32
@@ -140,8 +143,23 @@ class OutboxBed:
         assert last["status"] == status, last
         return last
 
+    async def until_slow(self, running: Running, sink: Sink) -> int:
+        """A row that takes a second is being sent."""
+        row = self.insert(to_addresses=["slow-1s@example.com"])
+        await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")
+        return row
+
+    async def link(self) -> DatabaseConnection:
+        return await DatabaseConnection.open(DatabaseAccess(self.server.url, str, self.schema, "test", 60.0))
+
     def drop(self) -> None:
         self.server.psql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE; DROP ROLE IF EXISTS {self.role}")
+
+
+def outbox_of(running: Running) -> OutboxStore:
+    store = running.worker.parts.queue.outbox
+    assert store is not None
+    return store
 
 
 def to_sink(port: int, **more: object) -> ZoneSettings:

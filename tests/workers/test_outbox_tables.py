@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.support.outbox import OutboxBed
+from zonerelay.cli.main import main
+from zonerelay.config.load import load_text
 from zonerelay.outbox.database import tables
-from zonerelay.outbox.database.tables import TableNames, check, create
+from zonerelay.outbox.database.passwords import unseal
+from zonerelay.outbox.database.tables import TableNames, check, create, script
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
 
@@ -20,7 +28,7 @@ def names(bed: OutboxBed) -> TableNames:
 
 @pytest.fixture
 async def link(bed: OutboxBed) -> AsyncIterator[DatabaseConnection]:
-    link = await DatabaseConnection.open(DatabaseAccess(bed.server.url, str, bed.schema, "test", 60.0))
+    link = await bed.link()
     yield link
     await link.close()
 
@@ -59,26 +67,18 @@ async def test_a_priority_is_one_of_three(
     assert refused == ""
 
 
-async def test_tables_without_a_priority_are_used_as_they_are(
-    bed: OutboxBed, names: TableNames, link: DatabaseConnection
+@pytest.mark.parametrize("other", ["", "ADD COLUMN priority int"], ids=["none", "the application's own"])
+async def test_tables_without_our_priority_are_used_as_they_are(
+    bed: OutboxBed, names: TableNames, link: DatabaseConnection, other: str
 ) -> None:
     await create(link, names)
     bed.psql("ALTER TABLE outbound_messages DROP COLUMN priority")
+    if other:
+        bed.psql(f"ALTER TABLE outbound_messages {other}")
     await create(link, names)
     assert not await check(link, names)
-
-
-async def test_a_priority_of_the_applications_own_is_left_as_it_is(
-    bed: OutboxBed, names: TableNames, link: DatabaseConnection
-) -> None:
-    await create(link, names)
-    bed.psql(
-        "ALTER TABLE outbound_messages DROP COLUMN priority;"
-        " ALTER TABLE outbound_messages ADD COLUMN priority int"
-    )
-    await create(link, names)
-    assert not await check(link, names)
-    bed.insert(priority=7)
+    if other:
+        bed.insert(priority=7)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,108 @@ async def test_a_right_that_is_missing_is_named(
     with pytest.raises(StoreOpenError, match=named.format(schema=bed.schema)):
         await check(lacking, names)
     await lacking.close()
+
+
+# docs/send/outbox.md
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "send" / "outbox.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_examples_work(bed: OutboxBed) -> None:
+    assert load_text(blocks("toml")[0]).outbox.schema == "public"
+    bed.server.psql(script(TableNames(bed.schema, "outbound_messages", "mailboxes")))
+    for statements in blocks("sql"):
+        bed.psql(statements)
+    assert bed.psql("SELECT count(*) FROM outbound_messages WHERE status = 'queued'") == "1"
+    found: dict[str, object] = {}
+    exec(next(each for each in blocks("python") if "AESGCM" in each), found)
+    encrypted = found["encrypted"]
+    assert callable(encrypted)
+    sealed = encrypted("secret", b"k" * 32, "SMTP.example.net", 587, "ann")
+    assert unseal(sealed, [b"k" * 32], host="smtp.example.net", port=587, user="ann") == "secret"
+
+
+async def test_the_sqlalchemy_example_inserts_with_the_applications_own_work(bed: OutboxBed) -> None:
+    bed.server.psql(script(TableNames(bed.schema, "outbound_messages", "mailboxes")))
+    bed.psql("CREATE TABLE orders (id int, shipped bool); INSERT INTO orders VALUES (7, false)")
+    example = next(each for each in blocks("python") if "sqlalchemy" in each)
+    engine = create_async_engine(
+        bed.server.url.replace("postgresql:", "postgresql+asyncpg:"),
+        connect_args={"server_settings": {"search_path": bed.schema}},
+    )
+    async with engine.connect() as connection:
+        await connection.run_sync(
+            lambda plain: exec(
+                example, {"engine": plain.engine, "order": 7, "customer": "ann@example.com", "body": "sent"}
+            )
+        )
+    await engine.dispose()
+    assert bed.psql("SELECT shipped FROM orders") == "t"
+    found = bed.row(1)
+    assert (found["to_addresses"], found["text_body"]) == (["ann@example.com"], "sent")
+
+
+def test_the_rights_that_are_printed_are_enough_for_the_page_and_for_no_more(bed: OutboxBed) -> None:
+    """`error_log` could not be read, and no row be tried again or deleted."""
+    text = script(TableNames(bed.schema, "outbound_messages", "mailboxes"))
+    bed.server.psql(text)
+    role = f"app_{bed.schema}"
+    grants = [line[3:].replace(" TO app;", f" TO {role};") for line in text.splitlines() if "TO app;" in line]
+    assert len(grants) == 4
+    bed.psql(f"CREATE ROLE {role}; {' '.join(grants)}")
+    try:
+        insert = "INSERT INTO outbound_messages (to_addresses) VALUES ('{a@b.example}')"
+        for statements in (insert, *blocks("sql")[:2], "SELECT error_log FROM outbound_messages"):
+            bed.psql(f"SET ROLE {role}; {statements}")
+        for statement in (
+            "SELECT text_body FROM outbound_messages",
+            "UPDATE outbound_messages SET text_body = 'another'",
+            "INSERT INTO outbound_messages (status) VALUES ('sent')",
+            "SELECT * FROM mailboxes",
+        ):
+            said = bed.server.psql(
+                f"SET ROLE {role}; SET search_path = {bed.schema}; {statement}", check=False
+            )
+            assert said == "", statement
+        assert "sent" not in bed.psql("SELECT status FROM outbound_messages")
+    finally:
+        bed.psql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+# zonerelay outbox
+
+
+def test_tables_are_printed_and_checked_and_rows_counted(
+    bed: OutboxBed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "outbox.key"
+    key.write_text("00" * 32)
+    config = tmp_path / "zonerelay.toml"
+    config.write_text(f'[outbox]\nurl = "{bed.server.url}"\nschema = "{bed.schema}"\nkeys = ["{key}"]\n')
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main(["outbox", arguments[0], "--config", str(config), *arguments[1:]])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    status, said = run("status")
+    assert status == 1
+    assert f"there is no table {bed.schema}.outbound_messages" in said
+    bed.server.psql(run("schema")[1])
+    bed.insert()
+    assert '"queued":1,"processing":0,"sent":0,"failed":0' in run("status", "--json")[1]
+    assert "queued      1" in run("status")[1]
+    bed.psql("ALTER TABLE outbound_messages DROP COLUMN sender, ALTER COLUMN subject TYPE bytea USING ''")
+    status, said = run("status")
+    assert "outbound_messages has no column sender (text)" in said
+    assert "outbound_messages.subject is bytea, not text" in said
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"secret\n")))
+    status, said = run("encrypt-password", "--host", "smtp.example.net", "--user", "relay")
+    assert status == 0
+    assert said.startswith("zr1.")
+    assert "secret" not in said

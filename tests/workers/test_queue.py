@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Literal
 
 import pytest
 
-from tests.support.outbox import OutboxBed, to_sink
+from tests.support.outbox import OutboxBed, outbox_of, to_sink
+from tests.support.relay import Running
 from tests.support.sink import Sink
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.outbox.database.sql import OutboxStatements
 from zonerelay.outbox.database.tables import TableNames
 from zonerelay.outbox.rows import claims
-from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
+from zonerelay.outbox.rows.claims import OutboxClaims
 
 LIMIT = 10
 
@@ -27,8 +31,7 @@ async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None
     later = bed.insert(next_retry_at="tomorrow")
     past = bed.insert(next_retry_at="yesterday")
     statement = OutboxStatements(TableNames(bed.schema, "outbound_messages", "mailboxes"))
-    access = DatabaseAccess(bed.server.url, str, bed.schema, "test", 60.0)
-    links = [await DatabaseConnection.open(access) for _ in range(3)]
+    links = [await bed.link() for _ in range(3)]
     sessions = [
         (await link.fetch(statement.register, f"worker {n}", 60.0))[0][0] for n, link in enumerate(links)
     ]
@@ -77,7 +80,7 @@ async def test_two_relays_share_the_rows_and_send_each_once(
 
 async def test_an_insert_is_heard_of_at_its_commit_and_not_before(bed: OutboxBed, sink: Sink) -> None:
     async with bed.relay(to_sink(sink.port)) as running:  # it looks by itself once a minute
-        link = await DatabaseConnection.open(DatabaseAccess(bed.server.url, str, bed.schema, "test", 60.0))
+        link = await bed.link()
         async with link.transaction() as fetch:
             await fetch(
                 "INSERT INTO outbound_messages (from_address, to_addresses)"
@@ -116,8 +119,7 @@ async def test_rows_of_a_relay_that_is_gone_go_back_after_its_lease(bed: OutboxB
 
 async def test_a_relay_that_lost_its_claim_changes_nothing(bed: OutboxBed, sink: Sink) -> None:
     async with bed.relay(to_sink(sink.port)) as running:
-        row = bed.insert(to_addresses=["slow-1s@example.com"])
-        await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")
+        row = await bed.until_slow(running, sink)
         bed.psql(
             "UPDATE outbound_messages SET claim_token = gen_random_uuid(), claimed_by ="
             f" (SELECT session FROM outbound_messages_relays) WHERE id = {row}"
@@ -146,8 +148,7 @@ async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
     bed: OutboxBed, sink: Sink
 ) -> None:
     async with bed.relay(to_sink(sink.port)) as running:
-        row = bed.insert(to_addresses=["slow-1s@example.com"])
-        await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")
+        row = await bed.until_slow(running, sink)
         bed.psql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'zonerelay outbox'"
@@ -185,3 +186,165 @@ async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink
         assert found["status"] == "failed"
         assert "dropped by the operator" in str(found["error_log"])
         assert [message.recipients for message in sink.messages] == [("a@example.com",)]
+
+
+# Mailboxes whose servers are slow, and rows of different priority: who waits for whom
+
+
+SLOW = 4
+ROWS = 500
+
+
+class Tarpit:
+    """Takes connections and says nothing for as long as it is there."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.taken = 0
+        self._server: asyncio.Server | None = None
+        self._over = asyncio.Event()
+
+    async def __aenter__(self) -> Tarpit:
+        self._server = await asyncio.start_server(self._hold, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def _hold(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.taken += 1
+        await self._over.wait()
+        writer.transport.abort()
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._over.set()
+
+
+def claims_of(running: Running) -> OutboxClaims:
+    return outbox_of(running).claims
+
+
+@pytest.mark.proof
+async def test_slow_mailboxes_do_not_hold_up_the_rows_of_another_one(bed: OutboxBed, sink: Sink) -> None:
+    async with Tarpit() as tarpit, bed.relay() as running:
+        slow = [bed.mailbox(tarpit.port, password=None, smtp_tls="none") for _ in range(SLOW)]
+        for mailbox in slow:
+            bed.psql(
+                "INSERT INTO outbound_messages (to_addresses, mailbox_id, subject) SELECT"
+                f" ARRAY['a' || i || '@example.com'], {mailbox}, 'x' FROM generate_series(1, {ROWS}) i"
+            )
+        await running.until(lambda: tarpit.taken == 5 * SLOW, what="all connections are taken")
+        quick = bed.mailbox(sink.port, password=None, smtp_tls="none")
+        for _ in range(3):
+            row = bed.insert(mailbox_id=quick)
+            await bed.until(running, row, "sent", timeout=3)
+        assert all(queue_of(f"mailbox/{each}") in claims_of(running)._window.queues for each in slow)
+        assert len(claims_of(running).rows) > 1000
+
+
+async def test_an_urgent_row_goes_before_a_long_run_of_bulk_mail(
+    bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is claimed although bulk mail has its share already, and sent next although bulk mail was first."""
+    monkeypatch.setattr(claims, "SHARE", 4)
+    monkeypatch.setattr(claims, "FEW", 2)
+    async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
+        await bed.until_slow(running, sink)
+        bed.psql(
+            "INSERT INTO outbound_messages (from_address, to_addresses, priority)"
+            " SELECT 'a@b.example', ARRAY['bulk@example.com'], 'bulk' FROM generate_series(1, 12)"
+        )
+        await running.until(
+            lambda: queue_of("default", Priority.BULK) in claims_of(running)._window.queues,
+            what="bulk mail is claimed",
+        )
+        normal = bed.insert(to_addresses=["normal@example.com"], priority="normal")
+        high = bed.insert(to_addresses=["high@example.com"], priority="high")
+        await running.until(
+            lambda: queue_of("default", Priority.HIGH) in claims_of(running)._window.queues, what="claimed"
+        )
+        for row in (high, normal):
+            await bed.until(running, row, "sent", timeout=4)
+        await running.until(lambda: len(sink.messages) == 15, what="all of it is sent")
+    order = [message.recipients[0].partition("@")[0] for message in sink.messages]
+    assert order.index("high") < order.index("normal") < 5
+
+
+# The database goes away while mail is under way
+
+
+@asynccontextmanager
+async def cut_off(bed: OutboxBed, running: Running) -> AsyncIterator[None]:
+    """The relay's role may not log in, and its connections have ended."""
+    bed.psql(f"ALTER ROLE {bed.role} NOLOGIN")
+    bed.psql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{bed.role}'")
+    keeper = outbox_of(running).keeper
+    await running.until(lambda: not keeper.usable, what="trouble")
+    try:
+        yield
+    finally:
+        bed.psql(f"ALTER ROLE {bed.role} LOGIN")
+
+
+async def test_what_is_to_be_sent_after_the_lease_has_lapsed_waits_for_the_lease_and_for_no_retry(
+    bed: OutboxBed, sink: Sink
+) -> None:
+    """It was ours all the time, for nobody has taken it over. What is being sent is broken off, too."""
+    async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
+        first = await bed.until_slow(running, sink)
+        row = bed.insert()
+        store = outbox_of(running)
+        await running.until(lambda: len(store._handed) == 2, what="handed out")
+        store.keeper._held_until = float("-inf")  # as after a standstill
+        await running.until(lambda: not store._handed, what="given back")
+        assert not sink.messages
+        await store.keeper._renew()
+        for each in (first, row):
+            assert (await bed.until(running, each, "sent", timeout=4))["attempts"] == 1
+    assert len(sink.messages) == 2
+
+
+async def test_a_claim_whose_answer_was_lost_with_the_connection_does_not_wait_for_ever(
+    bed: OutboxBed, sink: Sink
+) -> None:
+    """The database has committed it, the relay does not know: the row is ours, and nobody works on it."""
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = bed.insert(next_retry_at="infinity")
+        bed.psql(
+            "UPDATE outbound_messages SET status = 'processing', next_retry_at = NULL,"
+            " claim_token = gen_random_uuid(), claimed_by = (SELECT session FROM outbound_messages_relays)"
+        )
+        async with cut_off(bed, running):
+            assert not sink.messages
+        await bed.until(running, row, "sent", timeout=4)
+
+
+async def test_a_row_that_is_queued_again_while_it_is_sent_is_not_sent_twice(
+    bed: OutboxBed, sink: Sink
+) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = await bed.until_slow(running, sink)
+        bed.psql(
+            "UPDATE outbound_messages SET status = 'queued', claimed_by = NULL, claim_token = NULL"
+            " WHERE status = 'processing'"
+        )
+        outbox_of(running).claims.look()
+        await bed.until(running, row, "sent", timeout=4)
+        claims = outbox_of(running).claims
+        await running.until(lambda: not claims.rows and not claims._window.queues, what="forgotten")
+    assert len(sink.messages) == 1
+
+
+async def test_a_row_that_is_deleted_while_it_waits_is_forgotten(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
+        await bed.until_slow(running, sink)
+        large = bed.insert(text_body="x" * 20_000)
+        await running.until(lambda: bed.row(large)["status"] == "processing", what="claimed")
+        bed.psql(f"DELETE FROM outbound_messages WHERE id = {large}")
+        after = bed.insert()
+        await bed.until(running, after, "sent")
+        store = outbox_of(running)
+        await running.until(lambda: not store.claims.rows, what="forgotten")
+        assert not store._lost
+        assert not store._handed
+    assert len(sink.messages) == 2

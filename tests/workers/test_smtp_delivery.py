@@ -7,8 +7,11 @@ import base64
 import email.policy
 import json
 import ssl
+from collections.abc import AsyncIterator
 
-from tests.support.outbox import OutboxBed, to_sink
+import pytest
+
+from tests.support.outbox import OutboxBed, outbox_of, to_sink
 from tests.support.sink import Sink
 from tests.support.smarthost import Smarthost
 
@@ -40,10 +43,16 @@ WRONG: list[tuple[dict[str, object], str]] = [
 ]
 
 
-async def test_successful_smtp_dispatch(bed: OutboxBed, server_tls: ssl.SSLContext) -> None:
-    """By STARTTLS and with the log-in of the row's mailbox, whose password is encrypted in the database."""
+@pytest.fixture
+async def host(server_tls: ssl.SSLContext) -> AsyncIterator[Smarthost]:
     host = Smarthost(tls=server_tls, users={"relay": "right"})
     await host.start()
+    yield host
+    await host.close()
+
+
+async def test_successful_smtp_dispatch(bed: OutboxBed, host: Smarthost) -> None:
+    """By STARTTLS and with the log-in of the row's mailbox, whose password is encrypted in the database."""
     async with bed.relay() as running:
         row = bed.insert(mailbox_id=bed.mailbox(host.port), from_address=None)
         found = await bed.until(running, row, "sent")
@@ -58,7 +67,6 @@ async def test_successful_smtp_dispatch(bed: OutboxBed, server_tls: ssl.SSLConte
         labels = running.worker.metrics.exposition().decode()
         assert 'zonerelay_deliveries_total{outcome="delivered",zone="mailbox"} 1.0' in labels
         assert "mailbox/" not in labels
-    await host.close()
 
 
 async def test_mime_multipart_construction(bed: OutboxBed, sink: Sink) -> None:
@@ -116,7 +124,7 @@ async def test_who_has_a_message_is_not_sent_it_again(bed: OutboxBed, sink: Sink
         assert 50 < bed.retry_in(row) <= 60
         bed.psql("UPDATE outbound_messages SET next_retry_at = now()")
         found = await bed.until(running, row, "queued")
-        running.worker.parts.queue.outbox.claims.look()  # type: ignore[union-attr]  # as the next poll does
+        outbox_of(running).claims.look()
         found = await bed.until(running, row, "failed")
     assert sink.recipients() == [*("a@example.com", "greylist@example.com")]
     assert {message.body for message in sink.messages} == {sink.messages[0].body}
@@ -135,7 +143,7 @@ async def test_wrong_rows_fail_at_once_and_hinder_nobody(bed: OutboxBed, sink: S
             assert "b@example.com" not in str(found["error_log"])
         assert [message.recipients for message in sink.messages] == [("someone@example.com",)]
         bed.insert(zone="alice@example.com", next_retry_at="tomorrow")
-        reader = running.worker.parts.queue.outbox.reader  # type: ignore[union-attr]  # as it does now and then
+        reader = outbox_of(running).reader
         await reader.count()
         assert "alice@example.com" not in {queue.text for queue in reader.counts}  # it would be a label
 
@@ -172,10 +180,8 @@ async def test_a_mailbox_that_is_deleted_sends_nothing_more(bed: OutboxBed, sink
 
 
 async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(
-    bed: OutboxBed, server_tls: ssl.SSLContext
+    bed: OutboxBed, host: Smarthost
 ) -> None:
-    host = Smarthost(tls=server_tls, users={"relay": "right"})
-    await host.start()
     async with bed.relay(outbox={"poll_interval": 0.2}) as running:
         mailbox = bed.mailbox(host.port, password="wrong")
         row = bed.insert(mailbox_id=mailbox)
@@ -190,14 +196,9 @@ async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(
         bed.psql("UPDATE outbound_messages SET next_retry_at = NULL")
         await bed.until(running, row, "sent")
         assert host.logins == [("PLAIN", "relay", 535), ("PLAIN", "relay", 235)]
-    await host.close()
 
 
-async def test_a_password_that_cannot_be_opened_makes_mail_wait(
-    bed: OutboxBed, server_tls: ssl.SSLContext
-) -> None:
-    host = Smarthost(tls=server_tls, users={"relay": "right"})
-    await host.start()
+async def test_a_password_that_cannot_be_opened_makes_mail_wait(bed: OutboxBed, host: Smarthost) -> None:
     async with bed.relay() as running:
         sealed = bed.sealed("right", host.port, key=b"x" * 32)
         other_server = bed.sealed("right", host.port + 1)
@@ -210,4 +211,3 @@ async def test_a_password_that_cannot_be_opened_makes_mail_wait(
             found = await bed.until(running, row, "queued")
             assert "cannot be decrypted" in str(found["error_log"])
         assert host.logins == []
-    await host.close()
