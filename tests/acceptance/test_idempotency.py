@@ -21,7 +21,7 @@ import time
 import tomllib
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
@@ -31,13 +31,11 @@ from typing import Any
 import pytest
 
 from tests.support.crew import AT_ONCE, QUICK, pid_of, relay_of, run
+from tests.support.engines import ENVIRONMENT, shared_tables
 from tests.support.ports import LOOPBACK, free_port
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import shared_postgres
 from tests.support.process import RelayFailed, RelayProcess
-from tests.support.redis_server import shared_server
-from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from tests.support.sink import Sink
-from tests.support.toml import Table
 from zonerelay.config.settings import Backend
 from zonerelay.operations.errors import ControlError
 
@@ -256,36 +254,11 @@ async def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path,
         assert workers == {"00", "01", "02", "03"}, "all took mail"
 
 
-@pytest.fixture(scope="module")
-def database() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
-
-
 @pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS, Backend.S3])
-async def test_two_nodes_on_one_store(
-    tmp_path: Path, sink: Sink, database: PostgresServer, backend: Backend
-) -> None:
-    name = uuid.uuid4().hex[:12]
+async def test_two_nodes_on_one_store(tmp_path: Path, sink: Sink, backend: Backend) -> None:
+    name = f"nodes_{uuid.uuid4().hex[:12]}"
 
     def node(number: int) -> RelayProcess:
-        shared: Table
-        match backend:
-            case Backend.POSTGRES:
-                shared = {"url": database.url, "schema": f"nodes_{name}", "node": number}
-            case Backend.REDIS:
-                shared = {"url": shared_server().url, "prefix": f"{name}:"}
-            case _:
-                secret = tmp_path / "secret"
-                secret.write_text(SECRET)
-                shared = {
-                    "bucket": BUCKET,
-                    "prefix": f"{name}/",
-                    "endpoint_url": shared_moto().url,
-                    "access_key": KEY,
-                    "secret_key": str(secret),
-                    "timeout": "2s",
-                }
         more = http_of(tmp_path)
         return RelayProcess(
             tmp_path / f"node{number}",
@@ -293,10 +266,11 @@ async def test_two_nodes_on_one_store(
             spool={"backend": backend.value},
             more_listeners=more["more_listeners"],
             tables={
-                backend.value: {**shared, "lease": "3s"},
+                **shared_tables(backend, name, number, lease="3s"),
                 "retry": {"schedule": ["1s"], "suspend_min": "1s"},
                 **more["tables"],
             },
+            environment=ENVIRONMENT,
         )
 
     with node(0) as first, node(1) as second:
@@ -312,7 +286,7 @@ async def test_two_nodes_on_one_store(
                     each.wait_until_empty()
                 return
             # A node counts anew now and then.
-            sql = f"SELECT count(*) FROM nodes_{name}.delivery"
-            first.wait_for(lambda: database.psql(sql).strip() == "0", what="empty", timeout=60)
+            sql = f"SELECT count(*) FROM {name}.delivery"
+            first.wait_for(lambda: shared_postgres().psql(sql).strip() == "0", what="empty", timeout=60)
 
         await workload(nodes, sink, harm, until_empty)

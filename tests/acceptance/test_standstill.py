@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests.support.engines import ENVIRONMENT, shared_tables
 from tests.support.holding_peer import Hold, HoldingPeer
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.process import RelayProcess
-from tests.support.redis_server import RedisServer
-from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer
 from tests.support.submit import Submitter
 from tests.support.toml import Table
+from zonerelay.config.settings import Backend
 
 LEASE = "2s"
 HOLDS = (Hold.GREETING, Hold.MAIL, Hold.RCPT, Hold.DATA, Hold.BDAT, Hold.BODY)
@@ -39,6 +38,7 @@ class Engine:
     """`tables` of two relays; `outbox`: they share an outbox there, and each has a spool of its own."""
 
     tables: tuple[Tables, Tables]
+    spool: Table = field(default_factory=dict)
     outbox: PostgresServer | None = None
     schema: str = ""
 
@@ -62,63 +62,25 @@ class Engine:
         return sent
 
 
-@contextmanager
-def postgres(name: str) -> Iterator[Engine]:
-    with PostgresServer() as server:
-        spool: Table = {"backend": "postgres"}
-        first: Table = {"url": server.url, "schema": name, "node": 0, "lease": LEASE}
-        yield Engine(
-            ({"spool": spool, "postgres": first}, {"spool": spool, "postgres": {**first, "node": 1}})
-        )
+def engine_of(backend: Backend | None) -> Engine:
+    """Without one the relays share an outbox."""
+    name = f"still_{uuid.uuid4().hex[:8]}"
+    if backend is not None:
+        first, second = (shared_tables(backend, name, node, lease=LEASE) for node in (0, 1))
+        return Engine((first, second), spool={"backend": backend.value})
+    server = shared_postgres()
+    tables: Tables = {"outbox": {"url": server.url, "schema": name, "create_tables": True, "lease": LEASE}}
+    return Engine((tables, tables), outbox=server, schema=name)
 
 
-@contextmanager
-def redis(name: str) -> Iterator[Engine]:
-    with RedisServer() as server:
-        tables: Tables = {
-            "spool": {"backend": "redis"},
-            "redis": {"url": server.url, "prefix": f"{name}:", "lease": LEASE, "timeout": "5s"},
-        }
-        yield Engine((tables, tables))
-
-
-@contextmanager
-def s3(name: str) -> Iterator[Engine]:
-    with MotoServer() as server:
-        place: Table = {"bucket": BUCKET, "endpoint_url": server.url, "prefix": f"{name}/"}
-        tables: Tables = {
-            "spool": {"backend": "s3"},
-            "s3": {
-                **place,
-                "access_key": KEY,
-                "secret_key": "env:S3_SECRET",
-                "lease": LEASE,
-                "timeout": "5s",
-            },
-        }
-        yield Engine((tables, tables))
-
-
-@contextmanager
-def outbox(name: str) -> Iterator[Engine]:
-    with PostgresServer() as server:
-        tables: Tables = {
-            "outbox": {"url": server.url, "schema": name, "create_tables": True, "lease": LEASE}
-        }
-        yield Engine((tables, tables), server, name)
-
-
-def relay(directory: Path, tables: Tables, peer: HoldingPeer) -> RelayProcess:
+def relay(directory: Path, tables: Tables, spool: Table, peer: HoldingPeer) -> RelayProcess:
     return RelayProcess(
         directory,
         next_hop=f"127.0.0.1:{peer.port}",
-        spool=tables.get("spool", {}),
+        spool=spool,
         zone={"max_connections": 20, "max_connections_per_destination": 20},
-        tables={
-            **{name: table for name, table in tables.items() if name != "spool"},
-            "retry": {"schedule": ["1s"], "suspend_min": "1s"},
-        },
-        environment={"S3_SECRET": SECRET},
+        tables={**tables, "retry": {"schedule": ["1s"], "suspend_min": "1s"}},
+        environment=ENVIRONMENT,
     )
 
 
@@ -130,38 +92,36 @@ async def peer() -> AsyncIterator[HoldingPeer]:
     await peer.close()
 
 
-@pytest.mark.parametrize("engine", [postgres, redis, s3, outbox])
+@pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS, Backend.S3, None])
 async def test_relay_that_stood_still_sends_no_copy_of_what_its_heir_has_delivered(
-    tmp_path: Path, peer: HoldingPeer, engine: Callable[[str], AbstractContextManager[Engine]]
+    tmp_path: Path, peer: HoldingPeer, backend: Backend | None
 ) -> None:
-    with engine(f"still_{uuid.uuid4().hex[:8]}") as shared:
-        first, heir = (
-            relay(tmp_path / name, tables, peer)
-            for name, tables in zip(("first", "heir"), shared.tables, strict=True)
-        )
-        with first:
-            sent = await shared.submit(first, small=len(HOLDS) - 1, large=1)
-            async with asyncio.timeout(30):
-                await peer.until_held()
-            first.signal(signal.SIGSTOP)
-            with heir:
-                async with asyncio.timeout(60):
-                    await peer.until_arrived(sent)
-                    peer.release()
-                    first.signal(signal.SIGCONT)
-                    await peer.until_ended()
-                    # Killed, it would leave what it has delivered in its last 50 ms to be sent again.
-                    await asyncio.to_thread(heir.terminate)
-                delivered = len(heir.events("delivered"))
-            # It has taken another lease, and works under it.
-            await asyncio.to_thread(
-                first.wait_for, lambda: first.http("/readyz")[0] == 200, what="ready again"
-            )
-            again = await shared.submit(first, small=3)
-            async with asyncio.timeout(30):
-                await peer.until_arrived(again)
-                await asyncio.to_thread(first.terminate)
-        assert {token: count for token, count in peer.copies.items() if count > 1} == {}
-        assert delivered == len(sent)
-        assert len(first.events("delivered")) == len(again)
-        assert not first.events("deferred")
+    shared = engine_of(backend)
+    first, heir = (
+        relay(tmp_path / name, tables, shared.spool, peer)
+        for name, tables in zip(("first", "heir"), shared.tables, strict=True)
+    )
+    with first:
+        sent = await shared.submit(first, small=len(HOLDS) - 1, large=1)
+        async with asyncio.timeout(30):
+            await peer.until_held()
+        first.signal(signal.SIGSTOP)
+        with heir:
+            async with asyncio.timeout(60):
+                await peer.until_arrived(sent)
+                peer.release()
+                first.signal(signal.SIGCONT)
+                await peer.until_ended()
+                # Killed, it would leave what it has delivered in its last 50 ms to be sent again.
+                await asyncio.to_thread(heir.terminate)
+            delivered = len(heir.events("delivered"))
+        # It has taken another lease, and works under it.
+        await asyncio.to_thread(first.wait_for, lambda: first.http("/readyz")[0] == 200, what="ready again")
+        again = await shared.submit(first, small=3)
+        async with asyncio.timeout(30):
+            await peer.until_arrived(again)
+            await asyncio.to_thread(first.terminate)
+    assert {token: count for token, count in peer.copies.items() if count > 1} == {}
+    assert delivered == len(sent)
+    assert len(first.events("delivered")) == len(again)
+    assert not first.events("deferred")

@@ -22,7 +22,7 @@ def stays(each: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name, engine in fixtures.stored() if engine == "leveldb"])
-def test_mail_of_an_older_release_is_delivered(name: str, tmp_path: Path, sink: Sink) -> None:
+def test_mail_of_an_older_release_is_delivered(name: str, tmp_path: Path) -> None:
     sent = {
         ((each["message"]["envelope"]["sender"], delivery["recipient"]), each["body"])
         for each in fixtures.expected(name).values()
@@ -31,13 +31,14 @@ def test_mail_of_an_older_release_is_delivered(name: str, tmp_path: Path, sink: 
     }
     raw = (fixtures.DIRECTORY / name / ENGINES["leveldb"].file).read_bytes()
     ENGINES["leveldb"].unpack(raw, tmp_path)
-    hop = {"next_hop": f"127.0.0.1:{sink.port}", "tls": "none"}
-    zones = [{"name": "default", **hop}, {"name": "other", **hop}]
-    with RelayProcess(tmp_path, tables={"zone": zones}) as relay:
-        release = [str(PROGRAM), "queue", "release", "--sender", "held@example.org", "--yes"]
-        subprocess.run([*release, "--config", str(relay.config)], check=True, capture_output=True)
-        # Nothing else is sent but the report of success that a client has asked for.
-        relay.wait_for(lambda: len(relay.events("delivered")) > len(sent), what="the mail leaves")
+    with Sink() as sink:
+        hop = {"next_hop": f"127.0.0.1:{sink.port}", "tls": "none"}
+        zones = [{"name": "default", **hop}, {"name": "other", **hop}]
+        with RelayProcess(tmp_path, tables={"zone": zones}) as relay:
+            release = [str(PROGRAM), "queue", "release", "--sender", "held@example.org", "--yes"]
+            subprocess.run([*release, "--config", str(relay.config)], check=True, capture_output=True)
+            # Nothing else is sent but the report of success that a client has asked for.
+            relay.wait_for(lambda: len(relay.events("delivered")) > len(sent), what="the mail leaves")
     arrived = {
         (message.mail_from, recipient): message.sha256
         for message in sink.messages
