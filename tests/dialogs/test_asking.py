@@ -204,40 +204,6 @@ async def test_waiting_for_whom_we_ask_is_not_held_against_the_client() -> None:
         assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
 
 
-@pytest.mark.parametrize(
-    ("asked", "said", "reply"), [([Helo], b"EHLO x", b"250-relay.example.org"), ([], PLAIN, b"235 2.7.0 ")]
-)
-async def test_drain_lets_who_is_asked_answer_first(
-    asked: list[type[Event]], said: bytes, reply: bytes
-) -> None:
-    gate = Gate(asked)
-    async with talking(WITH_AUTH, policy=gate, shared=SharedContext(users=gate)) as (house, talk):
-        if not asked:
-            await talk.ask(b"EHLO x")
-        talk.send(said + b"\r\n")
-        await gate.reached()
-        house.listener.stop_accepting()
-        draining = asyncio.create_task(house.listener.drain(5))
-        await silent(talk)
-        assert not draining.done()
-        gate.open()
-        assert (await talk.reply()).startswith(reply)
-        assert await talk.line() == b"421 4.3.2 Shutting down"
-        await draining
-
-
-async def test_drain_does_not_wait_longer_than_told_for_an_answer() -> None:
-    gate = Gate([Mail])
-    async with talking(policy=gate) as (house, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(b"MAIL FROM:<a@example.org>\r\n")
-        await gate.reached()
-        async with asyncio.timeout(2):
-            await house.listener.drain(0.02)
-        assert gate.cancelled == 1
-        assert await talk.closed() == b""
-
-
 async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> None:
     gate = Gate([Mail])
     memory = SessionMemory(SESSION_COST + 30_000)

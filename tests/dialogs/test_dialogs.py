@@ -33,6 +33,8 @@ The conversation, in order:
     leave                                  the client is gone, without a word
     reset                                  the same, with a TCP reset
     half-close                             the client says no more, and still listens
+    drain 5                                the listener stops, with so many seconds for those who are there:
+                                           it still does so at `draining`, and has at `drained`
     connect                                another client, which speaks from here on; the one before stays
 
 In C, R and S `{base64 \0app1\0secret}` stands for that in base64, and `{500 xy}` for 500 times `xy`.
@@ -115,6 +117,7 @@ class Stage:
         self.directory = directory
         self.clients: list[Talk] = []
         self.pending = b""
+        self.draining: asyncio.Future[None] = asyncio.Future()
 
     @property
     def talk(self) -> Talk:
@@ -141,6 +144,12 @@ class Stage:
             case "silence":
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(self.talk.reader.read(1), 0.03)
+            case "drain":
+                self.house.listener.stop_accepting()
+                self.draining = asyncio.ensure_future(self.house.listener.drain(float(step.rest)))
+            case "draining" | "drained":
+                done, _ = await asyncio.wait([self.draining], timeout=0.03 if step.kind == "draining" else 5)
+                assert bool(done) is (step.kind == "drained"), step
             case "half-close":
                 self.talk.writer.write_eof()
             case "T":

@@ -174,3 +174,71 @@ async def test_store_that_fails_in_mid_body_is_answered_at_its_end() -> None:
         assert house.store.aborted == 1
         assert len(house.log.named("trouble")) == 1
         assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"250 2.1.0 Sender OK"
+
+
+# Messages in chunks (BDAT).
+
+CHUNK = b"Subject: x\r\n\r\n" + b"y" * 100_000
+
+
+async def begin_chunks(talk: Talk) -> None:
+    """One chunk is here, and on its way into the store; the client is expected to send more."""
+    await talk.begin(opening=b"BDAT %d" % len(CHUNK))
+    talk.send(CHUNK)
+    assert await talk.line() == b"250 2.0.0 %d octets received" % len(CHUNK)
+
+
+async def test_store_that_fails_between_two_chunks_is_answered_with_the_next() -> None:
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold(OSError(28, "No space left on device"))
+        await begin_chunks(talk)
+        hold.go.set()
+        await until(lambda: house.store.aborted == 1)
+        talk.send(b"BDAT 6\r\nQUIT\r\nBDAT 6 LAST\r\nQUIT\r\n")
+        assert await talk.line() == b"451 4.3.0 Local error, try again later"
+        assert await talk.line() == b"503 5.5.1 Send MAIL first"
+        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"250 2.1.0 Sender OK"
+        assert len(house.log.named("trouble")) == 1
+
+
+@pytest.mark.parametrize("size", [1_000, 50_000, 300_000])
+async def test_chunks_wait_while_the_store_is_behind(size: int) -> None:
+    """The answer to a chunk does not say that it is stored, but only so much is taken ahead of the store."""
+    count = 6_000_000 // size
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold()
+        await begin_chunks(talk)
+        talk.send((b"BDAT %d\r\n" % size + b"z" * size) * count)
+        session = house.session
+        await until(lambda: session.transport.is_paused)
+        await asyncio.sleep(0.05)
+        assert session.transport.is_paused
+        assert session.held < 1_000_000
+        hold.go.set()
+        for _ in range(count):
+            assert await talk.line() == b"250 2.0.0 %d octets received" % size
+        talk.send(b"BDAT 0 LAST\r\n")
+        assert (await talk.line()).startswith(b"250 2.0.0 OK queued as")
+        assert len(house.store.stored[0].body) > 6_000_000
+
+
+async def test_a_client_that_waits_for_each_chunk_is_held_up_too() -> None:
+    async with talking() as (house, talk):
+        hold = house.store.before_write = Hold()
+        await begin_chunks(talk)
+        session = house.session
+        taken = 0
+        for _ in range(40):
+            talk.send(b"BDAT 100000\r\n" + b"z" * 100_000)
+            try:
+                async with asyncio.timeout(0.05):
+                    await talk.line()
+            except TimeoutError:
+                break
+            taken += 1
+        assert taken < 10
+        assert session.held < 1_000_000
+        hold.go.set()
+        assert await talk.line() == b"250 2.0.0 100000 octets received"
+        talk.send(b"BDAT 0 LAST\r\n")
+        assert (await talk.line()).startswith(b"250 2.0.0 OK queued as")

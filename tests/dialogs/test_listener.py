@@ -73,34 +73,6 @@ async def test_errors_are_in_words(tmp_path: Path) -> None:
                     pass
 
 
-async def test_drain_says_421_to_idle_clients_and_lets_the_others_finish() -> None:
-    async with listening() as house:
-        idle = await house.connect()
-        busy = await house.connect()
-        await busy.begin()
-        house.listener.stop_accepting()
-        draining = asyncio.create_task(house.listener.drain(5))
-        assert await idle.line() == b"421 4.3.2 Shutting down"
-        assert await idle.closed() == b""
-        busy.send(b"Subject: x\r\n.\r\n")
-        assert (await busy.line()).startswith(b"250 2.0.0 OK queued")
-        assert await busy.line() == b"421 4.3.2 Shutting down"
-        await draining
-        assert len(house.store.stored) == 1
-        for talk in (idle, busy):
-            await talk.close()
-
-
-async def test_drain_closes_hard_when_time_is_up() -> None:
-    async with listening() as house:
-        talk = await house.connect()
-        await talk.begin()
-        await asyncio.wait_for(house.listener.drain(0.05), 2)
-        assert await talk.closed() == b""
-        assert house.store.stored == []
-        await talk.close()
-
-
 async def test_no_new_connection_after_stop_accepting() -> None:
     async with listening() as house:
         port = int(house.listener.addresses[0].rpartition(":")[2])
