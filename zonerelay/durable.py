@@ -1,4 +1,4 @@
-"""Writes files durably, so that they survive a power failure.
+"""Writes files durably, so that they survive a power failure, and locks directories between processes.
 
 This is the only module that creates, replaces or renames such files. `tests/unit/test_durable_files.py`
 forbids other ways, and lists the exceptions (storage engines, locks, output for the operator) with their
@@ -12,9 +12,11 @@ complete new one. All functions block.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -110,6 +112,28 @@ def make_directory(path: Path, mode: int = 0o700) -> None:
     for each in reversed(missing):
         each.mkdir(mode=mode, exist_ok=True)
         sync_directory(each.parent)
+
+
+@contextlib.contextmanager
+def locked_directory(directory: Path, *, patience: float | None = None) -> Iterator[int]:
+    """Wait for the lock and yield a descriptor of the open directory, which is created if necessary. Raise
+    OSError if that fails, or if the lock is not free within `patience` seconds.
+    """
+    make_directory(directory)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = None if patience is None else time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if until is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError as error:
+                if until is not None and time.monotonic() >= until:
+                    raise OSError(error.errno, "another process has locked the directory") from error
+                time.sleep(0.02)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

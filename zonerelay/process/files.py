@@ -1,13 +1,9 @@
-"""Detects changed files, locks directories between processes, and opens SQLite databases next to the
-spool.
-"""
+"""Detects changed files, and opens SQLite databases next to the spool."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,28 +68,6 @@ def is_damage(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def locked_directory(directory: Path, *, patience: float | None = None) -> Iterator[int]:
-    """Wait for the lock and yield a descriptor of the open directory, which is created if necessary. Raise
-    OSError if that fails, or if the lock is not free within `patience` seconds.
-    """
-    durable.make_directory(directory)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        until = None if patience is None else time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if until is None else fcntl.LOCK_NB))
-                break
-            except BlockingIOError as error:
-                if until is not None and time.monotonic() >= until:
-                    raise OSError(error.errno, "another process has locked the directory") from error
-                time.sleep(0.02)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
 def closed_on_failure(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Yield a connection that is being set up, and close it if that fails."""
     try:
@@ -128,7 +102,7 @@ class SideDatabase:
             self.close()
         if self._database is None:
             # SQLite does not wait for other processes while it sets the journal mode of a new file.
-            with locked_directory(self.path.parent) if self._lock else contextlib.nullcontext():
+            with durable.locked_directory(self.path.parent) if self._lock else contextlib.nullcontext():
                 self._database, self._identity = self._connect(self.path), identity(self.path)
         return self._database
 

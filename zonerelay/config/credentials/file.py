@@ -17,7 +17,6 @@ Errors name file and line, and never contain a hash.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -242,17 +241,12 @@ def locked(directory: Path) -> Iterator[None]:
     """Lock the directory against other commands that change a file in it. Raise CredentialsError if it does
     not exist, and OSError on other failures.
     """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError as error:
+    if not directory.exists():
         raise CredentialsError(
             f"{directory} does not exist: create it, or set `credentials` in [auth] to a file elsewhere"
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        )
+    with durable.locked_directory(directory):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:

@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 
 FILE_NAME = "identities.json"
@@ -195,7 +196,6 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
     # These import argon2, which a relay that reads tokens does not need.
     from zonerelay.config.credentials.file import (  # noqa: PLC0415
         CredentialsError,
-        locked,
         refuse_too_large,
         replace_file,
     )
@@ -206,7 +206,7 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
             f"{path.parent} does not exist; it is created when the relay starts for the first time"
         )
     try:
-        with locked(path.parent):
+        with durable.locked_directory(path.parent):
             content = _TokenFile(tokens=change(read(path)))
             text = msgspec.json.format(msgspec.json.encode(content).decode(), indent=1) + "\n"
             refuse_too_large(path, text, MAX_FILE)

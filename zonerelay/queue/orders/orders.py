@@ -27,7 +27,6 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Origin
-from zonerelay.process.files import locked_directory
 from zonerelay.process.threads import FILES
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject
@@ -94,7 +93,7 @@ class OrdersFile:
         applied to `missing`. With `rewrite`, the file is written even if nothing changes. Raise OrdersError
         and OSError.
         """
-        with locked_directory(self.path.parent, patience=PATIENCE):
+        with durable.locked_directory(self.path.parent, patience=PATIENCE):
             orders = self.read(missing)
             changed = change(orders)
             over = [order for order in changed if order.ended is not None and order.ended > now - KEPT]
@@ -111,7 +110,7 @@ class OrdersFile:
         """
         if not others:
             return False
-        with locked_directory(self.path.parent):
+        with durable.locked_directory(self.path.parent):
             orders = self.read()
             merged = {order.id: order for order in orders}
             for other in others:
