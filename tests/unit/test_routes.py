@@ -98,16 +98,7 @@ def test_each_condition_alone(route: RouteSettings, matches: bool, words: str) -
     expected = ZoneChoice("bulk", f"route=1 {words}") if matches else ZoneChoice("default", "no route")
     assert choice(route, headers=headers) == expected
     assert words.partition(" ")[0] in route.conditions
-    mail = RoutedMail(
-        sender="bounce-17@news.example",
-        user="app",
-        listener=ORIGIN.listener,
-        client=ORIGIN.client_address,
-        certificate=FINGERPRINT,
-        priority="bulk",
-        headers=headers,
-        size=1000,
-    )
+    mail = RoutedMail("bounce-17@news.example", ORIGIN, priority="bulk", headers=headers, size=1000)
     explained = Zones(ZONES, (route,)).explain("bob@example.com", mail)
     assert explained.zone == expected.zone
     assert explained.checks == (RuleCheck(1, "bulk", () if matches else (words,)),)
@@ -153,7 +144,7 @@ def test_explaining_says_for_each_route_before_which_conditions_do_not_hold() ->
         bulk(sender=("bounce-*@news.example",)),
         bulk(recipient_domain=("*",)),
     )
-    found = Zones(ZONES, routes).explain("bob@example.com", RoutedMail(sender="bounce-1@news.example"))
+    found = Zones(ZONES, routes).explain("bob@example.com", RoutedMail("bounce-1@news.example", Origin()))
     assert found.checks == (
         RuleCheck(1, "bulk", ("user", "min_size", "recipient_domain")),
         RuleCheck(2, "bulk"),
@@ -163,7 +154,7 @@ def test_explaining_says_for_each_route_before_which_conditions_do_not_hold() ->
 
 def test_a_size_that_nobody_knows_matches_no_bound() -> None:
     routes = (bulk(max_size=10), bulk(min_size=1))
-    found = Zones(ZONES, routes).explain("bob@example.com", RoutedMail(sender=""))
+    found = Zones(ZONES, routes).explain("bob@example.com", RoutedMail("", Origin()))
     assert [check.unmatched for check in found.checks] == [("max_size",), ("min_size",)]
 
 

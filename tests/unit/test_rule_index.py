@@ -7,6 +7,7 @@ import random
 
 from zonerelay.config.settings import AccessAction, AccessSettings, DestinationSettings, RouteSettings
 from zonerelay.inbound.access.networks import AccessRules
+from zonerelay.model.envelope import Origin
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.zones.route_rules import RoutedMail, RouteRule
@@ -75,9 +76,8 @@ def test_routes() -> None:
         )
         for _ in range(ASKED):
             mail = RoutedMail(
-                sender=draw.choice(ADDRESSES),
-                user=draw.choice(USERS),
-                client=draw.choice(CLIENTS),
+                draw.choice(ADDRESSES),
+                Origin(user=draw.choice(USERS), client_address=draw.choice(CLIENTS)),
                 headers=draw.choice(((), (("X-Bulk", "yes"),))),
             )
             recipient = draw.choice(ADDRESSES[1:])

@@ -35,7 +35,7 @@ from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
+from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import Priority, QueueKind, queue_of
 from zonerelay.operations import answers
@@ -394,16 +394,14 @@ class Explainer:
             named = zone_header.zone_in(fields)
         if listener is not None:
             fields = Header(fields).without(dropped_headers(listener)).fields
-        mail = RoutedMail(
-            sender=sender,
+        origin = Origin(
             user=request.user,
             listener="" if listener is None else listener.address,
-            client=request.client,
+            client_address=request.client,
             certificate=request.certificate,
-            priority=_priority(request, listener),
-            headers=fields,
-            size=request.size,
         )
+        priority = _priority(request, listener)
+        mail = RoutedMail(sender, origin, priority=priority, headers=fields, size=request.size)
         return self.zones.explain(address, mail, named=named)
 
     def _listener(self, text: str) -> ListenerSettings | None:

@@ -27,29 +27,15 @@ _ANY = "*"
 class RoutedMail:
     """The properties of a message that routes match. `size` is None while it is unknown."""
 
-    _: KW_ONLY
     sender: str
-    user: str = ""
-    listener: str = ""
-    client: str = ""
-    certificate: str = ""
+    origin: Origin
+    _: KW_ONLY
     priority: str = Priority.NORMAL
     headers: Headers = ()
     size: int | None = None
 
     def __post_init__(self) -> None:
         self._fields: dict[str, list[str]] | None = None
-
-    @classmethod
-    def of(cls, origin: Origin, sender: str) -> RoutedMail:
-        """Return what is known before the message is received."""
-        return cls(
-            sender=sender,
-            user=origin.user,
-            listener=origin.listener,
-            client=origin.client_address,
-            certificate=origin.certificate,
-        )
 
     def values(self, name: str) -> Sequence[str]:
         """Return the values of the fields with this name; both are in lower case."""
@@ -107,23 +93,29 @@ class RouteRule:
 def _conditions(route: RouteSettings) -> Iterator[tuple[str, Ask]]:
     if route.listener:
         listeners = frozenset(route.listener)
-        yield "listener", lambda mail, _: mail.listener if mail.listener in listeners else ""
+        yield "listener", lambda mail, _: mail.origin.listener if mail.origin.listener in listeners else ""
     if route.priority:
         priorities = frozenset(route.priority)
         yield "priority", lambda mail, _: mail.priority if mail.priority in priorities else ""
     if route.user:
         users = frozenset(route.user)
-        yield "user", lambda mail, _: mail.user if mail.user in users or _ANY in users else ""
+        yield "user", lambda mail, _: mail.origin.user if mail.origin.user in users or _ANY in users else ""
     if route.certificate:
         certificates = frozenset(route.certificate)
-        yield "certificate", lambda mail, _: mail.certificate if mail.certificate in certificates else ""
+        yield (
+            "certificate",
+            lambda mail, _: mail.origin.certificate if mail.origin.certificate in certificates else "",
+        )
     if route.min_size:
         yield "min_size", lambda mail, _: _size(mail) if (mail.size or 0) >= route.min_size else ""
     if route.max_size:
         yield "max_size", lambda mail, _: _size(mail) if (mail.size or 0) <= route.max_size else ""
     if route.client:
         networks = Networks(route.client)
-        yield "client", lambda mail, _: mail.client if networks.match(mail.client) else ""
+        yield (
+            "client",
+            lambda mail, _: mail.origin.client_address if networks.match(mail.origin.client_address) else "",
+        )
     if route.sender_domain:
         of_sender = _domain_finder(route.sender_domain)
         yield "sender_domain", lambda mail, _: of_sender(mail.sender)

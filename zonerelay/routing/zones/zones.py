@@ -120,7 +120,7 @@ class Zones:
         """Return the zone of a recipient of mail that has not been received yet, or None if it depends on the
         message.
         """
-        mail = RoutedMail.of(origin, sender)
+        mail = RoutedMail(sender, origin)
         for at in self._index.find(_asked(mail, recipient)):
             rule = self._rules[at]
             if rule.may_match(mail, recipient):
@@ -135,9 +135,10 @@ class Zones:
             return self._named(named, envelope, headers, size)
         if not self._rules:
             return _always(_NOTHING_TO_CHOOSE)
-        mail = RoutedMail.of(envelope.origin, envelope.sender)
-        mail.priority, mail.headers, mail.size = envelope.priority, headers, size
-        return self._by_routes(mail)
+        priority = envelope.priority
+        return self._by_routes(
+            RoutedMail(envelope.sender, envelope.origin, priority=priority, headers=headers, size=size)
+        )
 
     def _by_routes(self, mail: RoutedMail) -> ZoneOf:
         rules, index = self._rules, self._index
@@ -200,10 +201,10 @@ def _index(routes: Sequence[RouteSettings]) -> RuleIndex:
 
 def _asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
     return {
-        "listener": mail.listener,
-        "user": mail.user,
-        "certificate": mail.certificate,
-        "client": mail.client,
+        "listener": mail.origin.listener,
+        "user": mail.origin.user,
+        "certificate": mail.origin.certificate,
+        "client": mail.origin.client_address,
         "sender_domain": mail.sender,
         "sender": mail.sender,
         "recipient_domain": recipient,
