@@ -62,3 +62,16 @@ async def write_while_judged(partition: Partition, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(keeper, "_look", slow)
     assert await partition.get([b"a"]) == [b"1"]
     await partition.close()
+
+
+async def written(partition: Partition, key: bytes) -> None:
+    """The partition can be written again, in a while."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await partition.write(Write({key: b"back"}))
+            except StoreError:
+                await asyncio.sleep(0.05)
+            else:
+                break
+    assert await partition.get([key]) == [b"back"]

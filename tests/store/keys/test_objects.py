@@ -372,14 +372,6 @@ async def test_a_log_that_is_shorter_than_the_last_beat_says_is_an_error(queue: 
         await queue.open("new index")
 
 
-async def test_a_service_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
-    settings = S3Settings(bucket=BUCKET, endpoint_url="http://127.0.0.1:9", access_key=KEY, timeout=2.0)
-    engine = ObjectEngine(BucketPlace(settings, lambda: SECRET), tmp_path, clock=SystemClock(), lease=1.0)
-    with pytest.raises(StoreError, match="object store"):
-        await open_partition(engine, 0, token="x", clock=SystemClock())
-    await engine.close()
-
-
 async def test_many_values_cost_one_request_each_and_one_for_the_batch(tmp_path: Path) -> None:
     settings = S3Settings(
         bucket=BUCKET, prefix=f"{tmp_path.name}/", endpoint_url=shared_moto().url, access_key=KEY

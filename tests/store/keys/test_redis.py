@@ -1,9 +1,10 @@
-"""Redis servers that refuse something: each is told in words that name the cause, at the start and later."""
+"""What is Redis' own: a server that is killed, full or unsafe, a Cluster, rights, TLS; each told in words."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import trustme
 
 from tests.store.builders import NOW, store_message
+from tests.store.keys.servers import write_through_kills, write_while_judged, written
 from tests.store.spools import Spool
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port, wait_until
@@ -23,7 +25,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
-from zonerelay.store.keys.port import Write
+from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
 from zonerelay.store.redis.engine import RedisEngine, server_facts, tell_foreign_queue
 from zonerelay.store.redis.limits import RedisRecordStore
@@ -40,13 +42,18 @@ async def opened() -> AsyncIterator[Opening]:
     async with AsyncExitStack() as stack:
 
         async def open_one(
-            url: str, *, password: str = "", failures: list[StoreError] | None = None, **other: object
+            url: str,
+            *,
+            password: str = "",
+            failures: list[StoreError] | None = None,
+            patience: float = 0.1,
+            **other: object,
         ) -> Partition:
             settings = RedisSettings(url=url, **{"prefix": PREFIX, "lease": 30.0, "timeout": 2.0, **other})  # type: ignore[arg-type]
             engine = RedisEngine(RedisEndpoint(settings, lambda: password))
             hooks = Hooks(on_failure=(failures if failures is not None else []).append)
             made = await open_partition(
-                engine, 0, token="here", clock=SystemClock(), hooks=hooks, patience=0.1
+                engine, 0, token="here", clock=SystemClock(), hooks=hooks, patience=patience
             )
             stack.push_async_callback(made.abandon)
             return made
@@ -58,6 +65,89 @@ async def opened() -> AsyncIterator[Opening]:
 def server() -> Iterator[RedisServer]:
     with RedisServer() as started:
         yield started
+
+
+# --- keys
+
+
+async def test_a_server_that_is_killed_under_load_loses_nothing(server: RedisServer, opened: Opening) -> None:
+    await write_through_kills(await opened(server.url, patience=5.0), server, 3)
+
+
+async def test_a_full_server_refuses_new_mail_and_takes_outcomes(
+    server: RedisServer, opened: Opening
+) -> None:
+    partition = await opened(server.url, patience=5.0)
+    await partition.write(Write({b"old %d" % number: bytes(60_000) for number in range(100)}))
+    server.configure("maxmemory", "6mb")
+    refused = asyncio.ensure_future(partition.write(Write({b"new": bytes(1000)})))
+    outcome = partition.write(Write({b"old 1": None, b"outcome": b"delivered"}, makes_room=True))
+    with pytest.raises(StoreFullError, match="the spool's server is out of memory"):
+        await refused
+    await outcome
+    assert await partition.get([b"new", b"old 1", b"outcome"]) == [None, None, b"delivered"]
+    await partition.write(Write({}, [KeyRange.of_prefix(b"old ")], makes_room=True))
+    await partition.write(Write({b"new": b"1"}))
+    room = await partition.room()
+    assert room is not None
+    assert room > 1_000_000
+
+
+async def test_a_server_that_stands_still_is_cut_off_and_its_batch_found_out(
+    server: RedisServer, opened: Opening
+) -> None:
+    """It carries out later what was sent to it before the connection was given up."""
+    partition = await opened(server.url, patience=20, timeout=0.5)
+    await partition.write(Write({b"a": b"1"}))
+    server.signal(signal.SIGSTOP)
+    waiting = asyncio.ensure_future(partition.write(Write({b"a": b"2"})))
+    await asyncio.sleep(1.5)
+    server.signal(signal.SIGCONT)
+    await waiting
+    assert await partition.get([b"a"]) == [b"2"]
+    assert partition.seen.last.number == 2
+    assert partition.seen.epoch > 1
+
+
+async def test_a_log_that_was_cut_is_an_older_state(server: RedisServer, opened: Opening) -> None:
+    partition = await opened(server.url, patience=0.1)
+    for number in range(100):
+        await partition.write(Write({b"k%03d" % number: bytes(1000)}))
+    server.kill()
+    (log,) = server.directory.glob("appendonlydir/*.incr.aof")
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 40_000)
+    server.start()
+    with pytest.raises(OlderStateError, match="older state of the queue"):
+        await partition.write(Write({b"new": b""}))
+    found = server.ask("HGET", f"{PREFIX}node:0", "epoch")
+    assert found.startswith(b"$1\r\n1\r\n")  # nothing was changed there
+
+
+async def test_an_emptied_server_is_refused(server: RedisServer, opened: Opening) -> None:
+    partition = await opened(server.url, patience=0.1)
+    await partition.write(Write({b"a": b"1"}))
+    server.ask("FLUSHALL")
+    with pytest.raises(StoreOpenError, match="it has no mark, like an empty store"):
+        await partition.write(Write({b"a": b"2"}))
+    assert server.ask("DBSIZE") == b":0\r\n"
+
+
+async def test_one_slot_of_a_cluster_is_enough(opened: Opening) -> None:
+    with cluster_node() as server:
+        server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        assert wait_until(lambda: b"cluster_state:ok" in server.query("CLUSTER", "INFO"), timeout=20)
+        partition = await opened(server.url, patience=5.0)
+        await partition.write(Write({b"k%d" % number: b"x" for number in range(2500)}))
+        await partition.write(Write({b"k1": None}, [KeyRange(b"k2", b"k3")]))
+        found = [key async for rows in pages(partition, b"k", b"l") for key, _ in rows]
+        assert found == sorted(b"k%d" % n for n in range(2500) if n != 1 and not str(n).startswith("2"))
+
+
+async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_state(
+    server: RedisServer, opened: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_while_judged(await opened(server.url, patience=5.0), monkeypatch)
 
 
 # --- servers that cannot be used
@@ -227,19 +317,6 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
     assert not ended.done()
     ended.cancel()
     await shelf.close()
-
-
-async def written(partition: Partition, key: bytes) -> None:
-    """The partition can be written again, in a while."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await partition.write(Write({key: b"back"}))
-            except StoreError:
-                await asyncio.sleep(0.05)
-            else:
-                break
-    assert await partition.get([key]) == [b"back"]
 
 
 async def test_below_min_free_space_new_mail_is_refused_and_mail_leaves(
