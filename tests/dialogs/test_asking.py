@@ -8,13 +8,12 @@ from collections.abc import Collection
 
 import pytest
 
-from tests.support.inbound import Hold, Talk, listening, talking
+from tests.support.inbound import Talk, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.cleanup.intake import BACKLOG
-from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import (
     ACCEPT,
     Decision,
@@ -24,7 +23,6 @@ from zonerelay.inbound.policy import (
     Mail,
     Rcpt,
     accept,
-    refuse,
 )
 from zonerelay.inbound.session.session import MAX_PIPELINED
 from zonerelay.inbound.state.context import SharedContext
@@ -164,32 +162,6 @@ async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bou
         assert house.store.stored[0].body.endswith(b"X-New: 1\r\n" + body)
 
 
-async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same() -> None:
-    gate = Gate([Headers], refuse(550, "7.1", "No"))
-    async with talking(policy=gate) as (house, talk):
-        await talk.begin()
-        talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\nNOOP\r\n")
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        gate.open()
-        assert await talk.line() == b"550 5.7.1 No"
-        assert await talk.line() == b"250 2.0.0 OK"
-        assert house.store.aborted == 1
-
-
-async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end() -> None:
-    """What waited is dropped then, and the rest must still be read."""
-    async with talking() as (house, talk):
-        hold = house.store.before_write = Hold(OSError(28, "No space left on device"))
-        await talk.begin()
-        talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\n")
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        hold.go.set()
-        assert await talk.line() == b"451 4.3.0 Local error, try again later"
-        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
-
-
 # Time, stopping, memory.
 
 
@@ -202,21 +174,6 @@ async def test_waiting_for_whom_we_ask_is_not_held_against_the_client() -> None:
         gate.open()
         assert [(await talk.line())[:9] for _ in range(3)] == [b"250 2.1.0", b"250 2.1.5", b"250 2.0.0"]
         assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
-
-
-async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> None:
-    gate = Gate([Mail])
-    memory = SessionMemory(SESSION_COST + 30_000)
-    async with talking(policy=gate, shared=SharedContext(memory=memory)) as (house, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(b"MAIL FROM:<a@example.org>\r\n")
-        await gate.reached()
-        talk.send(b"NOOP\r\n" * 10_000)
-        assert await talk.closed() == b"421 4.3.2 Too busy, try again later\r\n"
-        gate.open()
-        await house.gone()
-        assert memory.total == 0
-        assert house.log.named("trouble") == []
 
 
 async def test_a_bug_behind_a_question_is_temporary() -> None:

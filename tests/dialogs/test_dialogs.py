@@ -19,8 +19,8 @@ The stage, wherever it stands in the file:
 
 The conversation, in order:
 
-    store full                             full | broken | bug | sick | slow | hold: what the store does
-    answer                                 what waits goes on: a store that holds, a policy's `wait()`
+    store full                             full | broken | bug | lost | sick | slow | hold: what it does next
+    answer                                 what waits goes on: a store on hold or lost, a policy's `wait()`
     silence                                nothing comes
     C: EHLO client                         the client sends a line; consecutive ones go out in one packet
     R: a\nb\r\n                            the client sends exactly these octets
@@ -79,6 +79,7 @@ STORE_ERRORS = {
     "full": StoreFullError("No space left on device"),
     "broken": StoreError("/var/lib/zonerelay/spool: Input/output error"),
     "bug": ZeroDivisionError("/secret/path"),
+    "lost": OSError(28, "No space left on device", "/secret/path"),
 }
 FACTS: dict[str, Callable[[Stored], str]] = {
     "client": lambda stored: stored.message.envelope.origin.client_address,
@@ -234,13 +235,16 @@ def unfolded(body: bytes) -> list[str]:
 
 def break_store(store: RememberingStore, how: str, gate: threading.Event) -> None:
     async def fail() -> None:
-        raise STORE_ERRORS[how]
+        if how in ("hold", "lost"):
+            await until(gate.is_set)
+        if how in STORE_ERRORS:
+            raise STORE_ERRORS[how]
 
     if how == "slow":
         store.before_write, store.before_commit = lambda: asyncio.sleep(0.001), lambda: asyncio.sleep(0.02)
-    elif how == "hold":
+    elif how in ("hold", "lost"):
         gate.clear()
-        store.before_write = store.before_commit = lambda: until(gate.is_set)
+        store.before_write = store.before_commit = fail
     elif how == "sick":
         store.sick = Unhealthy.NO_SPACE
     else:
@@ -258,7 +262,7 @@ async def act(path: Path, directory: Path) -> None:
         finally:
             for talk in stage.clients:
                 await talk.close()
-        bugs = [step for step in steps if (step.kind, step.rest) == ("store", "bug")]
+        bugs = [step for step in steps if step.kind == "store" and step.rest in ("bug", "lost")]
         assert len(house.log.named("trouble")) == len(bugs), house.log.entries
 
 

@@ -163,19 +163,6 @@ async def test_body_of_one_endless_line_is_taken_as_it_is() -> None:
         assert house.store.stored[0].message.size > 40 * MB
 
 
-async def test_store_that_fails_in_mid_body_is_answered_at_its_end() -> None:
-    async with talking() as (house, talk):
-        hold = house.store.before_write = Hold(OSError(28, "No space left on device", "/secret/path"))
-        hold.go.set()
-        await talk.begin()
-        await pour(talk, b"x" * 256 * 1024, 8 * MB)
-        talk.send(b"\r\n.\r\n")
-        assert await talk.line() == b"451 4.3.0 Local error, try again later"
-        assert house.store.aborted == 1
-        assert len(house.log.named("trouble")) == 1
-        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"250 2.1.0 Sender OK"
-
-
 # Messages in chunks (BDAT).
 
 CHUNK = b"Subject: x\r\n\r\n" + b"y" * 100_000
@@ -186,19 +173,6 @@ async def begin_chunks(talk: Talk) -> None:
     await talk.begin(opening=b"BDAT %d" % len(CHUNK))
     talk.send(CHUNK)
     assert await talk.line() == b"250 2.0.0 %d octets received" % len(CHUNK)
-
-
-async def test_store_that_fails_between_two_chunks_is_answered_with_the_next() -> None:
-    async with talking() as (house, talk):
-        hold = house.store.before_write = Hold(OSError(28, "No space left on device"))
-        await begin_chunks(talk)
-        hold.go.set()
-        await until(lambda: house.store.aborted == 1)
-        talk.send(b"BDAT 6\r\nQUIT\r\nBDAT 6 LAST\r\nQUIT\r\n")
-        assert await talk.line() == b"451 4.3.0 Local error, try again later"
-        assert await talk.line() == b"503 5.5.1 Send MAIL first"
-        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"250 2.1.0 Sender OK"
-        assert len(house.log.named("trouble")) == 1
 
 
 @pytest.mark.parametrize("size", [1_000, 50_000, 300_000])
