@@ -435,7 +435,7 @@ class Intake:
 
     def _open(self, held: bytes) -> None:
         """Accept the header: add our own fields, then the received bytes."""
-        if Headers in self._context.consultants.asked:
+        if Headers in self._context.asked:
             self._undecided = held
             self.backlog += len(held)
         elif self.transaction.edits is not NO_EDITS:
@@ -500,7 +500,7 @@ class Intake:
 
     async def _decide_header(self) -> None:
         """Call the policy with the header. Bytes that arrive in the meantime are queued after it."""
-        verdict = await self._context.consultants.ask(Headers(**self._event()))
+        verdict = await self._context.ask(Headers(**self._event()))
         held, self._undecided = self._undecided, b""
         if self.refusal is not None or self._refused_by(verdict):
             return
@@ -582,8 +582,8 @@ class Intake:
         if self.transaction.unless_repeated is not None:
             await self._ask(writer, self.transaction.unless_repeated)
             return None
-        if EndOfData in self._context.consultants.asked:
-            verdict = await self._context.consultants.ask(EndOfData(**self._event(), size=self._size))
+        if EndOfData in self._context.asked:
+            verdict = await self._context.ask(EndOfData(**self._event(), size=self._size))
             if self._refused_by(verdict):
                 return None
             self.transaction.decide(verdict.decision)
@@ -761,7 +761,7 @@ class WholeIntake(Intake):
             recipients=transaction.recipients,
             content=self._whole,
         )
-        verdict = await context.consultants.ask(event)
+        verdict = await context.ask(event)
         if self._refused_by(verdict):
             return
         changes = verdict.decision

@@ -82,14 +82,14 @@ class SubmittingClient:
 
     def connect(self) -> ServerReply:
         """Call the policy with the new client, if the policy handles connections."""
-        if Connect not in self.context.consultants.asked:
+        if Connect not in self.context.asked:
             return self.context.greeting.banner
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
     def hello(self, name: str, *, extended: bool) -> ServerReply:
         """Greet a client by its name, unless the policy refuses it. `extended`: it sent EHLO."""
         name = name[:MAX_HELO]
-        if Helo not in self.context.consultants.asked:
+        if Helo not in self.context.asked:
             return self._welcome(name, extended)
 
         def decided(verdict: LookupResult) -> ServerReply:
@@ -238,7 +238,7 @@ class SubmittingClient:
 
     def _begin(self, transaction: MailTransaction) -> ServerReply:
         command, client_state = transaction.mail, self.client_state
-        if Mail not in self.context.consultants.asked:
+        if Mail not in self.context.asked:
             self.transaction = transaction
             return replies.SENDER_OK
         event = Mail(
@@ -370,7 +370,7 @@ class SubmittingClient:
             barred = transaction.allowance.rcpt_refusal(given, len(transaction.recipients))
             if barred is not None and not _is_for_later(transaction, barred):
                 return self.refuse_guarded(barred, "RCPT", mailbox=given)
-        if Rcpt in self.context.consultants.asked:
+        if Rcpt in self.context.asked:
             return self._ask_about(transaction, key, recipient, given)
         self._add(transaction, key, recipient, given)
         return replies.RECIPIENT_OK
@@ -439,7 +439,7 @@ class SubmittingClient:
         assert transaction is not None
         origin = client_state.origin
         kind: type[Intake] = Intake
-        if WholeMessage in context.consultants.asked and transaction.unless_repeated is None:
+        if WholeMessage in context.asked and transaction.unless_repeated is None:
             kind = WholeIntake
         elif context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)

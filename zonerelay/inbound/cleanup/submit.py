@@ -290,7 +290,7 @@ class _SubmitCall:
         """Perform lookups until there is a reply."""
         while answer.then is NextAction.ASK:
             assert self._submission.question is not None
-            answer = self._submission.decided(await self.context.consultants.ask(self._submission.question))
+            answer = self._submission.decided(await self.context.ask(self._submission.question))
         return answer
 
     async def _take_content(self, pieces: Pieces, refused: Rejection | None) -> Acceptance | Rejection:

@@ -49,8 +49,7 @@ class HttpService(Protocol):
 
 
 class HttpConnection(asyncio.Protocol, asyncio.Transport):
-    """A connection to an HTTP listener. `service` returns the HTTP server, or an awaitable while the server
-    is being loaded.
+    """A connection to an HTTP listener. `service` returns the HTTP server, which may still be loading.
 
     It is the protocol of the raw transport, and the transport of the HTTP server: its decrypted stream.
     """
@@ -59,7 +58,7 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
         self,
         context: ListenerContext,
         admission: Admission[HttpConnection],
-        service: Callable[[], HttpService | Awaitable[HttpService]],
+        service: Callable[[], asyncio.Future[HttpService]],
     ) -> None:
         super().__init__()
         self._has_tls = context.settings.tls is not ListenerTls.NONE
@@ -170,25 +169,21 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
 
     def _begin(self) -> None:
         service = self._service()
-        if isinstance(service, Awaitable):
-            self._transport.pause_reading(True)
-            asyncio.ensure_future(service).add_done_callback(self._is_there)
-        else:
+        if service.done():
             self._serve(service)
+        else:  # the first clients wait for it
+            self._transport.pause_reading(True)
+            service.add_done_callback(self._serve)
 
-    def _is_there(self, loaded: asyncio.Future[HttpService]) -> None:
-        """Serve the connection when the HTTP server has been loaded; the first clients wait for it."""
+    def _serve(self, loaded: asyncio.Future[HttpService]) -> None:
         if self._closing:
             return
         if loaded.cancelled() or loaded.exception() is not None:
             self.abort()
             return
         self._transport.pause_reading(False)
-        self._serve(loaded.result())
-
-    def _serve(self, service: HttpService) -> None:
         self._stop_timer()
-        self._server = service.connection()
+        self._server = loaded.result().connection()
         self._server.connection_made(self)
         if self._waiting:
             data, self._waiting = bytes(self._waiting), bytearray()
@@ -260,28 +255,23 @@ class HttpListener(AnyListener[HttpConnection]):
     ) -> None:
         super().__init__(context, inherited)
         self._open_http = open_http
-        self._service: HttpService | None = None
-        self._opening: asyncio.Task[HttpService] | None = None
+        self._service: asyncio.Task[HttpService] | None = None
 
     def _protocol(self) -> HttpConnection:
         return HttpConnection(self.context, self._admission, self._serving)
 
-    def _serving(self) -> HttpService | Awaitable[HttpService]:
-        if self._service is not None:
-            return self._service
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._opened())
-        return self._opening
+    def _serving(self) -> asyncio.Future[HttpService]:
+        if self._service is None:
+            self._service = asyncio.get_running_loop().create_task(self._opened())
+        return self._service
 
     async def _opened(self) -> HttpService:
         try:
-            self._service = await self._open_http(lambda: self.settings, self.submissions.submit)
+            return await self._open_http(lambda: self.settings, self.submissions.submit)
         except Exception as error:
+            self._service = None
             self.context.events.error("http-listener", error)
             raise
-        finally:
-            self._opening = None
-        return self._service
 
     async def drain(self, timeout: float) -> None:
         """Close idle connections now, the others after their current request. Abort them after `timeout`
@@ -290,10 +280,10 @@ class HttpListener(AnyListener[HttpConnection]):
         Return when no connection is left. A message that was received completely is committed first.
         """
         self._admission.draining = True
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
         if self._service is not None:
-            await self._service.close(timeout)
+            await asyncio.wait([self._service])
+        if self._service is not None:
+            await self._service.result().close(timeout)
         for connection in tuple(self._admission.sessions):
             connection.abort()
         await self._admission.emptied(None)

@@ -141,7 +141,7 @@ class Conversation(SubmittingClient):
         """Call the policy for a command that only aiosmtpd handlers handle. `answer` is the relay's own
         reply, which is final if there is no handler.
         """
-        if event not in self.context.consultants.asked:
+        if event not in self.context.asked:
             return answer
 
         def decided(verdict: LookupResult) -> ServerReply:

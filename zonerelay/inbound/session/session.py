@@ -448,7 +448,7 @@ class Session(asyncio.Protocol):
         conversation = self.conversation
         question = conversation.question
         assert question is not None
-        verdict = await self.context.consultants.ask(question)
+        verdict = await self.context.ask(question)
         if self._goes_on():
             try:
                 answer = conversation.decided(verdict)

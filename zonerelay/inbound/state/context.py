@@ -4,8 +4,8 @@ A context is immutable. A reload creates a new one for new sessions; open sessio
 with.
 
 Lookups that a command must wait for are here too: passwords, DNS and the operator's policy. A command that
-needs a lookup returns a question. The session awaits `Consultants.ask` and passes the verdict back. Sessions
-without lookups create no task: `asked` lists the events for which a lookup is needed. `ask` raises only
+needs a lookup returns a question. The session awaits `ask` and passes the verdict back. Sessions without
+lookups create no task: `asked` lists the events for which a lookup is needed. `ask` raises only
 CancelledError. An unexpected error is temporary (rule 3): the reply is 451 or 454.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Set
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -103,72 +103,6 @@ class AskedPolicy(Protocol):
     async def ask(self, event: Event) -> Decision: ...
 
 
-@dataclass(eq=False, repr=False)
-class Consultants:
-    """Performs the lookups of one listener. Users, sender domains and policy are optional."""
-
-    _: KW_ONLY
-    events: Events
-    users: Users | None = None
-    sender_domains: SenderDomains | None = None
-    policy: AskedPolicy | None = None
-
-    def __post_init__(self) -> None:
-        self._by_policy = self.policy.asked if self.policy is not None else frozenset()
-        self.asked: frozenset[type] = frozenset(self._by_policy)
-        if self.sender_domains is not None:
-            self.asked |= {Mail}
-
-    async def ask(self, question: Question) -> LookupResult:
-        try:
-            if isinstance(question, LoginLookup):
-                return await self._log_in(question)
-            if isinstance(question, UserLimitsLookup):
-                return LookupResult(allowance=await question.guard.allowance(question.user))
-            if isinstance(question, Mail) and self.sender_domains is not None:
-                reply = await self.sender_domains.check(domain_of(Mailbox(question.sender)))
-                if reply is not None:
-                    return LookupResult(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
-            return LookupResult(await self._decide(question))
-        except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
-            self.events.error("inbound", error)
-            return LookupResult(_NOT_NOW, LoginResult(LoginKind.BROKEN), reason=Reason.LOCAL_ERROR)
-
-    async def _decide(self, event: Event) -> Decision:
-        if self.policy is not None and type(event) in self._by_policy:
-            return await self.policy.ask(event)
-        return ACCEPT
-
-    async def _log_in(self, question: LoginLookup) -> LookupResult:
-        if self.users is None:
-            return LookupResult(login=LoginResult(LoginKind.BROKEN, detail="no users"))
-        if PresentedLogin in self._by_policy:
-            ask = partial(self._presented, question)
-            login = await self.users.check(question.credentials, question.client.address, ask)
-        else:
-            login = await self.users.check(question.credentials, question.client.address)
-        if login.kind is not LoginKind.OK or login.user is None:
-            return LookupResult(login=login)
-        event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)
-        return LookupResult(await self._decide(event), login)
-
-    async def _presented(self, question: LoginLookup) -> LoginResult:
-        """Call the operator's authenticator."""
-        name = question.credentials.user
-        event = PresentedLogin(
-            client=question.client,
-            user=name,
-            password=question.credentials.password,
-            mechanism=question.mechanism,
-        )
-        reply = (await self._decide(event)).reply
-        if reply is None:
-            return LoginResult(LoginKind.OK, User(name=name, hash=""))
-        if reply.is_transient:
-            return LoginResult(LoginKind.BROKEN, detail=f"the authenticator: {reply}")
-        return LoginResult(LoginKind.WRONG, detail="the authenticator rejects the login")
-
-
 class SuspensionCheck(Protocol):
     """Interface: rejects mail that operators have suspended. Most relays have none that refuses mail, and
     should not spend a call on it.
@@ -225,7 +159,8 @@ class SharedContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerContext(SharedContext):
-    """The objects that all sessions of a listener share, with values derived from its settings.
+    """The objects that all sessions of a listener share, with values derived from its settings. It performs
+    their lookups; `asked` are the events for which one is needed.
 
     `certificates` is `None` if the listener has no TLS. `dropped` are the names of fields that are removed
     from every message, in lower case. `lists` is locked while a message with many recipients is stored.
@@ -243,7 +178,7 @@ class ListenerContext(SharedContext):
     policy: AskedPolicy | None = None
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     lists: asyncio.Lock = field(default_factory=asyncio.Lock)
-    consultants: Consultants = field(init=False)
+    asked: frozenset[type] = field(init=False)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
     zone_header: ZoneHeader | None = field(init=False)
@@ -254,22 +189,69 @@ class ListenerContext(SharedContext):
     def __post_init__(self) -> None:
         settings = self.settings
         implicit = settings.tls is ListenerTls.IMPLICIT
-        sender_domains = self.sender_domains if settings.check_sender_domain else None
-        consultants = Consultants(
-            events=self.events, users=self.users, sender_domains=sender_domains, policy=self.policy
-        )
+        asked = frozenset(self.policy.asked if self.policy is not None else ())
+        if settings.check_sender_domain and self.sender_domains is not None:
+            asked |= {Mail}
         derived = {
-            "consultants": consultants,
+            "asked": asked,
             "greeting": Greeting(self.hostname, settings),
             "grants": grant_table(settings),
             "zone_header": ZoneHeader.of(settings),
             "dropped": dropped_headers(settings),
-            "greets_at_once": not implicit and Connect not in consultants.asked,
+            "greets_at_once": not implicit and Connect not in asked,
             "first_look": min(settings.idle_timeout, settings.transaction_timeout, HANDSHAKE),
         }
         for name, value in derived.items():
             # This is how a frozen dataclass sets derived fields.
             object.__setattr__(self, name, value)
+
+    async def ask(self, question: Question) -> LookupResult:
+        """Perform a lookup. Raise only CancelledError."""
+        try:
+            if isinstance(question, LoginLookup):
+                return await self._log_in(question)
+            if isinstance(question, UserLimitsLookup):
+                return LookupResult(allowance=await question.guard.allowance(question.user))
+            domains = self.sender_domains if self.settings.check_sender_domain else None
+            if isinstance(question, Mail) and domains is not None:
+                reply = await domains.check(domain_of(Mailbox(question.sender)))
+                if reply is not None:
+                    return LookupResult(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
+            return LookupResult(await self._decide(question))
+        except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
+            self.events.error("inbound", error)
+            return LookupResult(_NOT_NOW, LoginResult(LoginKind.BROKEN), reason=Reason.LOCAL_ERROR)
+
+    async def _decide(self, event: Event) -> Decision:
+        if self.policy is not None and type(event) in self.policy.asked:
+            return await self.policy.ask(event)
+        return ACCEPT
+
+    async def _log_in(self, question: LoginLookup) -> LookupResult:
+        if self.users is None:
+            return LookupResult(login=LoginResult(LoginKind.BROKEN, detail="no users"))
+        ask = partial(self._presented, question) if PresentedLogin in self.asked else None
+        login = await self.users.check(question.credentials, question.client.address, ask)
+        if login.kind is not LoginKind.OK or login.user is None:
+            return LookupResult(login=login)
+        event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)
+        return LookupResult(await self._decide(event), login)
+
+    async def _presented(self, question: LoginLookup) -> LoginResult:
+        """Call the operator's authenticator."""
+        name = question.credentials.user
+        event = PresentedLogin(
+            client=question.client,
+            user=name,
+            password=question.credentials.password,
+            mechanism=question.mechanism,
+        )
+        reply = (await self._decide(event)).reply
+        if reply is None:
+            return LoginResult(LoginKind.OK, User(name=name, hash=""))
+        if reply.is_transient:
+            return LoginResult(LoginKind.BROKEN, detail=f"the authenticator: {reply}")
+        return LoginResult(LoginKind.WRONG, detail="the authenticator rejects the login")
 
     def guarded(self, refusal: Refusal) -> ServerReply:
         """Return the reply to mail that the limits of the user refuse, and count it if a quota is used up."""
