@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeAlias
 
 from zonerelay.message.compose.compose import compose_pieces
@@ -32,7 +33,6 @@ FILES = 64
 _LARGE = 4 * INLINE
 _SIDE_BY_SIDE = 1024 * 1024
 _FEW = 4
-_END_OF_HEADER = b"\r\n\r\n"
 
 File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
@@ -97,70 +97,37 @@ class Composer:
             self.forget(next(iter(self._kept)))
 
     def _compose(self, row: Row, content: RowContent) -> ComposedMessage:
-        output = _MessageOutput(self._max_size)
+        # In memory until the message is large. The last reader closes it.
+        file: File = tempfile.SpooledTemporaryFile(_LARGE, prefix="zonerelay-outbox-")  # noqa: SIM115
+        size, data = 0, b""
         try:
             for piece in compose_pieces(draft_of(row.id, row.created, row.people, content)):
-                output.add(piece)
-            data = output.finish()
+                size += len(piece)
+                if size > self._max_size:
+                    raise BadRowError(f"the message exceeds max_message_size ({self._max_size} bytes)")
+                file.write(piece)
+            file.seek(0)
+            header = b"".join(takewhile(lambda line: line != b"\r\n", file))
+            if size <= _LARGE:
+                file.seek(0)
+                data = file.read()
+                file.close()
         except (Base64Error, BadRowError) as error:
-            output.file.close()
+            file.close()
             raise BadRowError(str(error)) from None
         except OSError as error:
-            output.file.close()
+            file.close()
             raise StoreError(
                 f"a large message of the outbox cannot be written to a file: {error.strerror}"
             ) from error
         message = Message(
             envelope=row.envelope(),
-            size=output.size,
-            chunks=-(-output.size // CHUNK_SIZE),
-            plain_lines=output.plain_lines,
-            headers=parse_header(bytes(output.header)).fields,
+            size=size,
+            chunks=-(-size // CHUNK_SIZE),
+            headers=parse_header(header).fields,
             trace=("protocol=outbox", f"row={row.id}"),
         )
-        return ComposedMessage(message, data, None if data else output.file)
-
-
-class _MessageOutput:
-    """Collects the chunks of a message in memory or, if the message is large, in a file."""
-
-    def __init__(self, max_size: int) -> None:
-        self.size = 0
-        # In memory until the message is large. The last reader closes it.
-        self.file: File = tempfile.SpooledTemporaryFile(_LARGE, prefix="zonerelay-outbox-")  # noqa: SIM115
-        self.header = bytearray()
-        self.plain_lines = True
-        self._max_size = max_size
-        self._in_header = True
-        self._end = b""
-
-    def add(self, piece: bytes) -> None:
-        """Append a chunk. Raises BadRowError if the message becomes too large, and OSError."""
-        self.size += len(piece)
-        if self.size > self._max_size:
-            raise BadRowError(f"the message exceeds max_message_size ({self._max_size} bytes)")
-        if self._in_header:
-            self._look_for_end(piece)
-        if b"\r\n." in piece or b"\r\n." in self._end + piece[:2]:
-            self.plain_lines = False
-        self._end = (self._end + piece[-2:])[-2:]
-        self.file.write(piece)
-
-    def finish(self) -> bytes:
-        """Return the message if it is small. A large one stays in the file. Raises OSError."""
-        if self.size > _LARGE:
-            self.file.flush()
-            return b""
-        with self.file as small:
-            small.seek(0)
-            return small.read()
-
-    def _look_for_end(self, piece: bytes) -> None:
-        self.header += piece
-        end = self.header.find(_END_OF_HEADER)
-        if end >= 0:
-            del self.header[end + 2 :]
-            self._in_header = False
+        return ComposedMessage(message, data, None if data else file)
 
 
 async def read(made: ComposedMessage) -> AsyncIterator[bytes]:
