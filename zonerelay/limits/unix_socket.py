@@ -33,16 +33,10 @@ MAX_FRAME = 16 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 
-class HelloFrame(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first frame of a connection, which names the worker. `version` is that of the frame format."""
+class RequestFrame(msgspec.Struct, frozen=True, array_like=True):
+    """A request of a worker, whose name is the same in all requests of a connection."""
 
     owner: str
-    version: int = 1
-
-
-class RequestFrame(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """A request frame."""
-
     zone: str
     request: LimitRequest
 
@@ -59,12 +53,11 @@ class ChangeFrame(msgspec.Struct, frozen=True, array_like=True, tag="news"):
     zone: str
 
 
-ClientFrame = HelloFrame | RequestFrame
 ServerFrame = AnswerFrame | ChangeFrame
 _Any = TypeVar("_Any")
 
 
-def _encode(frame: ClientFrame | ServerFrame) -> bytes:
+def _encode(frame: RequestFrame | ServerFrame) -> bytes:
     data = msgspec.msgpack.encode(frame)
     return _LENGTH.pack(len(data)) + data
 
@@ -119,22 +112,18 @@ class LimitServer:
             writer.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        decoder: msgspec.msgpack.Decoder[ClientFrame] = msgspec.msgpack.Decoder(ClientFrame)
-        hello = await _read_frame(reader, decoder)
-        if not isinstance(hello, HelloFrame):
-            raise AuthorityError("the first frame must name the owner")
-        owner = hello.owner
+        decoder = msgspec.msgpack.Decoder(RequestFrame)
 
         def news(zone: str) -> None:
             self._write(writer, ChangeFrame(zone))
 
+        ask = await _read_frame(reader, decoder)
+        owner = ask.owner
         self._table.register(owner, news)
         try:
             while True:
-                ask = await _read_frame(reader, decoder)
-                if not isinstance(ask, RequestFrame):
-                    raise AuthorityError("the greeting was sent twice")
                 self._write(writer, AnswerFrame(self._table.exchange(owner, ask.zone, ask.request)))
+                ask = await _read_frame(reader, decoder)
         finally:
             self._table.unregister(owner, news)
 
@@ -178,7 +167,7 @@ class SocketAuthority:
             raise AuthorityError(f"{self.name} does not respond")
         answer: asyncio.Future[LimitAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        writer.write(_encode(RequestFrame(zone, request)))
+        writer.write(_encode(RequestFrame(self._owner, zone, request)))
         try:
             return await asyncio.wait_for(answer, TIMEOUT)
         except TimeoutError as error:
@@ -199,7 +188,6 @@ class SocketAuthority:
                 await asyncio.sleep(RETRY_AFTER)
                 continue
             try:
-                writer.write(_encode(HelloFrame(self._owner)))
                 self._writer = writer
                 back()
                 await self._listen(reader, news)
