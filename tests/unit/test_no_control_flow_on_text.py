@@ -24,7 +24,7 @@ FOREIGN = {
     "delivery/tls/dane.py": "kinds of names in Python's description of a certificate",
     "inbound/tls/channel.py": "reasons of OpenSSL, for which pyOpenSSL has no numbers",
     "store/leveldb/engine.py": "LevelDB's errors, which plyvel hands on as text alone",
-    "admin/api/problems.py": "msgspec's errors, which have no fields",
+    "admin/problems.py": "msgspec's errors, which have no fields",
     "cli/arguments.py": "msgspec's errors, which have no fields",
     "cli/setup/init.py": "the configuration file that the package ships",
 }

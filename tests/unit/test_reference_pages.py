@@ -13,8 +13,8 @@ from typing import get_args
 import pytest
 
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.problems import Code
 from zonerelay.admin.api.verbs import VERBS
+from zonerelay.admin.problems import Code
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.cli.arguments import GROUPS
 from zonerelay.telemetry.metrics.metrics import Metrics

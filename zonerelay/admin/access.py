@@ -10,8 +10,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from zonerelay.admin.problems import ApiError
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
 from zonerelay.control.runner import OnError
 from zonerelay.model.clock import Clock
@@ -24,20 +25,6 @@ WINDOW = 60.0
 MAX_CLIENTS = 4096
 _NETWORK = 64
 """The prefix length of an IPv6 network that counts as one client."""
-
-
-DenialCode = Literal["clear_text", "unauthorized", "too_many_failures", "unavailable", "forbidden"]
-
-
-class DeniedError(Exception):
-    """A request is not allowed with its token. `status` and `fields` are those of the HTTP response."""
-
-    def __init__(
-        self, status: int, code: DenialCode, text: str, fields: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(text)
-        self.status, self.fields = status, dict(fields or {})
-        self.code: DenialCode = code
 
 
 @dataclass(eq=False, repr=False)
@@ -55,14 +42,14 @@ class Access:
         self._failures: dict[str, tuple[float, int]] = {}
 
     def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
-        """Return the token of a request, and record its name in the visit. Raise DeniedError if the token is
+        """Return the token of a request, and record its name in the visit. Raise ApiError if the token is
         not valid, cannot be read, or has none of the scopes.
         """
         try:
             token = self._identified(text, visit.client)
         except IdentitiesError as error:
             self.on_error("identities", error)
-            raise DeniedError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
+            raise ApiError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
         require(token, *scopes)
         visit.who = token.name
         return token
@@ -80,24 +67,24 @@ class Access:
             self.audit({"client": client, "request": "refused: a token that is not valid"})
         if count >= MAX_FAILURES:
             again = str(int(began + WINDOW - now) + 1)
-            raise DeniedError(429, "too_many_failures", "too many invalid tokens", {"Retry-After": again})
+            raise ApiError(429, "too_many_failures", "too many invalid tokens", fields={"Retry-After": again})
         challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
         text = "the token is invalid: it has expired, was removed, or is incomplete"
-        raise DeniedError(401, "unauthorized", text, challenge)
+        raise ApiError(401, "unauthorized", text, fields=challenge)
 
 
 def require(token: Token, *scopes: Scope) -> None:
-    """Raise DeniedError if the token has none of these scopes."""
+    """Raise ApiError if the token has none of these scopes."""
     if scopes and not any(map(token.may, scopes)):
         text = f"the token {token.name} has the scope {token.scope}; this request requires {scopes[0]}"
-        raise DeniedError(403, "forbidden", text)
+        raise ApiError(403, "forbidden", text)
 
 
 def require_private(visit: RequestIdentity) -> None:
-    """Raise DeniedError if a token would cross a network in clear text."""
+    """Raise ApiError if a token would cross a network in clear text."""
     if not visit.private:
         text = "remote clients must send tokens over TLS, or through a trusted proxy"
-        raise DeniedError(403, "clear_text", text)
+        raise ApiError(403, "clear_text", text)
 
 
 def _client(address: str) -> str:

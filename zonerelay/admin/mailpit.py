@@ -24,10 +24,11 @@ import msgspec
 from aiohttp import web
 
 from zonerelay import __version__
-from zonerelay.admin.access import DeniedError, require_private
+from zonerelay.admin.access import require_private
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import VISIT, BodyTooLargeError, media_type, read_body
+from zonerelay.admin.problems import ApiError, not_allowed
+from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.search import SearchError
@@ -122,14 +123,6 @@ class _ReleaseRequest(msgspec.Struct, rename="pascal"):
     to: list[str] = []
 
 
-class _MailpitError(Exception):
-    """A Mailpit request failed; the response has this status and text."""
-
-    def __init__(self, status: int, text: str, **fields: str) -> None:
-        super().__init__(text)
-        self.status, self.fields = status, fields
-
-
 class _MailpitCall:
     """A request, with the name of its token."""
 
@@ -144,14 +137,11 @@ class _MailpitCall:
     @property
     def search(self) -> str:
         if not self.query.strip():
-            raise _MailpitError(400, "the search query is missing")
+            raise ApiError(400, "invalid", "the search query is missing")
         return self.query
 
     async def body(self) -> bytes:
-        try:
-            return await read_body(self.request, MAX_BODY, BODY_TIMEOUT)
-        except BodyTooLargeError:
-            raise _MailpitError(413, f"the body exceeds the limit of {MAX_BODY} bytes") from None
+        return await read_body(self.request, MAX_BODY, BODY_TIMEOUT)
 
 
 class Mailpit:
@@ -196,14 +186,12 @@ class Mailpit:
         try:
             by = self._admit(request)
             if not self._operators.captures:
-                raise _MailpitError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
+                raise ApiError(404, "not_found", 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
-        except (_MailpitError, DeniedError) as error:
+        except ApiError as error:
             return _error_response(error.status, str(error), error.fields)
         except _WRONG as error:
             return _error_response(400, str(error))
-        except TimeoutError:
-            return _error_response(408, "timed out waiting for the request body")
         except CaptureError as error:
             return _error_response(503, str(error), {"Retry-After": "5"})
 
@@ -213,7 +201,7 @@ class Mailpit:
         if self._mail.sandbox is not None:
             # A page of another origin could include images and frames from here.
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-                raise _MailpitError(403, "the request was sent by a page of another origin")
+                raise ApiError(403, "forbidden", "the request was sent by a page of another origin")
             visit.who = "sandbox"
             return ""
         require_private(visit)
@@ -226,9 +214,9 @@ class Mailpit:
         try:
             if not text.strip():
                 words = "send a token as Bearer, or as the password of Basic authentication"
-                raise DeniedError(401, "unauthorized", words)
+                raise ApiError(401, "unauthorized", words)
             token = self._operators.access.admit(text.strip(), visit, "operate")
-        except DeniedError as error:
+        except ApiError as error:
             error.fields["WWW-Authenticate"] = 'Basic realm="zonerelay"'
             raise
         return f"token {token.name}"
@@ -245,10 +233,9 @@ class Mailpit:
                     return web.Response(text="ok") if answer is None else _json(answer)
                 allowed.append(wanted)
         if allowed:
-            raise _MailpitError(405, f"allowed methods: {', '.join(allowed)}", Allow=", ".join(allowed))
-        raise _MailpitError(
-            404, "this part of Mailpit's API is not supported; supported are messages, search, send and chaos"
-        )
+            raise not_allowed(allowed)
+        text = "this part of Mailpit's API is not supported; supported are messages, search, send and chaos"
+        raise ApiError(404, "not_found", text)
 
     # --- lists ------------------------------------------------------------------------------------------
 
@@ -298,13 +285,13 @@ class Mailpit:
         if call.request.method == "PUT":
             name = msgspec.json.decode(await call.body(), type=_TagRequest).name
             if not name:
-                raise _MailpitError(400, "Name is missing: the new name of the tag")
+                raise ApiError(400, "invalid", "Name is missing: the new name of the tag")
         await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
 
     async def _mark(self, call: _MailpitCall) -> None:
         which = _which(call.request, await call.body())
         if which.ids and which.search:
-            raise _MailpitError(400, "specify IDs or Search, not both")
+            raise ApiError(400, "invalid", "specify IDs or Search, not both")
         await self._mail.ask(
             lambda capture: capture.mark(which.read, ids=which.ids or None, query=which.search, tz=call.tz)
         )
@@ -326,7 +313,7 @@ class Mailpit:
     async def _read(self, call: _MailpitCall, *, mark: bool = False) -> tuple[CaptureRow, bytes]:
         found = await self._mail.read(call.found["id"], call.by, mark=mark, query=call.query, tz=call.tz)
         if found is None:
-            raise _MailpitError(404, "message not found")
+            raise ApiError(404, "not_found", "message not found")
         return found
 
     async def _taken_apart(self, call: _MailpitCall, *, mark: bool = False) -> tuple[CaptureRow, MimeParts]:
@@ -369,13 +356,13 @@ class Mailpit:
         _, parts = await self._taken_apart(call)
         part = parts.find(call.found["part"])
         if part is None:
-            raise _MailpitError(404, "part not found")
+            raise ApiError(404, "not_found", "part not found")
         return file_response(part)
 
     async def _html(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
         if not parts.html:
-            raise _MailpitError(404, "this message has no HTML part")
+            raise ApiError(404, "not_found", "this message has no HTML part")
         return html_response(await OPERATORS.run(parts.html_to_show))
 
     async def _text(self, call: _MailpitCall) -> web.Response:
@@ -385,7 +372,7 @@ class Mailpit:
     async def _release(self, call: _MailpitCall) -> None:
         to = msgspec.json.decode(await call.body(), type=_ReleaseRequest).to
         if not to:
-            raise _MailpitError(400, "no valid addresses found")
+            raise ApiError(400, "invalid", "no valid addresses found")
         await self._mail.release(call.found["id"], to, call.by)
 
     async def _send(self, call: _MailpitCall) -> object:
@@ -439,7 +426,7 @@ class Mailpit:
     @property
     def _faults(self) -> InjectedFaults:
         if self._mail.sandbox is None:
-            raise _MailpitError(404, "chaos and simulated replies are available in the sandbox only")
+            raise ApiError(404, "not_found", "chaos and simulated replies are available in the sandbox only")
         return self._mail.sandbox.faults
 
     async def _chaos(self, call: _MailpitCall) -> object:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from zonerelay.admin.api.problems import ApiError
 from zonerelay.admin.api.routes import Api
 from zonerelay.admin.api.verbs import VERBS
 from zonerelay.admin.operators import Operators
+from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress
 
 MAX_CLIENTS = 32

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from zonerelay.admin.problems import ApiError
 from zonerelay.control.runner import OnError
 from zonerelay.routing.addresses import Networks
 
@@ -72,20 +73,19 @@ def media_type(request: web.BaseRequest) -> str:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-class BodyTooLargeError(Exception):
-    """The body has more bytes than the request may have."""
-
-
 async def read_body(request: web.BaseRequest, most: int, seconds: float) -> bytes:
-    """Return the body. Raise BodyTooLargeError, or TimeoutError if it does not arrive in time."""
-    octets = bytearray()
-    if (request.content_length or 0) > most:
-        raise BodyTooLargeError
-    async with asyncio.timeout(seconds):
-        async for piece in request.content.iter_any():
-            octets += piece
-            if len(octets) > most:
-                raise BodyTooLargeError
+    """Return the body. Raise ApiError if it is too large, or does not arrive in time."""
+    octets, size = bytearray(), request.content_length or 0
+    try:
+        async with asyncio.timeout(seconds):
+            while size <= most and (piece := await request.content.readany()):
+                octets += piece
+                size = len(octets)
+    except TimeoutError:
+        text = f"timed out waiting for the request body ({seconds:.0f} seconds)"
+        raise ApiError(408, "too_slow", text) from None
+    if size > most:
+        raise ApiError(413, "too_large", f"the body exceeds the limit of {most} bytes")
     return bytes(octets)
 
 
@@ -117,6 +117,8 @@ def _listed(request: web.BaseRequest, name: str) -> list[str]:
 async def answered(request: web.Request, handler: Handler, on_error: OnError) -> web.StreamResponse:
     try:
         return await handler(request)
+    except ApiError as error:
+        return error.response()
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})

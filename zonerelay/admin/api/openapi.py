@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from zonerelay import __version__
-from zonerelay.admin.api.problems import TYPE, ProblemBody
 from zonerelay.admin.api.verbs import Verb
+from zonerelay.admin.problems import TYPE, ProblemBody
 
 _REFUSALS = {
     "401": "No valid token was sent.",

@@ -16,12 +16,12 @@ from functools import cache
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.access import DeniedError, require, require_private
+from zonerelay.admin.access import require, require_private
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.problems import ApiError, decoded, invalid, problem_of, wrong
 from zonerelay.admin.api.verbs import JSON, LINES, ApiCall, Verb
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import VISIT, BodyTooLargeError, media_type, read_body
+from zonerelay.admin.problems import ApiError, decoded, invalid, not_allowed, problem_of, wrong
+from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.config.credentials.identities import Token
 from zonerelay.operations.errors import ControlError
 from zonerelay.telemetry.logs.redact import RedactKeyError
@@ -55,17 +55,10 @@ class Api:
         return document(self._verbs)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        try:
-            return await self._serve(request)
-        except ApiError as problem:
-            return problem.response()
-        except DeniedError as error:
-            return ApiError(error.status, error.code, str(error), fields=error.fields).response()
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request. Raise ApiError for a failure."""
         if request.path == DESCRIPTION:
             if request.method not in ("GET", "HEAD"):
-                raise _not_allowed(("GET", "HEAD"))
+                raise not_allowed(("GET", "HEAD"))
             if not self._is_open:
                 self._admit(request)
             return web.Response(body=self._description(), content_type=JSON)
@@ -77,7 +70,7 @@ class Api:
             return web.Response(status=204, headers={"Allow": ", ".join(allowed)})
         verb = verbs.get("GET" if request.method == "HEAD" else request.method)
         if verb is None:
-            raise _not_allowed(allowed)
+            raise not_allowed(allowed)
         require(token, verb.scope, *([verb.also] if verb.also else []))
         lines = _accepts_lines(request, verb)
         parameters = _parameters(request, verb)
@@ -105,7 +98,7 @@ class Api:
         if scheme.lower() != "bearer":
             challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}
             words = "send a token: Authorization: Bearer zrt_…"
-            raise DeniedError(401, "unauthorized", words, challenge)
+            raise ApiError(401, "unauthorized", words, fields=challenge)
         return self._operators.access.admit(text.strip(), visit)
 
     def _find(self, path: str) -> tuple[dict[str, str], dict[str, Verb]]:
@@ -127,11 +120,6 @@ def _pattern(path: str) -> re.Pattern[str]:
 def _allowed(verbs: dict[str, Verb]) -> Sequence[str]:
     found = [*verbs, "OPTIONS"]
     return ["GET", "HEAD", *found[1:]] if found[0] == "GET" else found
-
-
-def _not_allowed(allowed: Sequence[str]) -> ApiError:
-    fields = {"Allow": ", ".join(allowed)}
-    return ApiError(405, "method_not_allowed", f"allowed methods: {', '.join(allowed)}", fields=fields)
 
 
 def _accepts_lines(request: web.Request, verb: Verb) -> bool:
@@ -167,14 +155,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
 async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
     if media_type(request) != JSON:
         raise ApiError(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
-    try:
-        octets = await read_body(request, MAX_BODY, BODY_TIMEOUT)
-    except BodyTooLargeError:
-        raise ApiError(413, "too_large", f"the body exceeds the limit of {MAX_BODY} bytes") from None
-    except TimeoutError:
-        raise ApiError(
-            408, "too_slow", f"timed out waiting for the request body ({BODY_TIMEOUT:.0f} seconds)"
-        ) from None
+    octets = await read_body(request, MAX_BODY, BODY_TIMEOUT)
     body: msgspec.Struct = decoded(octets, of, "the body")
     _no_controls(msgspec.to_builtins(body), "")
     return body

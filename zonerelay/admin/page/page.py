@@ -19,13 +19,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from aiohttp import web
 
-from zonerelay.admin.access import DeniedError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
 from zonerelay.admin.page.sessions import LONGEST, PageSession, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, own_path, see_other
-from zonerelay.admin.requests import VISIT, BodyTooLargeError, media_type, read_body
+from zonerelay.admin.problems import ApiError
+from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
@@ -170,7 +170,7 @@ class PageRoutes:
         visit = VISIT.get()
         try:
             token = self._operators.access.admit(text, visit, "read")
-        except DeniedError as error:
+        except ApiError as error:
             return await visitor.page("login.html", error.status, to=to, problem=error)
         secret = self._sessions.begin(token, visit.client)
         login = f"log-in to the page from {visit.client}"
@@ -233,7 +233,7 @@ def _renderer() -> PageRenderer:
 
 async def _given(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
     """Return the fields of the URL, or of a form: small, within a time limit, and in UTF-8 only. Raise
-    HTTPException with a status for the error.
+    ApiError or HTTPException with a status for the error.
 
     aiohttp's `post` decodes with any codec that a request names, and parses multipart bodies. One megabyte of
     `charset=punycode` from an unauthenticated client blocked the event loop for 38 seconds.
@@ -243,12 +243,7 @@ async def _given(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
     parameters = request.headers.get("Content-Type", "").partition(";")[2]
     if media_type(request) != FORM or not _UTF_8.fullmatch(parameters):
         raise web.HTTPUnsupportedMediaType
-    try:
-        body = await read_body(request, most, PATIENCE)
-    except BodyTooLargeError:
-        raise web.HTTPRequestEntityTooLarge(most) from None
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
+    body = await read_body(request, most, PATIENCE)
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError:  # not UTF-8, or too many fields

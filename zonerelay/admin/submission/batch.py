@@ -22,7 +22,7 @@ from pystache.common import TemplateNotFoundError
 from pystache.context import KeyNotFoundError
 from pystache.parser import ParsingError
 
-from zonerelay.admin.api.problems import pointer_to, wrong
+from zonerelay.admin.problems import pointer_to, wrong
 from zonerelay.admin.submission.body import LONG, JsonBody
 from zonerelay.admin.submission.drafts import as_text
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from zonerelay.admin.api.problems import ApiError, FieldError, malformed, pointer_to
+from zonerelay.admin.problems import ApiError, FieldError, malformed, pointer_to
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from zonerelay.admin.api.problems import wrong
 from zonerelay.admin.api.verbs import ApiCall
+from zonerelay.admin.problems import wrong
 from zonerelay.control.history import ask, entries, sent
 from zonerelay.history.reader import HistoryEntry, Query, SentMessage
 from zonerelay.operations.answers import DeliveryRow, MessageDetail

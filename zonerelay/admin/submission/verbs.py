@@ -20,7 +20,8 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
-from zonerelay.admin.api.problems import (
+from zonerelay.admin.api.verbs import Answer, ApiCall, Verb
+from zonerelay.admin.problems import (
     ApiError,
     Code,
     FieldError,
@@ -30,7 +31,6 @@ from zonerelay.admin.api.problems import (
     malformed,
     wrong,
 )
-from zonerelay.admin.api.verbs import Answer, ApiCall, Verb
 from zonerelay.admin.requests import VISIT, media_type
 from zonerelay.admin.submission import zonemta
 from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from zonerelay.admin.api.problems import wrong
+from zonerelay.admin.problems import wrong
 from zonerelay.admin.submission.body import JsonBody
 from zonerelay.admin.submission.drafts import Submission, address
 

@@ -11,13 +11,16 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.access import DenialCode
 from zonerelay.operations.errors import ControlError, ErrorKind
 
 TYPE = "application/problem+json"
 
 Code = Literal[
-    DenialCode,
+    "clear_text",
+    "unauthorized",
+    "too_many_failures",
+    "unavailable",
+    "forbidden",
     "not_found",
     "method_not_allowed",
     "not_acceptable",
@@ -57,7 +60,7 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ApiError(Exception):
-    """A response that is not a success."""
+    """A response that is not a success. `fields` are those of its header."""
 
     def __init__(
         self,
@@ -78,12 +81,17 @@ class ApiError(Exception):
             errors=tuple(errors),
             smtp_reply=smtp_reply,
         )
-        self._fields = dict(fields or {})
+        self.status, self.fields = status, dict(fields or {})
 
     def response(self) -> web.Response:
         body = msgspec.json.encode(self.body) + b"\n"
-        headers = {"Content-Type": TYPE, **self._fields}
-        return web.Response(status=self.body.status, body=body, headers=headers)
+        headers = {"Content-Type": TYPE, **self.fields}
+        return web.Response(status=self.status, body=body, headers=headers)
+
+
+def not_allowed(allowed: Sequence[str]) -> ApiError:
+    fields = {"Allow": ", ".join(allowed)}
+    return ApiError(405, "method_not_allowed", f"allowed methods: {', '.join(allowed)}", fields=fields)
 
 
 _NAMES = {
