@@ -14,6 +14,7 @@ from typing import TypeVar
 from zonerelay.admin.operators import Operators
 from zonerelay.capture.store import Capture, CaptureError, CaptureRow, open_capture
 from zonerelay.config.endpoints import parse_listen
+from zonerelay.operations.errors import NotFoundError
 from zonerelay.outbox.drafts import BadRowError, addresses
 from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
 
@@ -40,9 +41,11 @@ class CapturedMail:
         return self._operators.settings().capture.release_to
 
     async def ask(self, question: Callable[[Capture], T]) -> T:
-        """Run a query on the store in a thread, and return its result. Raise CaptureError or SearchError on
-        failure.
+        """Run a query on the store in a thread, and return its result. Raise NotFoundError if no mail is
+        captured, CaptureError or SearchError on failure.
         """
+        if not self._operators.captures:
+            raise NotFoundError('no mail is captured: no [[zone]] has next_hop = "capture:"')
         try:
             return await CAPTURED.run(self._ask, question)
         except PoolBusyError:

@@ -36,6 +36,7 @@ from zonerelay.capture.store import CaptureRow
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.operations.errors import NotFoundError
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of, recipients_of
 from zonerelay.process.threads import OPERATORS
 
@@ -185,11 +186,11 @@ class Mailpit:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         try:
             by = self._admit(request)
-            if not self._operators.captures:
-                raise ApiError(404, "not_found", 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
         except ApiError as error:
             return _error_response(error.status, str(error), error.fields)
+        except NotFoundError as error:
+            return _error_response(404, str(error))
         except _WRONG as error:
             return _error_response(400, str(error))
         except CaptureError as error:

@@ -8,13 +8,11 @@ logged.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from urllib.parse import urlencode
 
 from aiohttp import web
 
-from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
+from zonerelay.admin.captured import CapturedMail
 from zonerelay.admin.mailpit import file_response, html_response
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
@@ -28,23 +26,6 @@ MAX_SHOWN = 256 * 1024
 """Characters of a text or a source that are shown."""
 VIEWS = ("html", "text", "source", "headers", "attachments", "links")
 
-View = Callable[["CapturedPages", PageRequest], Awaitable[web.StreamResponse]]
-
-
-def _reports_errors(view: View) -> View:
-    @wraps(view)
-    async def handle(pages: CapturedPages, visitor: PageRequest) -> web.StreamResponse:
-        if not visitor.operators.captures:
-            raise PageError(404, "Not found", 'no mail is captured: no [[zone]] has next_hop = "capture:"')
-        try:
-            return await view(pages, visitor)
-        except CaptureError as error:
-            raise PageError(503, "The relay cannot process this request", str(error)) from error
-        except ReleaseError as error:
-            raise PageError(502, "Not released", str(error)) from error
-
-    return handle
-
 
 class CapturedPages:
     """Serves the pages of captured mail."""
@@ -52,7 +33,6 @@ class CapturedPages:
     def __init__(self, operators: Operators) -> None:
         self.mail = CapturedMail(operators)
 
-    @_reports_errors
     async def list(self, visitor: PageRequest) -> web.StreamResponse:
         q, start = visitor.given("q"), _number(visitor.given("start"))
         try:
@@ -73,7 +53,6 @@ class CapturedPages:
             next=behind if start + ROWS < matched else "",
         )
 
-    @_reports_errors
     async def delete(self, visitor: PageRequest) -> web.StreamResponse:
         """Delete one message, or all that match."""
         q, one = visitor.given("q"), visitor.given("id")
@@ -85,7 +64,6 @@ class CapturedPages:
         self.mail.note(visitor.caller, f"{count} captured messages deleted")
         return see_other(f"/captured?{urlencode({'q': q})}" if one and q else "/captured")
 
-    @_reports_errors
     async def message(self, visitor: PageRequest) -> web.StreamResponse:
         summary, parts, octets = await self._read(visitor)
         there = [view for view in VIEWS if _is_there(view, parts)]
@@ -102,12 +80,10 @@ class CapturedPages:
             release_to=self.mail.release_to,
         )
 
-    @_reports_errors
     async def html(self, visitor: PageRequest) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
         return html_response(await OPERATORS.run(parts.html_to_show))
 
-    @_reports_errors
     async def part(self, visitor: PageRequest) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
         found = parts.find(visitor.request.match_info["part"])
@@ -115,7 +91,6 @@ class CapturedPages:
             raise PageError(404, "Not found", "the message does not have this part")
         return file_response(found)
 
-    @_reports_errors
     async def release(self, visitor: PageRequest) -> web.StreamResponse:
         message_id = visitor.request.match_info["id"]
         to = [text] if (text := visitor.given("to").strip()) else []

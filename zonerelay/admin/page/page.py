@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from aiohttp import web
 
+from zonerelay.admin.captured import CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
@@ -111,7 +112,9 @@ class PageRoutes:
                 return await _failed(visitor, error.status, error.heading, str(error))
             except NotFoundError as error:
                 return await _failed(visitor, 404, "Not found", str(error))
-            except ControlError as error:
+            except ReleaseError as error:
+                return await _failed(visitor, 502, "Not released", str(error))
+            except (ControlError, CaptureError) as error:
                 failed = await _failed(visitor, 503, "The relay cannot process this request", str(error))
                 failed.headers["Retry-After"] = "5"
                 return failed
