@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zonerelay.admin.api.problems import ApiError
+from zonerelay.admin.problems import ApiError
 from zonerelay.admin.submission import body as module
 from zonerelay.admin.submission.batch import MAX_OUTPUT, MAX_TAGS, substituted
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, TooLargeError
