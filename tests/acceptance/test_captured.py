@@ -14,7 +14,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -25,13 +24,14 @@ import pytest
 from playwright.sync_api import Dialog
 
 from tests.support.browser import axe_script, browser, judged
-from tests.support.credentials import file_of, user
+from tests.support.credentials import file_of, token, user
 from tests.support.crew import run
 from tests.support.mailpit import run_node, run_python
 from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.sandbox import ask, sandbox_process
 from zonerelay.cli.main import main as command
-from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, token_of
+from zonerelay.config.credentials.identities import identities_file
 from zonerelay.config.settings import UnsafeListener
 
 DOCS = Path(__file__).parents[2] / "docs" / "start" / "sandbox.md"
@@ -60,7 +60,7 @@ class Sandbox:
     def ask(
         self, method: str, path: str, body: object = None, **fields: str
     ) -> tuple[int, dict[str, str], bytes]:
-        return ask(self.http, method, path, body, **fields)
+        return ask(self.http, method, path, None if body is None else json.dumps(body), **fields)
 
     def wait_for(self, query: str) -> str:
         """The id of the only message."""
@@ -72,33 +72,10 @@ class Sandbox:
         return found()[0]["ID"]
 
 
-def ask(
-    port: int, method: str, path: str, body: object = None, **fields: str
-) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=30)
-    try:
-        named = {name.replace("_", "-"): value for name, value in fields.items()}
-        connection.request(method, path, None if body is None else json.dumps(body), named)
-        answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
-    finally:
-        connection.close()
-
-
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    output = tmp_path_factory.mktemp("captured") / "output"
-    with output.open("wb") as file:
-        process = subprocess.Popen([str(PROGRAM), "sandbox"], stdout=file, stderr=file)
-    try:
-        address = re.compile(r"listens on \S+?:(\d+)(?:.|\n)*?http://\S+:(\d+)/#(zrt_\w+)(?:.|\n)*greylisted")
-        assert wait_until(lambda: address.search(output.read_text()) is not None, timeout=60)
-        found = address.search(output.read_text())
-        assert found is not None
-        yield Sandbox(int(found[1]), int(found[2]), found[3])
-    finally:
-        process.terminate()
-        process.wait(30)
+    with sandbox_process(tmp_path_factory.mktemp("captured")) as (smtp, http, text):
+        yield Sandbox(smtp, http, text)
 
 
 NODE = r"""
@@ -407,13 +384,6 @@ def test_files_of_hostile_mail_are_saved_and_never_shown(sandbox: Sandbox) -> No
 # --- a relay that captures ----------------------------------------------------------------------------------
 
 
-def token(directory: Path, scope: Scope = "operate") -> str:
-    text = make_token()
-    path = identities_file(directory)
-    add(path, token_of(text, f"a-{scope}", scope, created=time.time(), expires=0.0, user=""))
-    return text
-
-
 def messages(relay: RelayProcess, text: str) -> list[dict[str, str]]:
     status, _, body = ask(
         relay.admin_port, "GET", "/api/v1/messages?limit=1000", Authorization=f"Bearer {text}"
@@ -427,7 +397,7 @@ def test_acknowledged_mail_is_captured_over_kill_9(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path, next_hop="capture:")
     acknowledged: list[str] = []
     with relay:
-        text = token(tmp_path)
+        text = token(identities_file(tmp_path))
         for run in range(2):
             stop = threading.Timer(0.4, relay.kill)
             stop.start()
@@ -477,7 +447,10 @@ def test_only_an_operator_reads_and_releases(tmp_path: Path) -> None:
     )
     target.smtp_port = port
     with relay, target:
-        operator, reader = token(tmp_path), token(tmp_path, "read")
+        operator, reader = (
+            token(identities_file(tmp_path)),
+            token(identities_file(tmp_path), "reader", "read"),
+        )
         relay.send("bob@example.com")
         assert wait_until(lambda: len(messages(relay, operator)) == 1, timeout=30)
         assert ask(relay.admin_port, "GET", "/api/v1/messages")[0] == 401
@@ -493,14 +466,14 @@ def test_only_an_operator_reads_and_releases(tmp_path: Path) -> None:
         release = f"/api/v1/message/{message_id}/release"
         people = ["Carol [x] <carol@example.com>, Dan <dan@example.com>"]
         status, _, body = ask(
-            relay.admin_port, "POST", release, {"To": ["ann"]}, Authorization=f"Basic {basic}"
+            relay.admin_port, "POST", release, json.dumps({"To": ["ann"]}), Authorization=f"Basic {basic}"
         )
         assert (status, body.startswith(b"To ")) == (400, True)
         status, _, body = ask(
-            relay.admin_port, "POST", release, {"To": people}, Authorization=f"Basic {basic}"
+            relay.admin_port, "POST", release, json.dumps({"To": people}), Authorization=f"Basic {basic}"
         )
         assert (status, body) == (200, b"ok")
-        other = token(tmp_path / "target")
+        other = token(identities_file(tmp_path / "target"))
         assert wait_until(lambda: len(messages(target, other)) == 1, timeout=30)
         taken: Any = messages(target, other)[0]["Bcc"]
         assert sorted(each["Address"] for each in taken) == ["carol@example.com", "dan@example.com"]
@@ -529,7 +502,7 @@ def test_mail_of_a_user_whose_mode_is_capture(tmp_path: Path) -> None:
     where = ["--config", str(relay.config)]
     assert command(["user", "set", "staging", "mode=capture", *where]) == 0
     with relay:
-        text = token(tmp_path)
+        text = token(identities_file(tmp_path))
         for name in ("shop", "staging"):
             relay.send(f"for-{name}@example.com", log_in=(name, "correct horse"))
         assert wait_until(lambda: len(messages(relay, text)) == 1, timeout=30)
@@ -554,6 +527,6 @@ def explained(relay: RelayProcess, name: str) -> str:
 
 def test_without_a_zone_that_captures_there_is_nothing(tmp_path: Path) -> None:
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{free_port()}") as relay:
-        text = token(tmp_path)
+        text = token(identities_file(tmp_path))
         assert ask(relay.admin_port, "GET", "/api/v1/messages", Authorization=f"Bearer {text}")[0] == 404
     assert not (tmp_path / "captured").exists()

@@ -9,7 +9,6 @@ import http.client
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.support.credentials import token
 from tests.support.crew import relay_of, run
 from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import RelayProcess
 from zonerelay.admin.access import MAX_FAILURES
 from zonerelay.admin.http_server import MAX_OPERATORS
 from zonerelay.admin.operators import MAX_OF_TOKEN, MAX_STREAMS
-from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
+from zonerelay.config.credentials.identities import identities_file
 
 RECIPIENTS = 1000
 
@@ -93,10 +93,7 @@ def add_token(relay: RelayProcess, name: str, scope: str, *more: str) -> str:
 
 def token_without_user(relay: RelayProcess, name: str, user: str = "") -> str:
     """Return a token of scope submit whose user has gone, or that an older release made without one."""
-    text = make_token()
-    made = token_of(text, name, "submit", created=time.time(), expires=0.0, user=user)
-    add(identities_file(relay.directory), made)
-    return text
+    return token(identities_file(relay.directory), name, "submit", of=user)
 
 
 @pytest.fixture(scope="module")

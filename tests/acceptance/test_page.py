@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import re
 import smtplib
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +14,11 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Locator, Page
 
 from tests.support.browser import axe_script, browser, judged
+from tests.support.credentials import token
 from tests.support.ports import LOOPBACK, free_port, wait_until
-from tests.support.process import PROGRAM, RelayProcess
-from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, remove, token_of
+from tests.support.process import RelayProcess
+from tests.support.sandbox import ask, sandbox_process
+from zonerelay.config.credentials.identities import identities_file, make_token, remove
 
 QUEUED = 10_000
 HOSTILE_SUBJECT = "<img src=x onerror=alert(1)><script>alert(2)</script> \x1b[31mred\x1b]0;title\x07"
@@ -66,16 +66,11 @@ class Served:
     def request(
         self, method: str, path: str, body: dict[str, str] | None = None, **fields: str
     ) -> tuple[int, dict[str, str], str]:
-        host = self.base.removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=30)
-        try:
-            sent = {"Content-Type": "application/x-www-form-urlencoded"} if body is not None else {}
-            named = {name.replace("_", "-"): value for name, value in fields.items()}
-            connection.request(method, path, urlencode(body or {}), {**sent, **named})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read().decode()
-        finally:
-            connection.close()
+        if body is not None:
+            fields["Content_Type"] = "application/x-www-form-urlencoded"
+        port = int(self.base.rpartition(":")[2])
+        status, answered, octets = ask(port, method, path, urlencode(body or {}), **fields)
+        return status, answered, octets.decode()
 
 
 @pytest.fixture(scope="module")
@@ -104,27 +99,11 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    output = tmp_path_factory.mktemp("sandbox") / "output"
-    with output.open("wb") as file:
-        process = subprocess.Popen([str(PROGRAM), "sandbox"], stdout=file, stderr=file)
-    try:
-        address = re.compile(r"listens on \S+?:(\d+)(?:.|\n)*?(http://\S+)/#(zrt_\w+)")
-        assert wait_until(lambda: address.search(output.read_text()) is not None, timeout=60)
-        found = address.search(output.read_text())
-        assert found is not None
-        served = Served(found[2], found[3], int(found[1]), Path())
+    with sandbox_process(tmp_path_factory.mktemp("sandbox")) as (smtp, http, text):
+        served = Served(f"http://{LOOPBACK}:{http}", text, smtp, Path())
         served.submit("bob@example.org", "someone@example.com", subject="Delivered")
         served.submit(HOSTILE_SENDER, "defer-451@example.net", subject=HOSTILE_SUBJECT + BIDI)
         yield served
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def token(path: Path, name: str = "alice", scope: Scope = "operate") -> str:
-    text = make_token()
-    add(path, token_of(text, name, scope, created=time.time(), expires=0.0, user=""))
-    return text
 
 
 class Operator:
