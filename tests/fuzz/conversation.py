@@ -18,8 +18,7 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, SharedContext
-from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.inbound.state.context import AskedPolicy, SharedContext, TlsContexts
 from zonerelay.smtp.server.commands import MAX_LINE
 from zonerelay.smtp.server.sasl import Credentials
 

@@ -16,8 +16,7 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, SharedContext
-from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, SharedContext, TlsContexts
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery

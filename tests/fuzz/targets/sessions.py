@@ -25,7 +25,6 @@ from zonerelay.config.settings import (
     UnsafeListener,
 )
 from zonerelay.inbound.tls.channel import TlsChannel
-from zonerelay.inbound.tls.ports import Channel
 from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyReader
 
 PACKET_END = b"\x1e"
@@ -78,7 +77,7 @@ class OneCertificate:
 
     problems: tuple[str, ...] = ()
 
-    def channel(self) -> Channel:
+    def channel(self) -> TlsChannel:
         return TlsChannel(context())
 
     def refresh(self) -> None:

@@ -49,9 +49,9 @@ from zonerelay.inbound.state.context import (
     ListenerContext,
     SharedContext,
     SuspensionCheck,
+    TlsContexts,
 )
 from zonerelay.inbound.state.rewriting import RewriteRules
-from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.limits.shared import RecordStore
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox

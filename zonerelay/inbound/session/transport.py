@@ -25,13 +25,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import HANDSHAKE
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.tls.ports import Channel, TlsFault, TlsInfo
+from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
 from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyReader
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.channel import TlsChannel
 
 
 class Deadlines:
@@ -160,7 +164,7 @@ class Transport:
         self.write: Callable[[bytes], None] = transport.write
         self._overheard: Callable[[bytes], None] | None = None
         self._proxy: ProxyReader | None = None
-        self._tls: Channel | None = None
+        self._tls: TlsChannel | None = None
         self.is_wrapped = False
         self.named: ProxyHeader | None = None
         self.secured: TlsInfo | None = None
@@ -183,7 +187,7 @@ class Transport:
         self._proxy = ProxyReader()
         self.is_wrapped = True
 
-    def start_tls(self, channel: Channel) -> None:
+    def start_tls(self, channel: TlsChannel) -> None:
         """Treat all later input as TLS. The client begins the handshake."""
         self._tls = channel
         self.is_wrapped = True

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings, ListenerTls
@@ -32,7 +32,6 @@ from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state.client_state import GrantTable, grant_table
 from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
 from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
-from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
@@ -43,6 +42,9 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.store.contract import OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.channel import TlsChannel
 
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))
 
@@ -101,6 +103,23 @@ class AskedPolicy(Protocol):
     def asked(self) -> Set[type]: ...
 
     async def ask(self, event: Event) -> Decision: ...
+
+
+class TlsContexts(Protocol):
+    """The current certificates of a listener."""
+
+    def channel(self) -> TlsChannel:
+        """Return a channel for a new connection."""
+
+    def refresh(self) -> None:
+        """Check the files now."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The problems with the files, as error messages."""
+
+    def expiries(self) -> list[tuple[str, float]]:
+        """Return the first name of each certificate, and the Unix time at which it expires."""
 
 
 class SuspensionCheck(Protocol):

@@ -76,7 +76,9 @@ class AskingContext:
 
 
 class AskingSession:
-    """A `TlsSession` over pyOpenSSL, whose own buffers it fills and empties."""
+    """The methods of `ssl.SSLObject` that a channel needs, over pyOpenSSL, whose own buffers it fills and
+    empties.
+    """
 
     def __init__(self, connection: SSL.Connection, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
         connection.set_accept_state()

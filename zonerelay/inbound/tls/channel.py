@@ -13,9 +13,12 @@ from __future__ import annotations
 import hashlib
 import re
 import ssl
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.asking import AskingContext, AskingSession
 
 # Explains TLS failures in terms for an operator, instead of OpenSSL's.
 #
@@ -90,42 +93,8 @@ def fault_text(reason: str, offered: str) -> str:
     return _WORDS.get(reason, f"TLS failed: {reason}")
 
 
-class TlsSession(Protocol):
-    """What a channel needs of an `ssl.SSLObject`. Failures are an `ssl.SSLError`."""
-
-    def do_handshake(self) -> None:
-        """Continue the handshake. Raise SSLWantReadError if it is incomplete."""
-
-    def read(self, size: int) -> bytes:
-        """Return plaintext, `b""` after a close_notify. Raise SSLWantReadError if there is none."""
-
-    def pending(self) -> int:
-        """Return 0 if nothing can be read before more input arrives."""
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Encrypt data, and return how much."""
-
-    def unwrap(self) -> object:
-        """Send close_notify."""
-
-    def version(self) -> str | None:
-        """Return the version, such as `"TLSv1.3"`, after the handshake."""
-
-    def cipher(self) -> tuple[str, str, int] | None:
-        """Return the name of the cipher first."""
-
-    def getpeercert(self, binary_form: Literal[True]) -> bytes | None:
-        """Return the client's certificate in DER."""
-
-
-class TlsContext(Protocol):
-    """What a channel needs of an `ssl.SSLContext`."""
-
-    def wrap_bio(
-        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: Literal[True]
-    ) -> TlsSession:
-        """Begin a session."""
-
+TlsContext: TypeAlias = "ssl.SSLContext | AskingContext"
+TlsSession: TypeAlias = "ssl.SSLObject | AskingSession"
 
 MAX_HANDSHAKE = 64 * 1024
 """Bytes that a client may send before its handshake is complete: many times a long certificate chain."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -108,16 +108,11 @@ ENDS_SOON = 14 * 86_400.0
 AsciiDomain = Callable[[str], str]
 
 
-@dataclass(frozen=True, slots=True)
-class DkimEntry:
-    """A [[dkim]] table with its key. `domain` may begin with `*.`; `signing_domain` may be empty."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DkimEntry(DkimSettings):
+    """A [[dkim]] table with its key. Its domains are A-labels."""
 
     option: str
-    domain: str
-    selector: str
-    signing_domain: str
-    not_before: float
-    not_after: float
     key: PrivateKey
 
     def fits(self, now: float) -> bool:
@@ -210,15 +205,8 @@ def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: Ascii
         except ValueError as error:
             raise ValueError(f"{option}.{name}: {text}: {error}") from None
 
-    return DkimEntry(
-        option=option,
-        domain=domain("domain", each.domain),
-        selector=each.selector,
-        signing_domain=domain("signing_domain", each.signing_domain),
-        not_before=each.not_before,
-        not_after=each.not_after,
-        key=key,
-    )
+    domains = {name: domain(name, getattr(each, name)) for name in ("domain", "signing_domain")}
+    return DkimEntry(**asdict(each) | domains, option=option, key=key)
 
 
 def _patterns(name: str) -> Iterator[str]:
