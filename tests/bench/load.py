@@ -21,8 +21,9 @@ from tests.bench.rows import SENDER_DOMAIN, Row, Source, sink_address
 from tests.bench.sink import BACKLOG, CounterFile, Counts
 from tests.support.certificates import DAY, make
 from tests.support.debian import REPOSITORY
-from tests.support.ports import LOOPBACK, greets, wait_until
+from tests.support.ports import LOOPBACK, greets
 from tests.support.postfix import PostfixTools
+from tests.support.servers import running_server
 
 TIME_LIMIT = 180.0
 STALLED = 30.0
@@ -60,47 +61,25 @@ def parse_counters(text: bytes) -> Counts:
 def smtp_sink(tools: PostfixTools, port: int, directory: Path) -> Iterator[SmtpSink]:
     output = directory / f"sink-{port}"
     command = tools.sink_command("-c", "-m", "1000", f"{LOOPBACK}:{port}", str(BACKLOG))
-    with output.open("wb") as file, _process(command, env=tools.environment, stdout=file):
-        _await_sink(port)
+    with running_server(command, output, lambda: greets(port), environment=tools.environment):
         yield SmtpSink(output)
 
 
 @contextlib.contextmanager
-def own_sink(port: int, directory: Path, row: Row) -> Iterator[CounterFile]:
+def own_sink(port: int, directory: Path, row: Row) -> Iterator[CounterFile[Counts]]:
     addresses = [LOOPBACK, *(sink_address(number) for number in range(row.domains) if row.spread)]
     counters = directory / f"counters-{port}"
-    file = CounterFile(counters)
-    certificate: list[str] = []
+    certificate: list[object] = []
     if row.source is Source.SECURE:
         now = time.time()
         files = make("sink.test", starts=now - DAY, ends=now + 90 * DAY).write(directory, "sink")
-        certificate = ["--tls", *map(str, files)]
-    command = [sys.executable, "-m", "tests.bench.sink", *certificate, str(port), str(counters), *addresses]
-    with _process(command):
-        _await_sink(port)
-        try:
-            yield file
-        finally:
-            file.close()
-
-
-def _await_sink(port: int) -> None:
-    if not wait_until(lambda: greets(port), timeout=20.0):
-        raise BenchError(f"the sink on port {port} does not answer")
-
-
-@contextlib.contextmanager
-def _process(
-    command: Sequence[str], *, env: dict[str, str] | None = None, stdout: object = subprocess.DEVNULL
-) -> Iterator[None]:
-    process = subprocess.Popen(  # type: ignore[call-overload]  # stdout is a file or DEVNULL
-        command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.DEVNULL, cwd=REPOSITORY
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+        certificate = ["--tls", *files]
+    command = [sys.executable, "-m", "tests.bench.sink", *certificate, port, counters, *addresses]
+    with (
+        contextlib.closing(CounterFile(counters, Counts)) as file,
+        running_server(command, directory / f"sink-{port}.log", lambda: greets(port)),
+    ):
+        yield file
 
 
 def send_with_smtp_source(tools: PostfixTools, row: Row, port: int) -> tuple[float, float]:

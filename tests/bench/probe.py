@@ -11,7 +11,6 @@ import asyncio
 import gc
 import sys
 import time
-from typing import cast
 
 import msgspec
 import uvloop
@@ -19,6 +18,7 @@ import uvloop
 from tests.bench.client import Refused, give_up
 from tests.bench.driver import Load, envelope, message
 from tests.bench.sink import SinkProtocol
+from tests.support.smtp_client import SmtpClient, connected
 
 ARRIVAL_LIMIT = 30.0
 
@@ -38,47 +38,10 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     arrive: list[float]
 
 
-class Client(asyncio.Protocol):
-    """Sends and waits for a number of replies; notes when the last of them came."""
-
-    def __init__(self) -> None:
-        self._awaited = 1
-        self._partial = b""
-        self._answered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes, only alike.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        *lines, self._partial = (self._partial + data).split(b"\r\n")
-        for line in lines:
-            if line[:1] not in (b"2", b"3"):
-                self._fail(line.decode(errors="replace"))
-                return
-            self._awaited -= line[3:4] != b"-"
-        if self._awaited == 0 and not self._answered.done():
-            self._answered.set_result(now)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(f"connection lost: {exc}")
-
-    def _fail(self, text: str) -> None:
-        if not self._answered.done():
-            self._answered.set_exception(Refused(text))
-
-    def send(self, data: bytes, replies: int) -> asyncio.Future[float]:
-        """The returned future gives the time at which the last reply came."""
-        assert self._transport is not None
-        self._awaited = replies
-        self._answered = asyncio.get_running_loop().create_future()
-        self._transport.write(data)
-        return self._answered
-
-    async def greeting(self) -> float:
-        return await self._answered
+async def accepted(client: SmtpClient, data: bytes) -> None:
+    client.write(data)
+    if refused := await client.refusals(1):
+        raise Refused(refused[0].decode(errors="replace"))
 
 
 async def run(probe: Probe) -> Latencies:
@@ -94,20 +57,18 @@ async def run(probe: Probe) -> Latencies:
     load = Load(port=probe.relay_port, sessions=1, messages=probe.messages, size=probe.size)
     content = message(probe.size) + b".\r\n"
     accept, arrive = [], []
-    async with server:
-        _, client = await loop.create_connection(Client, "127.0.0.1", probe.relay_port)
-        await client.greeting()
-        await client.send(b"EHLO bench.example.org\r\n", 1)
+    async with server, connected(probe.relay_port, b"EHLO bench.example.org") as client:
         for number in range(probe.messages):
             for command in envelope(load, number):
-                await client.send(command, 1)
+                await accepted(client, command)
             arrived = loop.create_future()
             began = time.monotonic()
-            accept.append(await client.send(content, 1) - began)
+            await accepted(client, content)
+            accept.append(time.monotonic() - began)
             async with asyncio.timeout(ARRIVAL_LIMIT):
                 arrive.append(await arrived - began)
             await asyncio.sleep(probe.pause)
-        await client.send(b"QUIT\r\n", 1)
+        await client.say(b"QUIT")
     return Latencies(accept=accept, arrive=arrive)
 
 

@@ -17,9 +17,8 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import uvloop
 
@@ -33,12 +32,13 @@ _EHLO_TLS = b"250-sink\r\n250-STARTTLS\r\n" + _OFFERS
 _START_TLS = b"220 2.0.0 go ahead\r\n"
 _OK = b"250 2.0.0 Ok\r\n"
 
+C = TypeVar("C", bound=tuple[Any, ...])  # Any: numbers
+
 # Called with the number of recipients and the time at which the final dot was seen.
 Arrived = Callable[[int, float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """What a sink has taken since it started."""
 
     sessions: int = 0
@@ -138,27 +138,28 @@ class SinkProtocol(asyncio.Protocol):
         return _OK
 
 
-class CounterFile:
-    """The counters, shared with the process that waits for them."""
+class CounterFile(Generic[C]):
+    """Counters, shared with the process that waits for them: a tuple of whole numbers and a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: type[C]) -> None:
+        self._kind = kind
         if not path.exists():
             path.write_bytes(bytes(_COUNTERS.size))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _COUNTERS.size)
 
-    def read(self) -> Counts:
-        return Counts(*_COUNTERS.unpack_from(self._memory))
+    def read(self) -> C:
+        return self._kind(*_COUNTERS.unpack_from(self._memory))
 
-    def write(self, counts: Counts) -> None:
-        _COUNTERS.pack_into(self._memory, 0, counts.sessions, counts.messages, counts.recipients, counts.last)
+    def write(self, counts: C) -> None:
+        _COUNTERS.pack_into(self._memory, 0, *counts)
 
     def close(self) -> None:
         self._memory.close()
 
 
 async def serve(
-    port: int, counters: CounterFile, addresses: list[str], context: ssl.SSLContext | None
+    port: int, counters: CounterFile[Counts], addresses: list[str], context: ssl.SSLContext | None
 ) -> None:
     sessions = messages = recipients = 0
     last = 0.0
@@ -188,7 +189,7 @@ def main() -> None:
         context.load_cert_chain(words[1], words[2])
         words = words[3:]
     port, counters, *addresses = words
-    uvloop.run(serve(int(port), CounterFile(Path(counters)), addresses, context))
+    uvloop.run(serve(int(port), CounterFile(Path(counters), Counts), addresses, context))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ import msgspec
 
 from tests.bench.big_queue.crowd import Crowd, names
 from tests.bench.big_queue.name_server import name_server
-from tests.bench.big_queue.sink import Counters
+from tests.bench.big_queue.sink import Seen
 from tests.bench.driver import Load
 from tests.bench.driver import Report as DriverReport
+from tests.bench.sink import CounterFile
 from tests.support.debian import REPOSITORY
-from tests.support.ports import free_port, greets, wait_until
+from tests.support.ports import free_port, greets
 from tests.support.process import RelayProcess
+from tests.support.servers import running_server
 from tests.support.toml import Table
 
 MB = 1 << 20
@@ -37,7 +39,7 @@ class Scene:
     directory: Path
     dns: str
     sink_port: int
-    sink: Counters
+    sink: CounterFile[Seen]
     probes: Path
 
     def relay(
@@ -76,18 +78,11 @@ async def scene(directory: Path, crowd: Crowd) -> AsyncIterator[Scene]:
 
 
 @contextlib.contextmanager
-def _sink(port: int, path: Path, probes: Path) -> Iterator[Counters]:
-    counters = Counters(path)
-    command = [sys.executable, "-m", "tests.bench.big_queue.sink", str(port), str(path), str(probes)]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL)
-    try:
-        if not wait_until(lambda: greets(port), timeout=20.0):
-            raise TimeoutError("the sink does not answer")
-        yield counters
-    finally:
-        process.kill()
-        process.wait()
-        counters.close()
+def _sink(port: int, path: Path, probes: Path) -> Iterator[CounterFile[Seen]]:
+    with contextlib.closing(CounterFile(path, Seen)) as counters:
+        command = [sys.executable, "-m", "tests.bench.big_queue.sink", port, path, probes]
+        with running_server(command, path.with_name("sink.log"), lambda: greets(port)):
+            yield counters
 
 
 @dataclass(slots=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import mmap
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,8 @@ from typing import NamedTuple
 
 import uvloop
 
-from tests.bench.sink import BACKLOG, SinkProtocol
+from tests.bench.sink import BACKLOG, CounterFile, SinkProtocol
 
-_COUNTERS = struct.Struct("=qqq")
 _CROWD = b".EXAMPLE>"
 _PROBE = b"RCPT TO:<PROBE"
 
@@ -31,25 +28,7 @@ class Seen(NamedTuple):
     sessions: int = 0
     crowd: int = 0
     other: int = 0
-
-
-class Counters:
-    """In memory that the bench and the sink share."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            path.write_bytes(bytes(_COUNTERS.size))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _COUNTERS.size)
-
-    def read(self) -> Seen:
-        return Seen(*_COUNTERS.unpack_from(self._memory))
-
-    def write(self, seen: Seen) -> None:
-        _COUNTERS.pack_into(self._memory, 0, *seen)
-
-    def close(self) -> None:
-        self._memory.close()
+    last: float = 0.0
 
 
 class CrowdProtocol(SinkProtocol):
@@ -68,7 +47,7 @@ class CrowdProtocol(SinkProtocol):
         self._lines = []
 
 
-async def serve(port: int, counters: Counters, probes: Path) -> None:
+async def serve(port: int, counters: CounterFile[Seen], probes: Path) -> None:
     seen = Seen()
     with probes.open("a", buffering=1) as log:
 
@@ -99,7 +78,7 @@ async def serve(port: int, counters: Counters, probes: Path) -> None:
 def main() -> None:
     gc.disable()
     port, counters, probes = sys.argv[1:]
-    uvloop.run(serve(int(port), Counters(Path(counters)), Path(probes)))
+    uvloop.run(serve(int(port), CounterFile(Path(counters), Seen), Path(probes)))
 
 
 if __name__ == "__main__":
