@@ -74,6 +74,11 @@ class Door:
     async def login(self, credentials: Credentials, client: str = CLIENT) -> LoginKind:
         return (await self.check(credentials, client)).kind
 
+    async def guess(self, count: int, user: str, client: str = CLIENT) -> list[LoginKind]:
+        """Other guesses, from clients whose number is in their address."""
+        each = (Credentials(user.format(n), f"guess {n}") for n in range(count))
+        return [await self.login(one, client.format(n)) for n, one in enumerate(each)]
+
     async def check(self, credentials: Credentials, client: str = CLIENT) -> LoginResult:
         if credentials is WRONG:  # another guess each time: the same one counts once
             self.guesses += 1
@@ -270,8 +275,7 @@ async def test_a_lock_is_for_one_client_and_for_a_time_also_where_the_password_i
 ) -> None:
     """Else the lock would open for the right guess, and guessing would cost nothing."""
     assert await door.login(RIGHT) is LoginKind.OK
-    for _ in range(10):
-        await door.login(WRONG)
+    await door.guess(10, "app")
     assert await door.login(RIGHT) is LoginKind.LOCKED
     assert await door.login(RIGHT, "192.0.2.2") is LoginKind.OK
     door.clock.advance(door.settings.forget_failures)
@@ -280,14 +284,12 @@ async def test_a_lock_is_for_one_client_and_for_a_time_also_where_the_password_i
 
 async def test_loopback_and_unix_sockets_can_be_locked_too(door: Door) -> None:
     for client in ("127.0.0.1", "::1", ""):
-        for _ in range(10):
-            await door.login(WRONG, client)
+        await door.guess(10, "app", client)
         assert await door.login(RIGHT, client) is LoginKind.LOCKED
 
 
 async def test_one_customers_ipv6_addresses_are_one_client(door: Door) -> None:
-    for number in range(10):
-        await door.login(WRONG, f"2001:db8::{number + 1:x}")
+    await door.guess(10, "app", "2001:db8::{}")
     assert await door.login(RIGHT, "2001:db8::ffff:1:2:3") is LoginKind.LOCKED
     assert await door.login(RIGHT, "2001:db8:0:1::1") is LoginKind.OK
 
@@ -341,8 +343,7 @@ async def test_a_client_that_does_not_wait_has_failed_where_its_hash_was_begun(d
 
 async def test_a_network_is_locked_by_many_clients_of_it_and_no_other_is(door: Door) -> None:
     door.authenticator.configure(AuthSettings(credentials=door.file, max_network_failures=20))
-    kinds = [await door.login(Credentials(f"name{n}", "guess"), f"203.0.113.{n}") for n in range(25)]
-    assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
+    assert await door.guess(25, "name{}", "203.0.113.{}") == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
     assert await door.login(RIGHT, "203.0.113.200") is LoginKind.LOCKED
     assert await door.login(RIGHT, "203.0.114.1") is LoginKind.OK
     assert len(door.hashed) == 21
@@ -351,8 +352,7 @@ async def test_a_network_is_locked_by_many_clients_of_it_and_no_other_is(door: D
 async def test_an_account_is_locked_for_those_who_have_not_been_there_and_for_no_regular(door: Door) -> None:
     door.authenticator.configure(AuthSettings(credentials=door.file, max_account_failures=20))
     assert await door.login(RIGHT, "192.0.2.7") is LoginKind.OK
-    kinds = [await door.login(Credentials("app", f"guess {n}"), f"10.{n}.0.1") for n in range(25)]
-    assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
+    assert await door.guess(25, "app", "10.{}.0.1") == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
     assert await door.login(RIGHT, "10.99.0.1") is LoginKind.LOCKED  # also right, from where nobody knows it
     door.clock.advance(REMEMBERED_FOR)
     for place in ("192.0.2.7", "192.0.2.8"):  # another address of its network
@@ -363,16 +363,14 @@ async def test_an_account_is_locked_for_those_who_have_not_been_there_and_for_no
 async def test_an_account_that_is_not_there_is_locked_as_one_that_is(door: Door) -> None:
     door.authenticator.configure(AuthSettings(credentials=door.file, max_account_failures=3))
     for name in ("app", "nobody", "x" * 5000):
-        kinds = [
-            await door.login(Credentials(name, f"guess {n}"), f"10.{n}.{len(name) % 200}.1") for n in range(4)
+        assert await door.guess(4, name, f"10.{{}}.{len(name) % 200}.1") == [LoginKind.WRONG] * 3 + [
+            LoginKind.LOCKED
         ]
-        assert kinds == [LoginKind.WRONG] * 3 + [LoginKind.LOCKED]
 
 
 async def test_guesses_at_others_lock_no_regular_out_at_the_same_client(door: Door) -> None:
     assert await door.login(RIGHT) is LoginKind.OK
-    for number in range(15):
-        await door.login(Credentials(f"name{number}", "guess"))
+    await door.guess(15, "name{}")
     assert await door.login(Credentials("crm", "another password")) is LoginKind.LOCKED
     assert await door.login(RIGHT) is LoginKind.OK
 
@@ -380,10 +378,7 @@ async def test_guesses_at_others_lock_no_regular_out_at_the_same_client(door: Do
 async def test_guesses_at_a_regular_from_its_network_are_bounded_for_the_network(door: Door) -> None:
     door.authenticator.configure(AuthSettings(credentials=door.file, max_network_failures=20))
     assert await door.login(RIGHT) is LoginKind.OK
-    kinds = [
-        await door.login(Credentials("app", f"guess {n}"), f"192.0.2.{n % 100 + 100}") for n in range(25)
-    ]
-    assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
+    assert await door.guess(25, "app", "192.0.2.1{:02}") == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
 
 
 async def test_a_delay_ends_at_once_when_the_client_leaves(door: Door) -> None:

@@ -51,6 +51,17 @@ class Scene:
         path.write_bytes(content)
         return path
 
+    def fail(self, error: Exception, part: bytes = b"", *, after: float = 0.0) -> None:
+        """The listener raises this for a message with this part, after so many seconds."""
+
+        def says(message: bytes) -> str:
+            if part in message:
+                self.now += after
+                raise error
+            return ""
+
+        self.listener.says = says
+
     def left(self) -> list[str]:
         return sorted(each.name for each in self.new.iterdir())
 
@@ -116,12 +127,7 @@ def test_a_file_that_is_set_aside_takes_no_others_name(scene: Scene) -> None:
 def test_what_cannot_be_taken_now_is_named_once_and_tried_ever_more_rarely(
     scene: Scene, error: Exception
 ) -> None:
-    def says(message: bytes) -> str:
-        if b"bad" in message:
-            raise error
-        return ""
-
-    scene.listener.says = says
+    scene.fail(error, b"bad")
     scene.put("0-bad", GOOD + b"bad\n")
     scene.put("good")
     found = scene.drop._pass()
@@ -148,10 +154,7 @@ def test_what_cannot_be_taken_now_is_named_once_and_tried_ever_more_rarely(
 
 
 def test_files_that_fail_count_in_the_share(scene: Scene) -> None:
-    def says(message: bytes) -> str:
-        raise OSError("not now")
-
-    scene.listener.says = says
+    scene.fail(OSError("not now"))
     for number in range(SHARE + 50):
         scene.put(f"{number:03}")
     assert not scene.drop._pass().is_whole
@@ -163,13 +166,7 @@ def test_files_that_fail_count_in_the_share(scene: Scene) -> None:
 
 
 def test_new_mail_comes_before_what_failed(scene: Scene) -> None:
-    def says(message: bytes) -> str:
-        if b"bad" in message:
-            scene.now += 60.0  # the listener said nothing
-            raise TimeoutError("timed out")
-        return ""
-
-    scene.listener.says = says
+    scene.fail(TimeoutError("timed out"), b"bad", after=60.0)  # the listener said nothing
     for number in range(20):
         scene.put(f"bad-{number:02}", GOOD + b"bad\n")
     scene.drop._pass()
@@ -203,10 +200,7 @@ def test_what_was_taken_and_cannot_be_removed_is_not_handed_over_again(
 
 
 def test_while_no_listener_takes_mail_no_file_is_to_blame(scene: Scene) -> None:
-    def says(message: bytes) -> str:
-        raise NoListenerError("the relay at 127.0.0.1:25 does not answer")
-
-    scene.listener.says = says
+    scene.fail(NoListenerError("the relay at 127.0.0.1:25 does not answer"))
     scene.put("one")
     scene.put("two")
     found = scene.drop._pass()

@@ -31,6 +31,8 @@ def body(data: bytes) -> None:
     for pieces in cuttings(data):
         found, unread = _read(pieces)
         no_bare_line_ends(found.body)
+        if found.is_plain and found.done:
+            assert stuffed(found.body, plain=True) == stuffed(found.body, plain=False)
         if found.done:
             assert found == _model(data)
             assert b"".join(pieces) == data[: len(data) - len(unread)] + unread

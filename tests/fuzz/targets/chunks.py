@@ -30,6 +30,7 @@ def bdat(data: bytes) -> None:
         assert out == expected
         assert reader.done
         assert (reader.bare_lf, reader.bare_cr) == (text.count(b"\n") - crlf, text.count(b"\r") - crlf)
+        assert reader.has_bare is bool(reader.bare_lf or reader.bare_cr)
         if reader.is_plain:
             assert stuffed(out, plain=True) == stuffed(out, plain=False)
 
