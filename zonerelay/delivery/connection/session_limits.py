@@ -81,68 +81,23 @@ class _DownHost:
     until: float = 0.0
 
 
-class DeadHosts:
-    """Remembers hosts that are down. It is false as a condition while no host is down."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._down: BoundedDict[str, _DownHost] = BoundedDict(MAX_REMEMBERED)
-
-    def __bool__(self) -> bool:
-        return bool(self._down)
-
-    def is_down(self, key: str) -> bool:
-        """Return whether other hosts go first. After the host's time the first call starts its probe and
-        returns false.
-        """
-        down = self._down.get(key)
-        if down is None:
-            return False
-        now = self._clock.monotonic()
-        if now < down.until:
-            return True
-        down.probed = True
-        down.until = now + PROBE_TIME
-        return False
-
-    def looks_down(self, key: str) -> bool:
-        """Return the same as `is_down` without starting a probe."""
-        down = self._down.get(key)
-        return down is not None and self._clock.monotonic() < down.until
-
-    def failed(self, key: str) -> None:
-        """Note a failure. Connections that fail at the same time count as one failure, not as several
-        doublings.
-        """
-        now = self._clock.monotonic()
-        down = self._down.get(key) or _DownHost()
-        if down.probed or now >= down.until:
-            self._down[key] = down
-            down.probed = False
-            down.until = now + _pause(down.failures)
-            down.failures += 1
-
-    def talked(self, key: str) -> None:
-        self._down.pop(key, None)
-
-
-def _pause(failures: int) -> float:
-    return min(FIRST_PAUSE * 2.0 ** min(failures, 30), LONGEST_PAUSE)
-
-
 class HostOrder:
-    """Orders hosts so that working ones come first."""
+    """Orders hosts so that working ones come first, and remembers those that are down."""
 
     def __init__(self, clock: Clock, random: random_module.Random) -> None:
+        self._clock = clock
         self._random = random
-        self._dead_hosts = DeadHosts(clock)
+        self._down: BoundedDict[str, _DownHost] = BoundedDict(MAX_REMEMBERED)
 
     def first_of(self, route: Route) -> str:
-        """Return one of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`."""
+        """Return one of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`.
+        This starts no probe.
+        """
         most = route.hosts[0].preference if route.hosts else 0
         best = [_name(host) for host in route.hosts if host.preference == most]
-        if self._dead_hosts:
-            best = [name for name in best if not self._dead_hosts.looks_down(name)] or best
+        now = self._clock.monotonic()
+        dead = {name for name in best if name in self._down and now < self._down[name].until}
+        best = [name for name in best if name not in dead] or best
         return self._random.choice(best) if best else ""
 
     def hosts(self, terms: Terms, again: str = "") -> Iterator[MxHost]:
@@ -157,23 +112,40 @@ class HostOrder:
             yield from (host for host in group if host.name != again)
 
     def is_down(self, host: MxHost, ip: str) -> bool:
-        """Return whether the address is tried last. Call it right before the attempt (see
-        `DeadHosts.is_down`).
+        """Return whether the address is tried last. Call it right before the attempt: after the address's
+        time the first call starts its probe and returns false.
         """
-        return bool(self._dead_hosts) and self._dead_hosts.is_down(join_port(ip, host.port))
+        down = self._down.get(join_port(ip, host.port)) if self._down else None
+        if down is None:
+            return False
+        now = self._clock.monotonic()
+        if now < down.until:
+            return True
+        down.probed = True
+        down.until = now + PROBE_TIME
+        return False
 
     def talked(self, host: MxHost, ip: str) -> None:
         """Note that the host accepted a connection and answered like a mail server."""
-        if self._dead_hosts:
-            for key in _keys(host, ip):
-                self._dead_hosts.talked(key)
+        for key in _keys(host, ip) if self._down else ():
+            self._down.pop(key, None)
 
     def failed(self, host: MxHost, ip: str, failure: HostFailure) -> None:
-        if failure.down:
-            for key in _keys(host, ip):
-                self._dead_hosts.failed(key)
-        elif failure.asked:
-            self.talked(host, ip)
+        """Note a failure. Connections that fail at the same time count as one failure, not as several
+        doublings.
+        """
+        if not failure.down:
+            if failure.asked:
+                self.talked(host, ip)
+            return
+        now = self._clock.monotonic()
+        for key in _keys(host, ip):
+            down = self._down.get(key) or _DownHost()
+            if down.probed or now >= down.until:
+                self._down[key] = down
+                down.probed = False
+                down.until = now + min(FIRST_PAUSE * 2.0 ** min(down.failures, 30), LONGEST_PAUSE)
+                down.failures += 1
 
 
 def _name(host: MxHost) -> str:
