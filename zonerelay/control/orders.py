@@ -198,7 +198,7 @@ class OrderAnswers:
         wanted = QueueFilter(
             zone=about.zone, domain=about.domain, sender=about.sender, recipient=about.recipient
         )
-        if not wanted.is_everything and about.user is about.destination is None:
+        if wanted != QueueFilter() and about.user is about.destination is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     found = [

@@ -39,10 +39,6 @@ class QueueFilter:
     def reaches_bin(self) -> bool:
         return self.in_bin or self.state is DeliveryState.DROPPED
 
-    @property
-    def is_everything(self) -> bool:
-        return self == QueueFilter()
-
 
 class FilterMatcher:
     """A compiled filter, for matching many deliveries."""

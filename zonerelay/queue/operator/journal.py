@@ -47,6 +47,7 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.model.address import Mailbox
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
@@ -133,9 +134,8 @@ class Journal:
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        self._problems: dict[str, str] = {}
+        self._problems: BoundedDict[str, str] = BoundedDict(MAX_ACTS)
         self._unwritten = ""
-        self._own: dict[str, float] = {}
         self._running: set[str] = set()
         self._size = 0
 
@@ -146,13 +146,10 @@ class Journal:
         if act.id in self._running:
             raise JournalError(f"change {act.id} is still running")
         self._running.add(act.id)
-        if act.id in self._own or await OPERATORS.run(self._json(act.id).exists):
+        # A change that could not be written has a problem.
+        if act.id in self._problems or await OPERATORS.run(self._json(act.id).exists):
             self._running.discard(act.id)
             raise JournalError(f"change {act.id} already exists")
-        self._own[act.id] = act.at
-        for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
-            del self._own[old]
-            self._problems.pop(old, None)
         self._unwritten = ""
         try:
             await OPERATORS.run(self._begin, act)

@@ -11,6 +11,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -239,10 +240,7 @@ class Workers:
             self._do(member, member.policy.restart(self.now()))
 
     async def _start(self, member: SupervisedWorker) -> None:
-        child = Child(
-            lambda child, packet: self._heard(member, child, packet),
-            lambda child, status: self._ended(member, child, status),
-        )
+        child = Child(partial(self._heard, member), partial(self._ended, member))
         member.child, member.because, member.last_words, member.metrics = child, "", "", ""
         member.emptied, member.edition = False, self.edition
         member.policy.started(self.now())
