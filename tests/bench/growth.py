@@ -19,7 +19,6 @@ import random
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,8 +32,9 @@ import msgspec
 from tests.bench.big_queue.loop_watch import Seen
 from tests.support.debian import REPOSITORY
 from tests.support.meters import read_memory
-from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.ports import LOOPBACK, free_port, greets
 from tests.support.process import RelayProcess
+from tests.support.servers import running_server
 from tests.support.toml import Table
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
@@ -260,13 +260,9 @@ def print_cost(what: str, act: Callable[[], object]) -> None:
 @contextlib.contextmanager
 def sink(directory: Path) -> Iterator[str]:
     port, counters = free_port(), directory / "counters"
-    command = [sys.executable, "-m", "tests.bench.sink", str(port), str(counters), LOOPBACK]
-    with subprocess.Popen(command, cwd=REPOSITORY) as process:
-        try:
-            wait_until(lambda: greets(port), timeout=30)
-            yield f"{LOOPBACK}:{port}"
-        finally:
-            process.kill()
+    command = [sys.executable, "-m", "tests.bench.sink", port, counters, LOOPBACK]
+    with running_server(command, directory / "sink.log", lambda: greets(port)):
+        yield f"{LOOPBACK}:{port}"
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@
     python -m tests.bench.keys [--engines memory,directory,…] [--seconds 2] [--sessions 1,8,64] [--no-stores]
 
 Each session stores a message of 4 KiB with one recipient (four keys in one write), then finishes its delivery
-(the same keys removed, lazily). `queue` (over ordered keys) and `store` do it by `begin`, `commit`, `claim`
-and `settle`. CPU is that of this process: servers have their own. By turns in one run: look at the ratios.
+(the same keys removed, lazily). `store` does it by `begin`, `commit`, `claim` and `settle`. CPU is that of this
+process: servers have their own. By turns in one run: look at the ratios.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import Finish, Store
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import Write
-from zonerelay.store.queue.partition_keeper import open_queue
 
 BODY = (b"0123456789 abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 64)[:4096]
 METADATA = b'{"envelope": "%b"}' % (b"x" * 700)
@@ -118,27 +116,6 @@ async def store_session(name: str, directory: Path, cost: Cost) -> AsyncIterator
         cost.batches += len(spool.syncs)
 
 
-@contextlib.asynccontextmanager
-async def queue_session(name: str, directory: Path, cost: Cost) -> AsyncIterator[Session]:
-    place = PLACES[name](directory)
-    engine = place.engine()
-    around = StoreContext(
-        clock=SystemClock(), on_health=lambda reason: None, observe_commit=lambda seconds: None
-    )
-
-    async def opened(hooks: Hooks) -> Partition:
-        return await open_partition(engine, 0, token="bench", clock=SystemClock(), hooks=hooks)
-
-    store = await open_queue(opened, around)
-    partition = store._keeper.partition  # type: ignore[attr-defined]
-    before = partition.seen.last.number
-    yield session_of(store)
-    cost.batches += partition.seen.last.number - before
-    await store.close()
-    await engine.close()
-    place.close()
-
-
 def session_of(store: Store) -> Session:
     ids = MessageIdSource(SystemClock())
 
@@ -158,7 +135,7 @@ def session_of(store: Store) -> Session:
 
 async def main(engines: list[str], sessions: list[int], seconds: float, *, stores: bool) -> None:
     print("engine       what   sessions messages/s batches/s  writes/b.  CPU ms/m.  CPU ms/b.")
-    ways = [("keys", keys_session), ("queue", queue_session)]
+    ways = [("keys", keys_session)]
     if stores:
         ways.append(("store", store_session))
     for name in engines:
