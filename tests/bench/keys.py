@@ -3,8 +3,8 @@
     python -m tests.bench.keys [--engines memory,directory,…] [--seconds 2] [--sessions 1,8,64] [--no-stores]
 
 Each session stores a message of 4 KiB with one recipient (four keys in one write), then finishes its delivery
-(the same keys removed, lazily). `store` does it by `begin`, `commit`, `claim` and `settle`. CPU is that of this
-process: servers have their own. By turns in one run: look at the ratios.
+(the same keys removed, lazily). `store` does it by `begin`, `commit`, `claim` and `settle`. CPU is that of
+this process: servers have their own. By turns in one run: look at the ratios.
 """
 
 from __future__ import annotations
