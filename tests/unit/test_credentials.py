@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz.targets import logins
 from tests.support.credentials import cheap_hash, file_of, user
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
@@ -117,13 +118,7 @@ def test_what_is_written_is_read_again(name: str, senders: list[str], priority: 
 
 @given(st.text())
 def test_any_line_is_a_user_or_nothing_or_a_problem_in_words(line: str) -> None:
-    try:
-        parse(line, "file")
-    except CredentialsError as error:
-        said = str(error)
-    else:
-        said = "file:1: "
-    assert said.startswith("file:")
+    logins.credentials(line.encode("utf-8", "replace"))
 
 
 # ---- reading ---------------------------------------------------------------------------------
