@@ -9,13 +9,13 @@ from typing import Any  # numbers of options
 
 import pytest
 
-from tests.support.inbound import EventLog, Hold, House, listening, talking
+from tests.support.inbound import EventLog, House, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits import connections as errors
-from zonerelay.inbound.limits.memory import FAST, LARGE, SESSION_COST, SessionMemory
+from zonerelay.inbound.limits.memory import FAST, LARGE
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
@@ -23,36 +23,6 @@ from zonerelay.smtp.server.sasl import Credentials
 async def nobody_left(house: House) -> None:
     await until(lambda: not house.listener._admission.sessions)
     await asyncio.sleep(0.01)
-
-
-# The account of memory: who gets it below zero has no limit any more.
-
-
-@pytest.mark.parametrize("what", ["header", "recipients"])
-async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_being_shed(what: str) -> None:
-    """It is the heaviest and cannot go; whoever makes the memory full goes instead."""
-    shared = SharedContext(memory=SessionMemory(200_000 + 3 * SESSION_COST))
-    async with listening(max_recipients=1000, shared=shared) as house:
-        hold = house.store.before_commit = house.store.before_write = Hold()
-        heavy, light = await house.connect(), await house.connect()
-        await heavy.begin()
-        heavy.send(b"Subject: x\r\n\r\n" + b"y" * 150_000 + b"\r\n.\r\n")
-        await hold.reached.wait()
-        assert shared.memory.used > 140_000
-        if what == "header":
-            await light.begin()
-            light.send(b"X: y\r\n" * 12_000)
-        else:
-            await light.ask(b"EHLO x")
-            await light.ask(b"MAIL FROM:<a@example.org>")
-            light.send(b"".join(b"RCPT TO:<b%d@example.com>\r\n" % number for number in range(200)))
-        await until(lambda: house.log.reasons() == ["memory"])
-        assert shared.memory.used < 200_000
-        await light.close()
-        hold.go.set()
-        assert (await heavy.line()).startswith(b"250 ")
-        await heavy.close()
-    assert shared.memory.used == 0
 
 
 # Clocks: who does its part is not cut off, who does not is.

@@ -85,17 +85,6 @@ def test_a_client_behind_a_balancer_is_counted_as_itself() -> None:
     assert is_empty(limits)
 
 
-def test_a_refused_move_changes_nothing() -> None:
-    limits = limits_of(total=9, per_client=1, per_network=9)
-    limits.enter("192.0.2.1")
-    limits.enter("198.51.100.1")
-    assert limits.move("192.0.2.1", "198.51.100.1") is Reason.CLIENT_CONNECTIONS
-    assert limits.enter("192.0.2.1") is Reason.CLIENT_CONNECTIONS
-    for client in ("192.0.2.1", "198.51.100.1"):
-        limits.leave(client)
-    assert is_empty(limits)
-
-
 def test_a_move_does_not_meet_itself() -> None:
     limits = limits_of(total=1, per_client=1, per_network=1)
     limits.enter("192.0.2.1")
