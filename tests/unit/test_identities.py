@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from zonerelay.admin import access
+from zonerelay.admin.access import Access
+from zonerelay.admin.problems import ApiError
+from zonerelay.admin.requests import RequestIdentity
 from zonerelay.config.credentials import identities
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
+from zonerelay.model.clock import ManualClock
 
 
 def token(name: str, text: str, *, scope: Scope = "read", expires: float = 0.0) -> Token:
@@ -65,3 +70,18 @@ def test_the_token_file_is_one_token_more(tmp_path: Path) -> None:
     file.write_text("short\n")
     with pytest.raises(IdentitiesError, match="at least 32"):
         reader.identify("short")
+
+
+def test_failures_are_remembered_of_a_limited_number_of_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "MAX_CLIENTS", 2)
+    audited: list[str] = []
+    reader = Identities(tmp_path / "identities.json", lambda: 1.0)
+    door = Access(
+        reader, ManualClock(), lambda fields: audited.append(fields["client"]), lambda where, error: None
+    )
+    for client in ("a", "b", "a", "c", "b"):  # the first failure of a client is logged
+        with pytest.raises(ApiError, match="the token is invalid"):
+            door.admit("zrt_wrong", RequestIdentity(client, secure=True, private=True))
+    assert audited == ["a", "b", "c", "b"]

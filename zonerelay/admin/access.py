@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from zonerelay.admin.problems import ApiError
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
 from zonerelay.control.runner import OnError
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Access:
     on_error: OnError
 
     def __post_init__(self) -> None:
-        self._failures: dict[str, tuple[float, int]] = {}
+        self._failures: BoundedDict[str, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
 
     def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
         """Return the token of a request, and record its name in the visit. Raise ApiError if the token is
