@@ -1,9 +1,10 @@
 """Defines the settings of the whole configuration file. The classes in `tables`, one frozen class for each
 TOML table, are exported here.
 
-Other packages import the names of all tables from this module. The loader, the error messages and the
-reference (`config/toml_text.py`) are derived from these classes, whose docstrings are the documentation for
-operators. Durations are in seconds (float), sizes in bytes (int).
+Other packages import the names of all tables from this module, which republishes what the modules of `tables`
+define (the one use that PEP 8 has for wildcard imports). The loader, the error messages and the reference
+(`config/toml_text.py`) are derived from these classes, whose docstrings are the documentation for operators.
+Durations are in seconds (float), sizes in bytes (int).
 """
 
 from __future__ import annotations
@@ -18,69 +19,11 @@ from zonerelay.config.options import options as declare
 from zonerelay.config.options.convert import AUTO
 from zonerelay.config.options.forms import selector as read_selector
 from zonerelay.config.options.options import DAY, HOUR, KB, MAX_WORKERS, MB, tables_of
-from zonerelay.config.tables.listener import (
-    BareLineEnds,
-    HeaderControls,
-    Idempotency,
-    ListenerAuth,
-    ListenerProtocol,
-    ListenerSettings,
-    ListenerTls,
-    Network,
-    SendmailSettings,
-    UnsafeListener,
-)
-from zonerelay.config.tables.rewrite import (
-    DkimSettings,
-    RewriteScope,
-    RewriteSettings,
-    SrsSettings,
-    read_key_file,
-    srs_secrets,
-)
-from zonerelay.config.tables.route import AccessAction, AccessSettings, AuthSettings, RouteSettings
-from zonerelay.config.tables.store import (
-    EVENTS,
-    Addressing,
-    AdminSettings,
-    Backend,
-    CaptureSettings,
-    HistoryAddresses,
-    HistorySettings,
-    LogFormat,
-    LogSettings,
-    OutboxSettings,
-    PostgresSettings,
-    RedisSettings,
-    ReportSettings,
-    S3Settings,
-    SpoolSettings,
-    UnsafeStore,
-    WebhookAddresses,
-    WebhookSettings,
-    raised_guard,
-    space_guard,
-    webhook_keys,
-)
-from zonerelay.config.tables.zone import (
-    BodyConversion,
-    BounceSettings,
-    CredentialSettings,
-    DeliverySettings,
-    DestinationSettings,
-    DkimMode,
-    DnsSettings,
-    InDoubtAction,
-    OauthGrant,
-    RetryPolicyName,
-    RetrySettings,
-    SaslMechanismName,
-    SourceSettings,
-    SourceUnit,
-    TlsMode,
-    ZoneSettings,
-    passwords_that_end,
-)
+from zonerelay.config.tables.listener import *
+from zonerelay.config.tables.rewrite import *
+from zonerelay.config.tables.route import *
+from zonerelay.config.tables.store import *
+from zonerelay.config.tables.zone import *
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
