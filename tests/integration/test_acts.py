@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
 from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, ZoneSettings
@@ -250,16 +251,19 @@ async def test_a_purge_also_destroys_dropped_mail_and_only_a_filter_of_the_state
         "b",
         "d",
     ]
-    assert await verbs.count(replace(in_bin, zone="other")) == 0
+    assert await verbs.count(structs.replace(in_bin, zone="other")) == 0
     everything = QueueFilter(zone="default")
-    assert (await verbs.count(everything), await verbs.count(replace(everything, in_bin=True))) == (1, 4)
+    assert (await verbs.count(everything), await verbs.count(structs.replace(everything, in_bin=True))) == (
+        1,
+        4,
+    )
     recorded: list[DeliveryKey] = []
     monkeypatch.setattr(desk.relay.events, "dropped", recorded.extend)
     purged = await desk.change("drop", purge=True, filter={"domain": "example.net"})
     assert (purged.matched, purged.changed, recorded) == (1, 1, []), "its history ended with the first drop"
     assert (await desk.undo(dropped)).gone == 1
     purged = await desk.change("drop", purge=True, filter={"state": DeliveryState.DROPPED})
-    assert (purged.changed, await verbs.count(replace(everything, in_bin=True))) == (2, 1)
+    assert (purged.changed, await verbs.count(structs.replace(everything, in_bin=True))) == (2, 1)
     purged = await desk.change("drop", purge=True)
     assert (purged.changed, await desk.relay.store.queues(), len(recorded)) == (1, set(), 1)
 

@@ -8,11 +8,11 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
@@ -102,9 +102,9 @@ async def test_it_is_still_known_when_the_message_has_left(spool: Spool) -> None
 
 @keeping
 async def test_the_first_answer_is_kept_with_the_key(spool: Spool) -> None:
-    await submit(spool.store, 1, replace(ONCE, answer="first"))
+    await submit(spool.store, 1, structs.replace(ONCE, answer="first"))
     with pytest.raises(StoredBeforeError) as before:
-        await submit(spool.store, 2, replace(ONCE, answer="second"))
+        await submit(spool.store, 2, structs.replace(ONCE, answer="second"))
     assert before.value.answer == "first"
     keys, _ = await spool.store.kept_keys()
     assert [kept.answer for _, kept in keys] == ["first"]
@@ -115,7 +115,7 @@ async def test_a_key_can_be_asked_for_and_nothing_is_stored(spool: Spool) -> Non
     async def ask() -> None:
         async with spool.store.begin(envelope_for(message_id(9), "a@example.net")) as writer:
             await writer.write(b"Subject: x\r\n\r\n" + b"x\r\n" * CHUNK_SIZE)
-            await writer.commit((), once=replace(ONCE, asks_only=True))
+            await writer.commit((), once=structs.replace(ONCE, asks_only=True))
 
     with pytest.raises(NotStoredBeforeError):
         await ask()
@@ -130,8 +130,8 @@ async def test_a_key_can_be_asked_for_and_nothing_is_stored(spool: Spool) -> Non
 async def test_other_content_is_refused_and_other_keys_are_other_messages(spool: Spool) -> None:
     await submit(spool.store, 1)
     with pytest.raises(OtherContentError):
-        await submit(spool.store, 2, replace(ONCE, digest="b" * 32))
-    await submit(spool.store, 3, replace(ONCE, identity="6" * 32))
+        await submit(spool.store, 2, structs.replace(ONCE, digest="b" * 32))
+    await submit(spool.store, 3, structs.replace(ONCE, identity="6" * 32))
     await submit(spool.store, 4, None)
     assert await stored(spool.store) == [int(message_id(number), 16) for number in (1, 3, 4)]
 
@@ -165,7 +165,7 @@ async def test_it_survives_a_restart_and_ends_with_its_time(spool: Spool) -> Non
     if spool.settings.backend in {Backend.REDIS, Backend.POSTGRES, Backend.S3}:
         return  # it goes by the server's clock
     clock.advance(WINDOW + 1)
-    later = replace(ONCE, until=clock.now() + WINDOW)
+    later = structs.replace(ONCE, until=clock.now() + WINDOW)
     second = await answer(spool.store, 3, later)
     assert second != first
     await spool.reopen()
@@ -177,7 +177,7 @@ async def test_expired_keys_are_removed(spool: Spool) -> None:
     clock = spool.clock
     assert isinstance(clock, ManualClock)
     for number in range(1, 6):
-        await submit(spool.store, number, replace(ONCE, identity=f"{number:032x}"))
+        await submit(spool.store, number, structs.replace(ONCE, identity=f"{number:032x}"))
     clock.advance(WINDOW + 1)
     # The first message with a key after a while looks for them; the key that it uses again stays.
     later = IdempotencyKey(f"{1:032x}", "b" * 32, clock.now() + WINDOW)
@@ -197,7 +197,7 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
         page = [*page, *more]
     ((identity, kept),) = page
     assert (identity, kept.digest, int(kept.message_id, 16)) == (ONCE.identity, ONCE.digest, first)
-    moved = replace(ONCE, identity="6" * 32)
+    moved = structs.replace(ONCE, identity="6" * 32)
     await spool.store.keep_keys([(moved.identity, StoredKey(message_id(77), moved.digest, moved.until))])
     assert await answer(spool.store, 2, moved) == 77
     if spool.settings.backend is not Backend.MEMORY:
@@ -253,8 +253,8 @@ async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -
         first = await answer(one, 1)
         assert await answer(two, 2) == first
         with pytest.raises(OtherContentError):
-            await submit(two, 3, replace(ONCE, digest="b" * 32))
-        other = replace(ONCE, identity="6" * 32)
+            await submit(two, 3, structs.replace(ONCE, digest="b" * 32))
+        other = structs.replace(ONCE, identity="6" * 32)
         answers = await asyncio.gather(*(answer((one, two)[n % 2], n, other) for n in range(10, 20)))
         assert len(set(answers)) == 1
         assert len(await stored(one)) + len(await stored(two)) == 2

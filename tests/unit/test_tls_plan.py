@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
@@ -81,7 +82,7 @@ async def test_dane_decides_where_mta_sts_applies_too_and_an_operators_verify_ho
     assert not (await plan(demand, published(GOOD))).verify
     assert (await plan(demand)).level == "mta-sts"
     assert (await plan(demand)).verify
-    assert (await plan(replace(demand, because="zone"), published(GOOD))).verify
+    assert (await plan(structs.replace(demand, because="zone"), published(GOOD))).verify
 
 
 @pytest.mark.parametrize("mode", DEMANDS)
@@ -127,7 +128,7 @@ async def test_the_port_is_part_of_the_question() -> None:
 
 
 async def test_the_end_of_secure_aliases_is_asked_first_and_then_the_name() -> None:
-    aliased = replace(SECURE, canonical="host.example.net")
+    aliased = structs.replace(SECURE, canonical="host.example.net")
     there = published(GOOD, at="_25._tcp.host.example.net")
     found = await plan(TlsDemand(dane=True), there, found=aliased)
     assert (found.name, found.tlsa_names) == (
@@ -140,7 +141,7 @@ async def test_the_end_of_secure_aliases_is_asked_first_and_then_the_name() -> N
 
 
 async def test_an_alias_in_a_secure_zone_to_elsewhere_keeps_its_own_records() -> None:
-    aliased = replace(INSECURE, canonical="host.example.net")
+    aliased = structs.replace(INSECURE, canonical="host.example.net")
     names = replace(published(GOOD), canonical={"mx.example.com": "host.example.net"})
     assert (await plan(TlsDemand(dane=True), names, found=aliased)).tlsa == ()
     names.secure = ["alias mx.example.com"]

@@ -56,8 +56,7 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 Connection = web.RequestHandler
 
 
-@dataclass(frozen=True, slots=True)
-class Monitoring:
+class Monitoring(msgspec.Struct, frozen=True):
     """Serves the monitoring endpoints. `metrics` returns the exposition, and `before_metrics` is awaited
     before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
     """

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Token, identities_file
 from zonerelay.config.endpoints import CAPTURE
@@ -38,8 +40,7 @@ CHECK = 0.5
 Audit = Callable[[Mapping[str, str]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
+class Sandbox(msgspec.Struct, frozen=True):
     """The captured mail and the simulated failures that `zonerelay sandbox` provides for the page and the
     API.
     """

@@ -12,10 +12,10 @@ import ipaddress
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -43,8 +43,7 @@ VISIT: ContextVar[RequestIdentity] = ContextVar("visit")
 """The visit of the request that the current task answers."""
 
 
-@dataclass(slots=True)
-class RequestIdentity:
+class RequestIdentity(msgspec.Struct):
     """The client and the identity of one HTTP request.
 
     `client` is the client's address, behind a proxy the one that the proxy names.

@@ -15,10 +15,12 @@ import ipaddress
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+
+import msgspec
+from msgspec import structs
 
 from zonerelay import __version__
 from zonerelay.cli.terminal.exits import USAGE, CliError
@@ -168,8 +170,7 @@ def _tcp_address(text: str) -> str:
 # --- the table ----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Command:
+class Command(msgspec.Struct):
     """A command of the command line, with its options. `run` names a function of a module below
     `zonerelay.cli`. If `help` is "", the command is an operation.
     """
@@ -177,7 +178,7 @@ class Command:
     words: str
     run: str
     help: str = ""
-    arguments: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    arguments: list[tuple[str, dict[str, Any]]] = msgspec.field(default_factory=list)
     operations: tuple[Operation, ...] = ()
     has_config: bool = True
     has_filters: bool = False
@@ -470,7 +471,7 @@ def _completed(known: Iterable[Command]) -> Iterator[Command]:
     known = list(known)
     for number, command in enumerate(known):
         operations = of.pop(command.words, ())
-        yield replace(command, help=command.help or operations[-1].help, operations=operations)
+        yield structs.replace(command, help=command.help or operations[-1].help, operations=operations)
         if all(each.top != command.top for each in known[number + 1 :]):
             for words in [words for words in of if words.partition(" ")[0] == command.top]:
                 operations = of.pop(words)

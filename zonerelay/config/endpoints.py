@@ -14,7 +14,8 @@ from __future__ import annotations
 import enum
 import ipaddress
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.config.problems import quoted
 
@@ -27,8 +28,7 @@ _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^\[\]:]*)(?::([^:]*))?")
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
+class ListenAddress(msgspec.Struct, frozen=True):
     """The address of a listening socket. A Unix socket has a `path`, an empty `host` and `port` 0."""
 
     host: str = ""
@@ -65,8 +65,7 @@ CAPTURE = "capture:"
 """The next hop of captured mail, which is stored for inspection instead of being sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextHop:
+class NextHop(msgspec.Struct, frozen=True):
     """A next hop: hosts to which mail is sent instead of the MX hosts of a domain. `port` is `None` if it is
     not given; then the zone's `port` applies.
     """
@@ -76,8 +75,7 @@ class NextHop:
     port: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NameServer:
+class NameServer(msgspec.Struct, frozen=True):
     """The address and port of a name server."""
 
     address: str

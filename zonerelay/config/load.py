@@ -10,9 +10,10 @@ import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from zonerelay.config import checks
 from zonerelay.config.files import FOLDER, JoinedFiles, files_of, written
@@ -64,8 +65,7 @@ def read_copy(path: Path) -> tuple[bytes, Settings]:
     return data[path] if len(data) == 1 else written(joined.document).encode(), settings
 
 
-@dataclass(frozen=True, slots=True)
-class PartialSettings:
+class PartialSettings(msgspec.Struct, frozen=True):
     """The settings that could be read from a file that may be invalid. `wrong` are its invalid top-level
     tables and keys; if it is `None`, the file is not TOML, and `settings` only have the paths found in it.
     `is_sure`: the control socket that these settings name is the one in the file, not a default for an

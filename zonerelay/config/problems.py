@@ -10,8 +10,9 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import msgspec
 
 # Quotes, lists and suggestions in problems. URLs are shown without possible secrets.
 
@@ -98,8 +99,7 @@ must be valid for the text to be true.
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigProblem:
+class ConfigProblem(msgspec.Struct, frozen=True):
     """A problem in the configuration. `line` is 0 if no line causes it, such as an unreadable file. `file` is
     "" if there is only one.
     """

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zonerelay.config import load
 from zonerelay.config.options import convert, forms
 from zonerelay.config.options.convert import Option
@@ -120,8 +122,7 @@ def quote(text: str) -> str:
 WIDTH = 96
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OptionDescription:
+class OptionDescription(msgspec.Struct, frozen=True):
     """The description of an option for the reference pages. `table` is "" for the keys at the top of the
     file; `default` is written as TOML.
     """

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+
+import msgspec
 
 from zonerelay.config.problems import quoted
 
@@ -29,8 +30,7 @@ RATE_EXAMPLE = '"100/1m", "10/1s" or "5000/1h"'
 SIZE_EXAMPLE = '"64 KB", "50 MB" or "1 GB"'
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(msgspec.Struct, frozen=True):
     """A rate: at most `count` in any period of `seconds`."""
 
     count: int

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from datetime import datetime
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
@@ -171,9 +171,9 @@ def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> Qu
     found = msgspec.convert(wanted, QueueFilter, from_attributes=True)
     own = [] if wanted.message_id is None else [wanted.message_id]
     if not message_ids:
-        return replace(found, message_ids=frozenset(map(MessageId, own))) if own else found
+        return structs.replace(found, message_ids=frozenset(map(MessageId, own))) if own else found
     meant = set(message_ids).intersection(own) if own else message_ids
-    return replace(found, message_ids=frozenset(map(MessageId, meant)))
+    return structs.replace(found, message_ids=frozenset(map(MessageId, meant)))
 
 
 def _aim(request: requests.QueueChange, rerouting: RerouteRun | None) -> str:
@@ -185,7 +185,12 @@ def _aim(request: requests.QueueChange, rerouting: RerouteRun | None) -> str:
 
 def _result(act: Act, counts: ChangeCounts, note: str = "") -> ChangeResult:
     return ChangeResult(
-        action=act.verb, act=act.id, no_undo=act.problem, undoes=act.undoes, note=note, **asdict(counts)
+        action=act.verb,
+        act=act.id,
+        no_undo=act.problem,
+        undoes=act.undoes,
+        note=note,
+        **structs.asdict(counts),
     )
 
 

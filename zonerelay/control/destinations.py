@@ -11,7 +11,6 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
@@ -37,11 +36,10 @@ ROWS = 100
 """Rows that are made in one turn of the loop."""
 
 
-@dataclass(slots=True)
-class WaitingDomain:
+class WaitingDomain(msgspec.Struct):
     """Queued deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest attempt."""
 
-    counts: QueueCounts = field(default_factory=QueueCounts)
+    counts: QueueCounts = msgspec.field(default_factory=QueueCounts)
     oldest: float = float("inf")
     last: Attempt | None = None
     suspended: int = 0
@@ -221,8 +219,7 @@ class DestinationRows:
             yield _DestinationData(_row(where, names[where], mail, now), mail)
 
 
-@dataclass(slots=True)
-class _DestinationData:
+class _DestinationData(msgspec.Struct):
     """A destination: its row without the details that take long, and the data for these. `known` is the
     scheduler's state of it. `interval` is the time in seconds between two turns of the zone's rate.
     """

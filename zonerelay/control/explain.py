@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -159,8 +159,7 @@ class ActiveSuspension(NamedTuple):
     reply: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explainer:
+class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     """Explains the route of mail for an address. `hostname` is the relay's own host name. The functions
     return what applies now.
 

@@ -13,10 +13,11 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from zonerelay import __version__
 from zonerelay.config.settings import ZoneSettings
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
     from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(msgspec.Struct, frozen=True):
     """Reads message bodies for operators. `zone` returns the settings of a configured zone. `read` is called
     with the message, the zone ("" for the stored body) and the person.
     """
@@ -265,7 +265,7 @@ class ControlHandler:
         return answers.EndFrame(count=rows, missing=self.operations.left_out())
 
     async def _count(self, request: requests.QueueCount, answer: ResponseStream) -> answers.EndFrame:
-        wanted = replace(queue_filter(request.filter, request.message_ids), in_bin=request.in_bin)
+        wanted = structs.replace(queue_filter(request.filter, request.message_ids), in_bin=request.in_bin)
         sample: list[answers.DeliveryRow] = []
         if request.sample:
             async with aclosing(self.operations.select(wanted, request.sample)) as found:

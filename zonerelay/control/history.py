@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.config.credentials.file import CredentialsError, read
 from zonerelay.config.settings import HistoryAddresses, Settings
@@ -202,7 +202,7 @@ def sent(
     """
     with _histories(settings, now, longest) as histories:
         forms = _forms(settings, histories, user=user, recipient=recipient or None)
-        return histories.sent(replace(query, **forms), limit)
+        return histories.sent(structs.replace(query, **forms), limit)
 
 
 def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:

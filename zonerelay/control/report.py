@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
@@ -34,14 +35,13 @@ SLICE = 500
 SENDERS = "Accepted, by sender"
 
 
-@dataclass(slots=True)
-class Figures:
+class Figures(msgspec.Struct):
     """The numbers of one period of the report."""
 
-    totals: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = msgspec.field(default_factory=Counter)
     octets: int = 0
-    lists: dict[str, Counter[str]] = field(default_factory=dict)
-    slowest: list[tuple[float, str, str]] = field(default_factory=list)
+    lists: dict[str, Counter[str]] = msgspec.field(default_factory=dict)
+    slowest: list[tuple[float, str, str]] = msgspec.field(default_factory=list)
 
     def add(self, record: HistoryRecord) -> None:
         text, totals = record.text, self.totals

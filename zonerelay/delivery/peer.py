@@ -22,6 +22,9 @@ import os
 import socket
 from dataclasses import KW_ONLY, dataclass, field, replace
 
+import msgspec
+from msgspec import structs
+
 from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
@@ -95,8 +98,7 @@ ANY_CONNECTION = ConnectionKey()
 PoolKey = tuple[DestinationKey, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
+class Terms(msgspec.Struct, frozen=True, eq=False):
     """The TLS and login requirements with which a connection is opened."""
 
     zone: ZoneSettings
@@ -125,7 +127,7 @@ class Terms:
         """Return terms that demand a verified certificate, which are these terms if they do so already."""
         if self.tls.mode in (TlsMode.VERIFY, TlsMode.DANE):
             return self
-        return replace(self, key=replace(self.key, verify=True))
+        return structs.replace(self, key=replace(self.key, verify=True))
 
     def ehlo_name(self, hostname: str) -> str:
         """Return the name for EHLO: the source's, or else the zone's, or else the relay's."""

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import ip_address
 from operator import itemgetter
 from typing import NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
@@ -48,8 +48,7 @@ MAX_REMEMBERED = 10_000
 ABSENT_FOR = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Penalty:
+class Penalty(msgspec.Struct, frozen=True):
     """A penalty: the `hosts` rejected `source` with `reply`. `until` is Unix time. `ipv6` says that the
     penalty is only for IPv6.
     """
@@ -112,8 +111,7 @@ def _draw(source: SourceSettings, key: str) -> float:
     return math.log((int.from_bytes(digest, "big") + 0.5) / _SPAN) / source.weight
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(msgspec.Struct, frozen=True):
     """The state of one source for one destination. `share` is its share of the zone's mail, 0 to 1.
 
     `penalty` is the reason why the source, or its IPv6, is skipped there. `absent` are the addresses that

@@ -84,8 +84,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     replies: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRecord:
+class HistoryRecord(msgspec.Struct, frozen=True):
     """An event as stored in the history."""
 
     at: float
@@ -97,8 +96,7 @@ class HistoryRecord:
         return "" if value is None else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class SentMessage:
+class SentMessage(msgspec.Struct, frozen=True):
     """An accepted message and its outcomes."""
 
     accepted: HistoryRecord
@@ -121,8 +119,7 @@ def _records(events: str) -> list[HistoryRecord]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A search in the history. All given conditions must match. `any` is an address, a Message-ID, a message
     id, a user or a client. Texts match parts of a field, ignoring case; times are Unix seconds.
     """
@@ -186,13 +183,12 @@ def _names(wanted: str, *names: str) -> bool:
     return any(fnmatch.fnmatchcase(each.lower(), wanted.lower()) for each in names)
 
 
-@dataclass(slots=True)
-class _HistoryFile:
+class _HistoryFile(msgspec.Struct):
     """One history file that is open for reading."""
 
     worker: int
     database: sqlite3.Connection
-    blocks: OrderedDict[int, Mapping[str, list[HistoryRecord]]] = field(default_factory=OrderedDict)
+    blocks: OrderedDict[int, Mapping[str, list[HistoryRecord]]] = msgspec.field(default_factory=OrderedDict)
     """What was read last, by the ids of messages."""
 
     def read(self, row: int) -> list[HistoryRecord]:

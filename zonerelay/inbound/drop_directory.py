@@ -25,9 +25,11 @@ import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from time import monotonic, thread_time
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.inbound.cleanup.submit import (
@@ -70,8 +72,7 @@ class NoListenerError(Exception):
     """No listener accepts mail now."""
 
 
-@dataclass(slots=True)
-class _WaitingFile:
+class _WaitingFile(msgspec.Struct):
     """A dropped file that could not be submitted, or could not be removed after submission (`is_done`)."""
 
     again: float
@@ -80,22 +81,20 @@ class _WaitingFile:
     is_done: bool = False
 
 
-@dataclass(slots=True)
-class _ScanResult:
+class _ScanResult(msgspec.Struct):
     """The results of one scan of the drop directory. `refused` and `delayed` hold name, owner and reason,
     each file once.
     """
 
-    refused: list[tuple[str, int, str]] = field(default_factory=list)
-    delayed: list[tuple[str, int, str]] = field(default_factory=list)
+    refused: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
+    delayed: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
     set_aside: int = 0
     is_whole: bool = True
-    taken: Counter[int] = field(default_factory=Counter)
-    spent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    taken: Counter[int] = msgspec.field(default_factory=Counter)
+    spent: dict[int, float] = msgspec.field(default_factory=lambda: defaultdict(float))
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSubmission:
+class LocalSubmission(msgspec.Struct, frozen=True):
     """How local programs submit mail: their client data, and the function to call."""
 
     principal: Principal

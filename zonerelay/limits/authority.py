@@ -77,8 +77,7 @@ class Lease:
         return self.slots != slots or self.revoked > revoked or bool(self.waiters and not waiters)
 
 
-@dataclass(slots=True, eq=False)
-class Owner:
+class Owner(msgspec.Struct, eq=False):
     """A worker that uses connection slots. `until` is when it loses everything unless it sends a request.
     `waiters_reported` is the last value that it received. `unreported` are leases that may have changed since
     it received them.
@@ -89,8 +88,8 @@ class Owner:
     until: float = float("inf")
     slots: int = 0
     waiters_reported: int = 0
-    leases: dict[tuple[str, str], Lease] = field(default_factory=dict)
-    unreported: dict[Lease, None] = field(default_factory=dict)
+    leases: dict[tuple[str, str], Lease] = msgspec.field(default_factory=dict)
+    unreported: dict[Lease, None] = msgspec.field(default_factory=dict)
 
 
 QUANTUM = 1.0

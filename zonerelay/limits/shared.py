@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from zonerelay.limits.authority import ZoneLimits
 from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest
@@ -35,8 +36,7 @@ GOODBYE = 1.0
 """Seconds for giving everything back at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionedRecord:
+class VersionedRecord(msgspec.Struct, frozen=True):
     """A stored version of the limits of one zone. `version` identifies the version, and `now` is the store's
     clock.
     """

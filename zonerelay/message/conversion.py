@@ -31,7 +31,8 @@ import re
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from zonerelay.message.compose.mime import base64_lines, encoded
 from zonerelay.message.header.headers import wrap
@@ -210,8 +211,7 @@ _ENCODING = re.compile(
 )
 
 
-@dataclass(slots=True)
-class PartNeeds:
+class PartNeeds(msgspec.Struct):
     """The needs of a leaf part: an encoding, or shorter lines if it has one, and a charset in a message
     without MIME fields.
     """
@@ -220,12 +220,11 @@ class PartNeeds:
     utf8: bool = True
 
 
-@dataclass(slots=True)
-class ConversionPlan:
+class ConversionPlan(msgspec.Struct):
     """The needs of each leaf part, in order."""
 
     seven_bit: bool
-    parts: list[PartNeeds] = field(default_factory=list)
+    parts: list[PartNeeds] = msgspec.field(default_factory=list)
     folds: bool = False
     """True when a line of a header section is too long."""
 
@@ -235,8 +234,7 @@ class ConversionPlan:
         return self.seven_bit or self.folds or any(part.encoding for part in self.parts)
 
 
-@dataclass(slots=True)
-class _Entity:
+class _Entity(msgspec.Struct):
     """The MIME part that is being parsed. `delimiter` of a multipart: CRLF, `--` and its boundary without the
     CRLF.
     """

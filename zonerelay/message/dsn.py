@@ -20,8 +20,9 @@ import enum
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from zonerelay.message.compose import mime
 from zonerelay.message.header.headers import field, one_line, rfc5322_date, wrap
@@ -47,16 +48,14 @@ class DsnKind(enum.StrEnum):
     """Handed to a server that cannot report more (RFC 3464 2.3.3), so the result stays unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecipientReport:
+class RecipientReport(msgspec.Struct, frozen=True):
     """One recipient's part of the report: the delivery before this outcome, and the outcome."""
 
     delivery: Delivery
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one notification, about `message` and to its sender. The caller limits the size of the
     returned part.
 
@@ -92,8 +91,7 @@ class Notice:
         return LastReply(outcome.reply, "" if outcome.local else outcome.host, at)
 
 
-@dataclass(frozen=True, slots=True)
-class LastReply:
+class LastReply(msgspec.Struct, frozen=True):
     """The last reply about a recipient and the host that sent it; `host` is `""` for the relay."""
 
     reply: Reply

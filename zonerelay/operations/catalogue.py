@@ -6,10 +6,10 @@ A new operation consists of an entry here with its request and reply, a method i
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.queue_name import queues_of
@@ -59,7 +59,7 @@ def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Oper
         request=request,
         reply=answers.ChangeResult,
         help=text,
-        merge=replace(CHANGED, how=MergeRule.CUSTOM, in_turn="shared"),
+        merge=structs.replace(CHANGED, how=MergeRule.CUSTOM, in_turn="shared"),
         scope="operate",
         method="POST",
         path=f"/v1/queue/{request.action}",
@@ -169,7 +169,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=requests.Undo,
         reply=answers.ChangeResult,
         help="Revert one change of the last 24 hours",
-        merge=replace(CHANGED, partial=True),
+        merge=structs.replace(CHANGED, partial=True),
         scope="operate",
         method="POST",
         path="/v1/acts/{undoes}/undo",

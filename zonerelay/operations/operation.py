@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -41,8 +40,7 @@ class Unit(enum.Enum):
     """ "Name: value" is a name and a value; may be repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationOption:
+class OperationOption(msgspec.Struct, frozen=True):
     """An option of an operation: a field of its request that users can set.
 
     `flag` is its option on the command line, or "" if it has none; a `positional` field is an argument
@@ -78,8 +76,7 @@ def option(
     return msgspec.Meta(description=text, extra={"option": of}, **constraints)
 
 
-@dataclass(frozen=True, slots=True)
-class FieldDescription:
+class FieldDescription(msgspec.Struct, frozen=True):
     """The description of a request field that users can set. A `required` field has no default. `choices` are
     the only values allowed.
 
@@ -176,8 +173,7 @@ class MergeRule(enum.Enum):
     """Only one worker is asked, and by its supervisor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merge:
+class Merge(msgspec.Struct, frozen=True, kw_only=True):
     """The rule by which a supervisor merges the responses of its workers.
 
     `key` names the fields by which frames belong together. Their fields in `add`, `most` and `least` are
@@ -200,7 +196,7 @@ class Merge:
     first: str = ""
     join: str = ""
     worst: str = ""
-    rows: Mapping[str, Merge] = field(default_factory=dict)
+    rows: Mapping[str, Merge] = msgspec.field(default_factory=dict)
     limit: str = "limit"
     of_queue: bool = False
     in_turn: Literal["never", "shared", "always"] = "never"
@@ -213,8 +209,7 @@ LIVE = Merge(how=MergeRule.LIVE)
 WORKER = Merge(how=MergeRule.WORKER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """An operation that operators can request.
 
     `path` is its HTTP path, with the names of fields in braces. `called` is its command, if its name is not;

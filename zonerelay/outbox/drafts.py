@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -58,8 +57,7 @@ class BadRowError(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class RowRecipients:
+class RowRecipients(msgspec.Struct, frozen=True):
     """The recipients of an outbox row. `everybody` has each of them once, in the order of the columns; `to`
     and `cc` are for the header.
     """
@@ -71,8 +69,7 @@ class RowRecipients:
     everybody: tuple[Mailbox, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RowContent:
+class RowContent(msgspec.Struct, frozen=True):
     """The other columns of an outbox row, unparsed, in the order of the statements. `headers` and
     `attachments` are JSON, the latter in UTF-8.
     """

@@ -17,7 +17,8 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.config.settings import OutboxSettings
 from zonerelay.model.clock import Clock
@@ -53,8 +54,7 @@ REAP_PAGES = 100
 _log = logging.getLogger("zonerelay.outbox")
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxContext:
+class OutboxContext(msgspec.Struct, frozen=True):
     """The dependencies that a worker passes to all parts of its outbox.
 
     `redact` is always on, because its texts go into the database. `on_lost(keys)` is called with deliveries

@@ -12,9 +12,10 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.config.settings import HistoryAddresses, LogFormat, Settings
@@ -36,8 +37,7 @@ socket, the configuration that the supervisor was started with.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """The identity of a worker process. With `drains_spool`, the worker listens nowhere, empties its spool
     and finally removes it. `limits` is the socket of the supervisor's limits, or `None` if this process has
     its limits to itself.
@@ -46,7 +46,7 @@ class Identity:
     index: int = 0
     supervised: bool = False
     drains_spool: bool = False
-    inherited: InheritedSockets = field(default_factory=InheritedSockets)
+    inherited: InheritedSockets = msgspec.field(default_factory=InheritedSockets)
     limits: Path | None = None
 
 

@@ -18,9 +18,10 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import urlsplit
+
+import msgspec
 
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES, addresses_of
@@ -42,8 +43,7 @@ class WebError(Exception):
     """The HTTP request failed or has no usable response. The text gives the reason, without secrets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """An HTTP response. The names in `headers` are in lower case; of equal ones, the last is kept. The repr
     omits `body`, which may be secret.
     """

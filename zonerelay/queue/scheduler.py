@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec import structs
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -59,7 +60,7 @@ class Scheduler:
         self._clock = parts.clock
         self._window = window
         self._throttle = BacklogThrottle(busy, self._unthrottled)
-        self._parts = replace(parts, throttle=self._throttle)
+        self._parts = structs.replace(parts, throttle=self._throttle)
         self._configured = _by_name(zones)
         # Withdrawn deliveries and rates outlive a `Zone`: an operator's change continues while settings are
         # replaced, and a reload must not reset a rate that is used up.
@@ -87,7 +88,7 @@ class Scheduler:
         Known outcomes are recorded if the store accepts them within the rest of the timeout plus one second.
         """
         self._running = False
-        self._parts = replace(self._parts, orders=None)  # no zone is created from now on
+        self._parts = structs.replace(self._parts, orders=None)  # no zone is created from now on
         self._throttle.stop()
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
@@ -105,7 +106,7 @@ class Scheduler:
         `other_routes`, all earlier results of the router are discarded.
         """
         self._configured = _by_name(zones)
-        self._parts = replace(self._parts, retry=retry)
+        self._parts = structs.replace(self._parts, retry=retry)
         for name in dict.fromkeys((*(zone.name for zone in zones), *self._zones)):
             settings, old = self._settings_of(name), self._zones.get(name)
             is_served = settings is not None

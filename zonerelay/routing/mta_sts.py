@@ -279,8 +279,7 @@ class FetchPolicy(Protocol):
     async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyLookup:
+class PolicyLookup(msgspec.Struct, frozen=True):
     """The result of a policy lookup. `held` is the active policy. `expires` is the Unix time of the next
     look-up.
 

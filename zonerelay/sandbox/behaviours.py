@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 ADDRESSES: tuple[tuple[str, str], ...] = (
     ("anything-else", "accepted"),
@@ -34,8 +35,7 @@ _SLOW = re.compile(r"slow-(\d{1,3})s\Z")
 _FIXED = {"permerror": "550 5.1.1 no such mailbox", "temperror": "451 4.3.0 try again later"}
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedReply:
+class ScriptedReply(msgspec.Struct, frozen=True):
     """A scripted reply of the sandbox's receiver. Replies have no CRLF; an empty one stands for the usual
     reply. `delay` is in seconds.
     """

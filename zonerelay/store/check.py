@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,8 +64,7 @@ reported, but are not damage.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A problem that a check has found. `where` is the key, file, row or object, and `what` describes the
     problem. `message_id` is the message that it belongs to, or "" if that is unknown.
     """
@@ -77,12 +75,11 @@ class Finding:
     message_id: str = ""
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(msgspec.Struct):
     """The problems found by a check: counts by kind, and the first `KEPT` of each kind."""
 
-    counts: Counter[DamageKind] = field(default_factory=Counter)
-    kept: list[Finding] = field(default_factory=list)
+    counts: Counter[DamageKind] = msgspec.field(default_factory=Counter)
+    kept: list[Finding] = msgspec.field(default_factory=list)
 
     def add(self, fault: DamageKind, where: str, what: str, message_id: str = "") -> None:
         self.counts[fault] += 1
@@ -94,8 +91,7 @@ class Findings:
         return any(fault not in HARMLESS for fault in self.counts)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
+class CheckOptions(msgspec.Struct, frozen=True):
     """The options of a check. `scratch` is a directory that does not exist, for engines that need one. The
     check creates and removes it. `environment` may contain secrets.
     """
@@ -103,7 +99,7 @@ class CheckOptions:
     scratch: Path
     findings: Findings
     tell: Tell
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class SpoolContents(NamedTuple):
@@ -114,8 +110,7 @@ class SpoolContents(NamedTuple):
     octets: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SalvagedMessage:
+class SalvagedMessage(msgspec.Struct, frozen=True):
     """A message that cannot be restored to the spool by a repair. `message` is None if its record is lost.
     `deliveries` are those with records. `unknown` are recipients of the envelope without a record, who were
     delivered to or whose delivery was lost. `body` reads the existing chunks, and `is_whole` is whether no

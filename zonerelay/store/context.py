@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
@@ -18,8 +19,7 @@ from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreOpenE
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore", "postgres": "asyncpg"}
 
 
-@dataclass(frozen=True, slots=True)
-class SiblingWorkers:
+class SiblingWorkers(msgspec.Struct, frozen=True):
     """The other workers of the machine, which have their own spools and share idempotency keys. `directory`
     is their shared directory, `worker` the number of this worker, and `all` the workers whose spools may have
     keys. `run` identifies the run of the relay, because a register is valid for one run only.
@@ -31,8 +31,7 @@ class SiblingWorkers:
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoreContext:
+class StoreContext(msgspec.Struct, frozen=True):
     """The context that a store receives when it is opened.
 
     `on_health` is called with every change of `unhealthy()`, `on_damage` with each new kind of damage,
@@ -51,7 +50,7 @@ class StoreContext:
     on_stored: Stored = lambda deliveries, is_next: 0
     on_news: News = lambda queue: None
     on_lost: Lost = lambda keys: None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     siblings: SiblingWorkers | None = None
     register: KeyRegister | None = None
     withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]] | None = None

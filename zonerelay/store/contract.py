@@ -94,15 +94,13 @@ class Finish:
     failure: Outcome | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Postpone:
+class Postpone(msgspec.Struct, frozen=True):
     """The delivery stays. `delivery` is its new durable state (deferred, held, warned, or due now)."""
 
     delivery: Delivery
 
 
-@dataclass(frozen=True, slots=True)
-class OwnMessage:
+class OwnMessage(msgspec.Struct, frozen=True):
     """A message of the relay itself (a DSN) that must be stored in the same write as the outcome it reports.
 
     `about` are the reported deliveries. A shared store omits the message if the claims on all of them were
@@ -138,8 +136,7 @@ return another number afterwards. It must not raise.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyKey:
+class IdempotencyKey(msgspec.Struct, frozen=True):
     """The idempotency key of a submission, with which a message is stored only once. `identity` is a
     hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the content. The store
     remembers them, and the caller's `answer` to the submission, until the Unix time `until`. With `asks_only`
@@ -430,8 +427,7 @@ class QueueStore(QueueReader, Protocol):
         """Finish all submissions, then release every resource."""
 
 
-@dataclass(slots=True)
-class QueueCounts:
+class QueueCounts(msgspec.Struct):
     """The number of deliveries by durable state.
 
     A delivery counts as deferred from its first postponement, or its return by an operator's command

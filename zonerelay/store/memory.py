@@ -14,7 +14,6 @@ import logging
 import os
 import zlib
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -42,11 +41,10 @@ _CLOSED, _IN_USE = b"zonerelay shelf 2 closed\n", b"zonerelay shelf 2 in use\n"
 _log = logging.getLogger("zonerelay.store")
 
 
-@dataclass(slots=True, eq=False)
-class _PartitionData:
+class _PartitionData(msgspec.Struct, eq=False):
     """The data of one partition in memory."""
 
-    rows: SortedDict[bytes, bytes] = field(default_factory=SortedDict)
+    rows: SortedDict[bytes, bytes] = msgspec.field(default_factory=SortedDict)
     epoch: int = 0
     writer: str = ""
     last: port.Position = port.NOTHING

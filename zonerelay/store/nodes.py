@@ -31,12 +31,13 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
 from uuid import uuid4
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -91,8 +92,7 @@ Wait = Callable[[float], Awaitable[object]]
 _log = logging.getLogger("zonerelay.store")
 
 
-@dataclass(slots=True, eq=False)
-class OwnedPartition:
+class OwnedPartition(msgspec.Struct, eq=False):
     """A partition that this process writes, with its queue."""
 
     node: int
@@ -191,9 +191,9 @@ class NodeStore:
             may_take = is_own and partition is not None and partition.is_held()
             return self.around.on_stored(deliveries, is_next and may_take)
 
-        around = replace(self.around, register=self._register, on_stored=on_stored)
+        around = structs.replace(self.around, register=self._register, on_stored=on_stored)
         if not is_own:
-            around = replace(around, on_health=lambda _: None)
+            around = structs.replace(around, on_health=lambda _: None)
 
         def on_error(hooks: Hooks, error: StoreError) -> None:
             hooks.on_failure(error)
@@ -209,7 +209,7 @@ class NodeStore:
                 token=token,
                 clock=self.around.clock,
                 seen_file=seen,
-                hooks=replace(hooks, on_failure=lambda error: on_error(hooks, error)),
+                hooks=structs.replace(hooks, on_failure=lambda error: on_error(hooks, error)),
             )
             try:
                 for prefix in (REQUESTS, ANSWERS):  # left by an earlier process

@@ -159,7 +159,9 @@ async def check_spool(settings: Settings, worker: int, examination: CheckOptions
     """
     spool, findings, tell = spool_of(settings.spool, worker), examination.findings, examination.tell
     if spool.backend is Backend.LEVELDB:
-        return await _in_thread(lambda show: check_leveldb(spool.path, replace(examination, tell=show)), tell)
+        return await _in_thread(
+            lambda show: check_leveldb(spool.path, structs.replace(examination, tell=show)), tell
+        )
     async with opened_engine(
         replace(settings, spool=spool),
         examination.environment,

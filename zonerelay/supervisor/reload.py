@@ -17,6 +17,8 @@ import asyncio
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+import msgspec
+
 from zonerelay.config.load import ConfigError, read_copy
 from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
 from zonerelay.model.clock import Clock
@@ -35,8 +37,7 @@ from zonerelay.telemetry.events.events import LogSink
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadPlan:
+class ReloadPlan(msgspec.Struct, frozen=True):
     """The steps of a reload. `settings` become active, `roll` names the tables that need new processes, and
     `later` names those that wait for the next start.
     """

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -25,11 +26,10 @@ _PAGE = 500
 _TOGETHER = 100
 
 
-@dataclass(slots=True)
-class ExportSelection:
+class ExportSelection(msgspec.Struct):
     """The selected messages of an export and their sizes."""
 
-    ids: array[int] = field(default_factory=lambda: array("Q"))
+    ids: array[int] = msgspec.field(default_factory=lambda: array("Q"))
     octets: int = 0
 
 

@@ -25,7 +25,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import msgspec
@@ -168,7 +168,7 @@ class Loader:
                 continue
             self.loaded.already += len(item.deliveries) - len(fresh)
             taken.add(identity)
-            work.append((replace(item, deliveries=fresh), identity))
+            work.append((structs.replace(item, deliveries=fresh), identity))
         results = await asyncio.gather(*(self._write(*each) for each in work), return_exceptions=True)
         done = [item for (item, _), result in zip(work, results, strict=True) if result is None]
         self.register.add((item.key, each.recipient) for item in done for each in item.deliveries)

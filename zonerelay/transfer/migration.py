@@ -45,7 +45,7 @@ import hashlib
 import itertools
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,8 +95,7 @@ class MovePhase(enum.IntEnum):
     AWAKE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """The move of one message: its id in the source, and the id of its copy. `digest` is the hash of the
     copied data, or "" if it is not known yet.
     """
@@ -389,7 +388,7 @@ class Migration:
             await self._let_go(move)
             self._refuse(move.id, str(error))
             return None
-        return replace(move, digest=digest.hexdigest())
+        return structs.replace(move, digest=digest.hexdigest())
 
     async def _let_go(self, move: Move) -> None:
         """Release the message in the source to its former state, without a copy."""
@@ -437,7 +436,7 @@ class Migration:
     async def _retracted(self, move: Move) -> StoreError:
         """Drop a wrong copy, so that another run copies the message again. Return the error."""
         await self._discard_copy(move)
-        self.journal.record(self.spool, [replace(move, digest="")], MovePhase.PLANNED)
+        self.journal.record(self.spool, [structs.replace(move, digest="")], MovePhase.PLANNED)
         return StoreError(
             f"message {move.id}: its copy in the target differs from the source and was removed; one of "
             "the queues was changed meanwhile, or the target loses data"
@@ -519,8 +518,7 @@ class Migration:
             self.moved.deliveries += 1
 
 
-@dataclass(frozen=True, slots=True)
-class _CopiedMessage:
+class _CopiedMessage(msgspec.Struct, frozen=True):
     """A copied message as it was read back: its size in bytes, and its held deliveries."""
 
     size: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -17,8 +18,7 @@ class TransferError(Exception):
     """A source or a target cannot be used; the text is for the operator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMessage:
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A stored message with its open deliveries. `key` identifies the message in its source permanently, so
     that a second import recognizes it.
 
@@ -35,16 +35,14 @@ class StoredMessage:
     is_ours: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class UnusableMessage:
+class UnusableMessage(msgspec.Struct, frozen=True):
     """A message that cannot be imported. It stays in its source."""
 
     name: str
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Interface: a source of messages. Its two sizes are upper limits, for the check of free space and the
     progress bar.
     """

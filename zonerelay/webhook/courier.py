@@ -24,9 +24,11 @@ import itertools
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass
 from random import Random
 from typing import NamedTuple
+
+import msgspec
 
 from zonerelay.config.problems import masked
 from zonerelay.config.settings import WebhookSettings
@@ -95,8 +97,7 @@ class EventPosition(NamedTuple):
         return cls(source, int(step) if step.isdecimal() else 0, int(count) if count.isdecimal() else 1)
 
 
-@dataclass(slots=True, eq=False)
-class EventPost:
+class EventPost(msgspec.Struct, eq=False):
     """A body to be posted. `delivery` is `None` for an event that is not stored; `lost` is the number of
     events that a gap counts.
     """
@@ -113,11 +114,10 @@ class EventPost:
         return self.about.step, self.delivery.message_id if self.delivery else ""
 
 
-@dataclass(slots=True, eq=False)
-class MessagePosts:
+class MessagePosts(msgspec.Struct, eq=False):
     """The bodies about one message, in order."""
 
-    items: list[EventPost] = field(default_factory=list)
+    items: list[EventPost] = msgspec.field(default_factory=list)
     is_busy: bool = False
     attempts: int = 0
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
+import msgspec
+
 from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import FILES, addresses_of
@@ -47,8 +49,7 @@ _BUSY = frozenset({408, 425, 429, 502, 503, 504})
 _LONGEST_WAIT = 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointResponse:
+class EndpointResponse(msgspec.Struct, frozen=True):
     """The response of a webhook's endpoint. `text` is for people. `down` means that the endpoint would have
     refused any event; otherwise the reason may be this one. `gone` means that it wants no more events. `wait`
     is the delay in seconds that it requests.

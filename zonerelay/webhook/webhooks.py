@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -212,7 +212,7 @@ class Webhooks:
             events.append((_type_of(each), now, fields | about))
         names = [each.name for each in couriers]
         submit = self._submit(names, reported[0][0].message_id, 1, events)
-        return replace(submit, about=tuple(each[0].key for each in reported))
+        return structs.replace(submit, about=tuple(each[0].key for each in reported))
 
     def accepted(self, message: Message) -> list[OwnMessage]:
         """Return the events of an acceptance, for the same write. A bug in here must not lose the mail."""

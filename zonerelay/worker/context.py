@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.setup import Identity
@@ -13,8 +14,7 @@ from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerContext:
+class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that the parts of a worker share. `environment` may contain secrets
     (`config/credentials/secrets.py`). `policy_port` is the port of MTA-STS policy servers.
     """

@@ -7,8 +7,9 @@ a reload may replace is looked up when it is needed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
@@ -34,8 +35,7 @@ from zonerelay.worker.outbound import MailReporter, OutboundSide
 from zonerelay.worker.queue import MailQueue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerParts:
+class WorkerParts(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of one worker."""
 
     context: WorkerContext

@@ -7,8 +7,10 @@ cheap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from zonerelay.config.settings import REPEATED, Settings, read_key_file
 from zonerelay.inbound.listen.listeners import ListenerRules, build_rules
@@ -24,8 +26,7 @@ _NAMED = {"zone": "name", "listener": "address"}
 """Tables with a key, which are compared entry by entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(msgspec.Struct, frozen=True):
     """The compiled tables of the configuration. `dkim_keys` is None if no keys are configured. `advice` is
     about the keys.
     """

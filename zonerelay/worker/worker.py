@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -163,7 +162,7 @@ class Worker:
         parts.settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
         parts.scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
-        self.tables = tables = replace(tables, settings=taken_up(self.settings, settings))
+        self.tables = tables = structs.replace(tables, settings=taken_up(self.settings, settings))
         self.settings = tables.settings
         if self.report is not None:
             await self.report.configure(self.settings)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from tests.bench.simulate.figures import Figures
@@ -55,8 +54,7 @@ class DistantAuthority:
         return least + (most - least) * self._random.random()
 
 
-@dataclass(frozen=True)
-class KeeperEvents(LimitEvents):
+class KeeperEvents(LimitEvents, frozen=True):
     """What a node's keeper tells of."""
 
     figures: Figures

@@ -180,7 +180,9 @@ async def test_nobody_is_given_up_while_a_host_waits_for_its_turn(
 ) -> None:
     plain, capable = await start_sink(NO_UTF8), await start_sink()
     message = make_message(recipients=["a@example.com", "ü@example.com"])
-    batch = replace(make_batch(message, route_to(plain.port, capable.port)), take_turn=OnlyTheFirst().take)
+    batch = structs.replace(
+        make_batch(message, route_to(plain.port, capable.port)), take_turn=OnlyTheFirst().take
+    )
     outcomes = await start_courier().deliver(batch)
     assert [outcome.verdict for outcome in outcomes] == [D, F]
     assert not outcomes[1].counts

@@ -44,7 +44,7 @@ def batch_of(port: int, *locals_: str, message: Message | None = None) -> Batch:
     envelope = structs.replace(message.envelope, ret=Ret.HDRS, envid="order-1")
     batch = make_batch(structs.replace(message, envelope=envelope), route_to(port))
     deliveries = [structs.replace(each, notify=Notify.FAILURE) for each in batch.deliveries]
-    return replace(batch, deliveries=tuple(deliveries))
+    return structs.replace(batch, deliveries=tuple(deliveries))
 
 
 async def send(courier: SmtpCourier, batch: Batch) -> list[Outcome]:

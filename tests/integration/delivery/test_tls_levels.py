@@ -336,7 +336,7 @@ async def test_an_operators_verify_holds_beside_the_records(
     courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)}))
     demand = TlsDemand(TlsMode.VERIFY, dane=True)
     assert "self-signed" in await refusal(courier, sink, demand)
-    assert (await deliver(courier, sink, replace(demand, because="mta-sts"))).tls == "TLSv1.3 dane"
+    assert (await deliver(courier, sink, structs.replace(demand, because="mta-sts"))).tls == "TLSv1.3 dane"
 
 
 async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(

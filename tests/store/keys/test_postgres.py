@@ -8,11 +8,11 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, store_message
 from tests.store.keys.servers import write_through_kills, write_while_judged, written
@@ -80,7 +80,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def access(server: PostgresServer) -> DatabaseAccess:
-    return replace(access_to(server.url), read_password=lambda: PASSWORD)
+    return structs.replace(access_to(server.url), read_password=lambda: PASSWORD)
 
 
 # --- keys
@@ -187,7 +187,7 @@ async def test_a_server_that_stops_syncing_is_noticed_at_the_next_beat(
     server: PostgresServer, access: DatabaseAccess, opened: Opening
 ) -> None:
     trouble: list[StoreError] = []
-    partition = await opened(replace(access, lease=1.0), failures=trouble)
+    partition = await opened(structs.replace(access, lease=1.0), failures=trouble)
     server.set("full_page_writes", "off")
     try:
         await until(lambda: trouble)
@@ -196,7 +196,7 @@ async def test_a_server_that_stops_syncing_is_noticed_at_the_next_beat(
             await partition.write(Write({b"a": b"1"}))
         with pytest.raises(StoreOpenError, match="mail-loss"):
             await opened(access, 1)
-        await (await opened(replace(access, accepts_loss=True), 1)).write(Write({b"a": b"1"}))
+        await (await opened(structs.replace(access, accepts_loss=True), 1)).write(Write({b"a": b"1"}))
     finally:
         server.set("full_page_writes", "on")
     await written(partition, b"a")
@@ -278,7 +278,7 @@ async def test_the_password_is_read_at_each_connection_and_never_told(
     server.psql(f"CREATE ROLE {role} LOGIN PASSWORD 'old-secret'; CREATE SCHEMA {role} AUTHORIZATION {role}")
     secret = ["old-secret"]
     url = server.url.replace("//mail@", f"//{role}@")
-    partition = await opened(replace(access, url=url, schema=role, read_password=lambda: secret[0]))
+    partition = await opened(structs.replace(access, url=url, schema=role, read_password=lambda: secret[0]))
     server.psql(f"ALTER ROLE {role} PASSWORD 'new-secret'")
     server.psql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
     with pytest.raises(StoreError, match="password authentication failed") as caught:
@@ -316,7 +316,7 @@ async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_startin
     server = shared_postgres()
     role = f"lacking_{uuid.uuid4().hex[:8]}"
     server.psql(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA {role} AUTHORIZATION {role}")
-    access = replace(access_to(server.url.replace("//mail@", f"//{role}@")), schema=role)
+    access = structs.replace(access_to(server.url.replace("//mail@", f"//{role}@")), schema=role)
     await (await opened(access)).close()
     server.psql(f"SET search_path = {role}; {statement.format(role=role)}")
     with pytest.raises(StoreError, match=named):

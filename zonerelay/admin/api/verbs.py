@@ -15,7 +15,6 @@ import re
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -84,8 +83,7 @@ Answer = msgspec.Struct | dict[str, object] | web.StreamResponse
 Run = Callable[[ApiCall], Awaitable[Answer]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
+class Verb(msgspec.Struct, frozen=True, kw_only=True):
     """An HTTP method and path of the API. `operation` is the operation that it is built from, if there is
     one.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 
 import msgspec
@@ -25,8 +24,7 @@ TITLE = 24.0
 """The room for the name of a zone, above its bar."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     name: str
     count: str
     kind: str
@@ -37,15 +35,13 @@ class Node:
     text_y: float
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(msgspec.Struct, frozen=True):
     kind: str
     path: str
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(msgspec.Struct, frozen=True):
     title: str
     nodes: Sequence[Node]
     bands: Sequence[Band]
@@ -94,8 +90,7 @@ def flow_of(status: RelayStatus) -> Flow:
     return Flow(title, nodes, bands, round(max(left_y, right_y, 60.0), 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(msgspec.Struct, frozen=True):
     """Mail by minute: a bar for accepted messages, a line for deliveries. `most` is the height."""
 
     bars: str

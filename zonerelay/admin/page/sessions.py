@@ -11,7 +11,8 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from zonerelay.config.credentials.identities import Scope, Token
 
@@ -23,8 +24,7 @@ ended.
 """
 
 
-@dataclass(slots=True)
-class PageSession:
+class PageSession(msgspec.Struct):
     """A login session of the operators' page. `number` identifies it in the list of sessions; `check` is
     included in every form.
     """
@@ -34,7 +34,7 @@ class PageSession:
     address: str
     began: float
     used: float
-    check: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+    check: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(18))
 
     @property
     def who(self) -> str:

@@ -12,8 +12,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.capture.store import DIRECTORY as CAPTURED
@@ -61,15 +62,14 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield ORDERS, home / ORDERS
 
 
-@dataclass(slots=True)
-class CopiedFiles:
+class CopiedFiles(msgspec.Struct):
     """The files that were copied, by name. `kept`: the target already has its own file. `lost`: the file is
     damaged at its source and was not copied; the entry includes the reason.
     """
 
-    copied: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
+    copied: list[str] = msgspec.field(default_factory=list)
+    kept: list[str] = msgspec.field(default_factory=list)
+    lost: list[str] = msgspec.field(default_factory=list)
 
     def tell(self) -> None:
         for each in self.lost:

@@ -42,7 +42,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from random import Random
 
 from msgspec import structs
@@ -413,7 +413,7 @@ class SmtpCourier:
                 f"{host.name} has no address in the address family of source {key.source.name} (IPv4 or IPv6)"
             )
             raise HostFailure(Reply(451, "4.4", text), asked=False)
-        return replace(found, ips=reachable)
+        return structs.replace(found, ips=reachable)
 
     async def _use(self, session: OutgoingSession, state: BatchState) -> bool:
         """Run transactions on a connection until no recipient is open or the connection can serve no more.

@@ -31,7 +31,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import PoolKey, Terms
@@ -58,8 +59,7 @@ AllowanceOf = Callable[[str], ZoneAllowance]
 """Returns this worker's allowance of a zone's limits, by the zone's name."""
 
 
-@dataclass(slots=True)
-class _DestinationSlots:
+class _DestinationSlots(msgspec.Struct):
     """The connections of one destination, and its limit when it was last checked."""
 
     limit: int = 0

@@ -28,6 +28,7 @@ from functools import partial
 from typing import cast
 
 import aiosmtplib
+import msgspec
 from aiosmtplib.protocol import SMTPProtocol
 
 from zonerelay.config.endpoints import join_port
@@ -52,8 +53,7 @@ from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.events.transcript import SessionRecorder
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
+class Slot(msgspec.Struct, eq=False):
     """A connection slot: the right to have one connection. `release` may be called more than once. `record`
     is that of a transcript.
     """

@@ -47,8 +47,10 @@ import random as random_module
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from itertools import groupby
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.config.endpoints import join_port
 from zonerelay.delivery.connection.session import OutgoingSession
@@ -72,8 +74,7 @@ PROBE_TIME = 60.0
 """Seconds for which a probe keeps other batches from the host if the probe never reports a result."""
 
 
-@dataclass(slots=True)
-class _DownHost:
+class _DownHost(msgspec.Struct):
     """A host that is considered down, and until when."""
 
     failures: int = 0
@@ -187,8 +188,7 @@ same reason.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(msgspec.Struct, frozen=True):
     """A rejection that may be caused by a limit of the connection. `messages` counts those that the session
     carried before it.
 
@@ -202,17 +202,16 @@ class Suspect:
     others: int = 0
 
 
-@dataclass(slots=True)
-class _HostLimits:
+class _HostLimits(msgspec.Struct):
     """The learned limits of one host."""
 
     most: int | None = None
     until: float = 0.0
     was_reached: bool = False
     """Whether a connection has carried `most` messages since the number was learned."""
-    about_mail: dict[TransactionPhase, BoundedDict[str, float]] = field(default_factory=dict)
+    about_mail: dict[TransactionPhase, BoundedDict[str, float]] = msgspec.field(default_factory=dict)
     """The time until which a refusal is not suspect."""
-    in_vain: dict[TransactionPhase, deque[float]] = field(default_factory=dict)
+    in_vain: dict[TransactionPhase, deque[float]] = msgspec.field(default_factory=dict)
     """The times at which the latest suspect refusals were retried in vain."""
 
 
@@ -349,7 +348,7 @@ class UsedExtensions:
         address = session.peer.address
         session.has_taken_mail = address in self._took_mail
         if self.few_parameters(address):
-            session.capabilities = replace(session.capabilities, few_parameters=True)
+            session.capabilities = structs.replace(session.capabilities, few_parameters=True)
         session.chunking = (
             session.terms.zone.chunking and session.capabilities.chunking and not self.failure(address)
         )
@@ -360,7 +359,7 @@ class UsedExtensions:
     def learn(self, session: OutgoingSession, transaction: ClientTransaction) -> None:
         """Learn from a finished transaction."""
         if transaction.parameters_refused:
-            session.capabilities = replace(session.capabilities, few_parameters=True)
+            session.capabilities = structs.replace(session.capabilities, few_parameters=True)
         elif session.capabilities.few_parameters and transaction.delivered:
             self._few_parameters.add(session.peer.address)
         if transaction.delivered and not session.has_taken_mail:

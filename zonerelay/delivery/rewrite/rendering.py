@@ -35,9 +35,9 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import BodyConversion, DkimMode, ZoneSettings
@@ -59,8 +59,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(msgspec.Struct, frozen=True):
     """The conversion of a message and the resulting size."""
 
     plan: ConversionPlan
@@ -322,16 +321,14 @@ class SigningKeys(Protocol):
     def for_author(self, domain: str, now: float) -> Sequence[DkimKey]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedMessage:
+class RenderedMessage(msgspec.Struct, frozen=True):
     """The message and body that are sent instead of the stored ones."""
 
     message: Message
     read_body: ReadBody
 
 
-@dataclass(frozen=True, slots=True)
-class _ZoneChanges:
+class _ZoneChanges(msgspec.Struct, frozen=True):
     """The changes that one zone makes to messages."""
 
     zone: ZoneSettings
@@ -354,8 +351,7 @@ class _ZoneChanges:
         return cls(zone, add, replace, keys, srs, changes_header, changes_header or srs is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rendition:
+class _Rendition(msgspec.Struct, frozen=True, eq=False):
     """A message as modified for one zone. `header` replaces the first `skipped` bytes. Both are empty when
     the header stays unchanged.
     """

@@ -36,9 +36,9 @@ from __future__ import annotations
 import functools
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import TlsMode, ZoneSettings
@@ -151,8 +151,7 @@ class TlsPolicy:
 MTA_STS = "mta-sts"
 
 
-@dataclass(frozen=True, slots=True)
-class TlsRequirements:
+class TlsRequirements(msgspec.Struct, frozen=True):
     """The TLS requirements of a connection. `level` is the demand that applies: a `TlsMode`, or "mta-sts".
     `why` is a clause for display.
 
@@ -279,7 +278,7 @@ def _held_to(
     name = terms.route.name
     is_plain_domain = "." in name and all(each.isalnum() or each in ".-_" for each in name)
     domain = name if is_plain_domain else ""
-    return replace(
+    return structs.replace(
         plan,
         level=TlsMode.DANE,
         name=base,
@@ -296,7 +295,7 @@ def _with_unusable(plan: TlsRequirements, host: MxHost, base: str) -> TlsRequire
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has no usable TLSA record, and {plan.why}")
     if plan.level == TlsMode.OPPORTUNISTIC:
-        return replace(plan, level=TlsMode.REQUIRED, why=f"the TLSA records of {base} require TLS")
+        return structs.replace(plan, level=TlsMode.REQUIRED, why=f"the TLSA records of {base} require TLS")
     return plan
 
 

@@ -280,8 +280,7 @@ REGULAR_FOR = 30 * 86400.0
 """Seconds since the last login of the account from the network."""
 
 
-@dataclass(slots=True)
-class _LoginAttempt:
+class _LoginAttempt(msgspec.Struct):
     """An attempt to log in. `address` is shown in the log. `regular` is explained in the module's docstring.
     `check` is set while the attempt waits for its hash. `ask` replaces the credentials file.
     """

@@ -21,9 +21,10 @@ import datetime
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import msgspec
 
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
@@ -149,8 +150,7 @@ UNCOUNTED = Refusal(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(msgspec.Struct, frozen=True):
     """The limits of a user during one mail transaction. `usage` is set if the user has quotas."""
 
     user: str

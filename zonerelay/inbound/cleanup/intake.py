@@ -44,7 +44,6 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -610,7 +609,7 @@ class Intake:
         """Refuse the message. Raise StoredBeforeError if it was submitted before."""
         if self._key:
             with suppress(contract.NotStoredBeforeError):
-                await writer.commit((), once=replace(self._once(), asks_only=True))
+                await writer.commit((), once=structs.replace(self._once(), asks_only=True))
         self.refuse(refusal)
 
     async def _take_turn(self, writer: MessageWriter) -> MessageId | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from socket import AF_INET6, inet_pton
+
+import msgspec
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.refusal import Reason
@@ -49,8 +50,7 @@ MAX_SENDERS = 10_000
 _NUMBERS = re.compile(r"[0-9]+")
 
 
-@dataclass(slots=True)
-class _Sender:
+class _Sender(msgspec.Struct):
     """The recent recipients of one sender."""
 
     at: float

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -55,8 +54,7 @@ class QuotaLevel(NamedTuple):
     most: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExhaustedQuota:
+class ExhaustedQuota(msgspec.Struct, frozen=True):
     """An exhausted quota, and the seconds until there is capacity. They are infinite if the message can never
     fit.
     """

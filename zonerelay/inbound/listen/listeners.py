@@ -18,6 +18,8 @@ from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
@@ -71,8 +73,7 @@ LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still i
 SomeListener = AnyListener[Any]  # Any: the kind of its connections
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerRules:
+class ListenerRules(msgspec.Struct, frozen=True):
     """The access and rewrite rules of all listeners, or None if none are configured. They are built in
     advance, because many rules take a while.
     """

@@ -31,6 +31,8 @@ from functools import partial
 from itertools import product
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import msgspec
+
 from zonerelay.inbound.policy import api
 from zonerelay.inbound.policy.api import Decision, Event
 from zonerelay.model.reply import Reply
@@ -48,8 +50,7 @@ class FailureKind(enum.StrEnum):
     BAD_DECISION = "bad-decision"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyFailure:
+class PolicyFailure(msgspec.Struct, frozen=True):
     """A policy call failed or returned an unusable result. `detail` is for the operator."""
 
     kind: FailureKind

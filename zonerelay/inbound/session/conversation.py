@@ -41,9 +41,10 @@ Policy for these, where the RFCs leave a choice:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+
+from msgspec import structs
 
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
@@ -227,11 +228,11 @@ class Conversation(SubmittingClient):
     def _refused_chunk(self, answer: ServerReply, size: int) -> ServerReply:
         self.reset()
         if size > 2 * self.context.settings.max_message_size + replies.MAX_DRAINED:
-            return self.refuse(replace(answer, then=NextAction.CLOSE), "BDAT")
+            return self.refuse(structs.replace(answer, then=NextAction.CLOSE), "BDAT")
         answer = self.refuse(answer, "BDAT")
         if answer.then is NextAction.CLOSE:
             return answer
-        return replace(answer, wire=b"", later=answer.wire, then=NextAction.DISCARD)
+        return structs.replace(answer, wire=b"", later=answer.wire, then=NextAction.DISCARD)
 
     def _rset(self, argument: str) -> ServerReply:
         if argument:
@@ -339,7 +340,7 @@ class Conversation(SubmittingClient):
             refusal = replies.bad_command(error.reply)
             if line[:4].upper() == b"BDAT":
                 # The end of its bytes is unknown, and they must not run as commands.
-                refusal = replace(refusal, then=NextAction.CLOSE)
+                refusal = structs.replace(refusal, then=NextAction.CLOSE)
             return self.refuse(refusal, verb)
 
     def _no_command(self, line: bytes | LineFault) -> ServerReply:

@@ -27,8 +27,9 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
@@ -299,7 +300,7 @@ class Session(asyncio.Protocol):
         port = client.port if xclient.port is None else xclient.port
         if self._is_now(address, port):
             # The certificate belongs to the server in front, not to the client that it names.
-            tls = before.tls if before.tls is None else replace(before.tls, certificate="")
+            tls = before.tls if before.tls is None else structs.replace(before.tls, certificate="")
             self.conversation = Conversation(self.context, self.client, tls)
             self.conversation.client_state.take_over(before, xclient)
             self._greet()
@@ -398,7 +399,7 @@ class Session(asyncio.Protocol):
             answer = self._trouble(error)
             # The following bytes may be a chunk, which must not run as commands.
             is_bdat = isinstance(line, bytes) and line[:4].upper() == b"BDAT"
-            return replace(answer, then=NextAction.CLOSE) if is_bdat else answer
+            return structs.replace(answer, then=NextAction.CLOSE) if is_bdat else answer
 
     def _trouble(self, error: Exception) -> ServerReply:
         self.context.events.error("inbound", error)

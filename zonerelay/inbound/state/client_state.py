@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+
+import msgspec
 
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import (
@@ -40,8 +41,7 @@ MAX_AUTHORS = 4096  # characters of From fields; longer ones take the parser tim
 _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grants:
+class Grants(msgspec.Struct, frozen=True, kw_only=True):
     """The permissions of one client. `must_log_in`: the client must log in first. `offer` are its lines of
     the EHLO reply; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
     """

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import structs
 
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings, ListenerTls
@@ -276,7 +278,7 @@ class ListenerContext(SharedContext):
         """Return the reply to mail that the limits of the user refuse, and count it if a quota is used up."""
         if refusal.quota:
             self.events.metrics.quota_refused.add((refusal.quota,))
-        return replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
+        return structs.replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
 
 
 def dropped_headers(settings: ListenerSettings) -> frozenset[str]:

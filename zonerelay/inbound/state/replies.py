@@ -13,7 +13,9 @@ on the connection, and DSN, FUTURERELEASE and XCLIENT on the client.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.config.units import format_size
@@ -40,8 +42,7 @@ class NextAction(enum.Enum):
     CLOSE = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReply:
+class ServerReply(msgspec.Struct, frozen=True):
     """A reply in wire format. A reply with a `reason` is a refusal, which is logged and counted. The log has
     `reply`; the client gets `detailed` if that is set.
     """
@@ -99,7 +100,7 @@ def in_detail(answer: ServerReply, text: str) -> ServerReply:
     text.
     """
     detailed = Reply(answer.reply.code, answer.reply.detail, text)
-    return replace(answer, wire=detailed.encode(), detailed=detailed)
+    return structs.replace(answer, wire=detailed.encode(), detailed=detailed)
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:

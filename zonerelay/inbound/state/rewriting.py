@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import ListenerSettings, RewriteScope, RewriteSettings
@@ -37,8 +37,7 @@ from zonerelay.smtp.client.transaction import original_recipient
 from zonerelay.smtp.server.paths import CommandError, reverse_path
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneHeader:
+class ZoneHeader(msgspec.Struct, frozen=True):
     """The zone header of one listener, and the clients that may use it. `name` is in lower case."""
 
     name: str
@@ -92,8 +91,7 @@ _PLACES: dict[RewriteScope, tuple[AddressKind, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _RewriteRule:
+class _RewriteRule(msgspec.Struct, frozen=True):
     """A compiled [[rewrite]] rule. `local` is empty if the local part does not change. `number` counts the
     rules from 1.
     """

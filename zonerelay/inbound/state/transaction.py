@@ -7,9 +7,9 @@ changes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.inbound.access.guard import Allowance
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from zonerelay.inbound.state.replies import ServerReply
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderEdits:
+class HeaderEdits(msgspec.Struct, frozen=True):
     """Changes to the header: fields to add at the top, and names of fields to remove."""
 
     add: tuple[tuple[str, str], ...] = ()

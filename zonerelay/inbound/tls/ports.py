@@ -6,7 +6,7 @@ because these libraries use more memory than all the rest of a listener.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
 class TlsFault(Exception):
@@ -15,8 +15,7 @@ class TlsFault(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class TlsInfo:
+class TlsInfo(msgspec.Struct, frozen=True):
     """An established session. `version` is such as `"TLSv1.3"`.
 
     `certificate` is the SHA-256 of the client's certificate in lower-case hexadecimal, `""` if it sent none.

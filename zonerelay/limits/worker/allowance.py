@@ -32,6 +32,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 
+import msgspec
+
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import MAX_WAITING
 from zonerelay.limits.values import SlotClaim, SlotGrant, TurnRequest, interval, leased_grace
@@ -301,8 +303,7 @@ to start.
 """
 
 
-@dataclass(slots=True, eq=False)
-class Share:
+class Share(msgspec.Struct, eq=False):
     """The slots of one destination that a worker may use, and how many of them it must return when they are
     free. `batches` and `connections` are the counts of the scheduler and the pool.
 

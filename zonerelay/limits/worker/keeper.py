@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitAuthority, LimitRequest
@@ -46,16 +47,15 @@ FORGET = 60.0
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
 
 
-@dataclass(slots=True, eq=False)
-class _ZoneExchange:
+class _ZoneExchange(msgspec.Struct, eq=False):
     """The limits of one zone and the state of their exchange."""
 
     allowance: ZoneAllowance
-    named: WeakValueDictionary[_TurnKey, LeasedTurns] = field(default_factory=WeakValueDictionary)
+    named: WeakValueDictionary[_TurnKey, LeasedTurns] = msgspec.field(default_factory=WeakValueDictionary)
     """The turns of each destination, as long as its destination uses them."""
-    turns: dict[LeasedTurns, None] = field(default_factory=dict)
+    turns: dict[LeasedTurns, None] = msgspec.field(default_factory=dict)
     """Recently used turns, which must be declared to a new authority."""
-    wanted: dict[LeasedTurns, None] = field(default_factory=dict)
+    wanted: dict[LeasedTurns, None] = msgspec.field(default_factory=dict)
     everything: bool = False
     due: bool = False
     heard: float = float("-inf")

@@ -33,6 +33,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import msgspec
+
 from zonerelay.model.address_list import read_addresses
 
 _INDENT = b" " * 8  # shortens long runs at once, so that few passes are left
@@ -160,8 +162,7 @@ class DkimKey:
     slow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UnsignedField:
+class UnsignedField(msgspec.Struct, frozen=True):
     """A field without its signature: `key.sign` of `digest` is the expensive step that remains."""
 
     key: DkimKey

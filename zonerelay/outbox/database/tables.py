@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import DatabaseConnection, Fetch
 
 
-@dataclass(frozen=True, slots=True)
-class TableNames:
+class TableNames(msgspec.Struct, frozen=True):
     """The names of the outbox's tables. Every insert sends a notification on `channel`."""
 
     schema: str

@@ -13,9 +13,10 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeAlias
+
+import msgspec
 
 from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
@@ -37,8 +38,7 @@ _FEW = 4
 File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 
-@dataclass(slots=True, eq=False)
-class ComposedMessage:
+class ComposedMessage(msgspec.Struct, eq=False):
     """A message composed from a row. A small one is in `data`, a large one in `file`."""
 
     message: Message

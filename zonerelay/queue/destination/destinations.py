@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
@@ -389,8 +388,7 @@ class Destination(DestinationQueue):
         return not any(backlog.passed_over for backlog in self._backlogs.values())
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, eq=False):
     """A batch to attempt now: deliveries of one message to one destination."""
 
     destination: Destination

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryState
@@ -14,8 +15,7 @@ from zonerelay.queue.orders.order import is_like
 from zonerelay.store.contract import everybody
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFilter:
+class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
     """A filter that selects deliveries. Every given condition must hold; an empty filter matches everything.
 
     `*` in `sender`, `recipient` and `domain` stands for any text. The sender `""` or `<>` is the null sender.

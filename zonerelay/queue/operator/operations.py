@@ -43,11 +43,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import KW_ONLY, astuple, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
 from operator import add
 from typing import Protocol, TypedDict, Unpack
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
@@ -78,8 +79,7 @@ from zonerelay.telemetry.logs.redact import Redactor
 # one are known here. Everything else is in the log under the same message id.
 
 
-@dataclass(frozen=True, slots=True)
-class MessageView:
+class MessageView(msgspec.Struct, frozen=True):
     """A message and its open deliveries with their states."""
 
     message: Message
@@ -157,8 +157,7 @@ def _no_ages() -> list[int]:
     return [0] * (len(BOUNDS) + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryCount:
+class SummaryCount(msgspec.Struct, frozen=True):
     """The deliveries of a summary, counted by a property and by their age at `now`. `counts[key][n]` counts
     deliveries of at most `BOUNDS[n]` minutes that are older than the previous bound.
     """
@@ -166,8 +165,8 @@ class SummaryCount:
     every: int
     """One delivery in `every` was counted, and stands for that many."""
     now: float
-    counts: dict[str, list[int]] = field(default_factory=dict)
-    other: list[int] = field(default_factory=_no_ages)
+    counts: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    other: list[int] = msgspec.field(default_factory=_no_ages)
 
     def count(self, key: str, created: float) -> None:
         ages = self.counts.get(key)
@@ -286,8 +285,7 @@ RACES = 5
 """How often deliveries are retried that change while a change is being noted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeCounts:
+class ChangeCounts(msgspec.Struct, frozen=True):
     """The result of a change, in counts of deliveries. `changed` can be less than `matched - busy`, because
     some deliveries already were as wanted, or left the queue.
 
@@ -302,7 +300,7 @@ class ChangeCounts:
     altered: int = 0
 
     def __add__(self, other: ChangeCounts) -> ChangeCounts:
-        return ChangeCounts(*map(add, astuple(self), astuple(other)))
+        return ChangeCounts(*map(add, structs.astuple(self), structs.astuple(other)))
 
 
 class VerbProgress(Protocol):
@@ -401,7 +399,7 @@ class Operations:
         """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
         shown = await self.show(message_id)
         details = [(self._until_probe(each), state) for each, state in shown.deliveries]
-        return steps(replace(shown, deliveries=tuple(details)))
+        return steps(structs.replace(shown, deliveries=tuple(details)))
 
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
@@ -503,7 +501,7 @@ class Operations:
             self.events.dropped([*changed, *(key for key in removed if key.queue.is_mail)])
             return len(changed) + len(removed)
 
-        return await self._over("drop", replace(wanted, in_bin=purge), drop, **run)
+        return await self._over("drop", structs.replace(wanted, in_bin=purge), drop, **run)
 
     async def bounce(self, wanted: QueueFilter, reason: str, **run: Unpack[ChangeRun]) -> ChangeCounts:
         # A single line, because the text becomes a status field of the report.
@@ -921,7 +919,7 @@ def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
 
 def described(wanted: QueueFilter) -> str:
     """Describe the filter in one line for the log."""
-    given = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
+    given = {field.name: getattr(wanted, field.name) for field in structs.fields(wanted)}
     ids = sorted(given.pop("message_ids") or ())
     more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
     words = [f"{name}={value}" for name, value in given.items() if value is not None and value is not False]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -112,8 +111,7 @@ class Subject(NamedTuple):
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderGate:
+class OrderGate(msgspec.Struct, frozen=True):
     """Decides which deliveries of a zone wait in the store because of a suspension. If `is_closed`, all of it
     waits.
     """

@@ -10,7 +10,9 @@ made without it. `ReportError` means that no report can be made at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
+
+from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
@@ -103,7 +105,7 @@ class DsnMaker:
             submit = made(whole)
             # The zone would return a report that is too large, and no report is made about a report.
             submit = made(b"") if whole and self._is_too_large(submit) else submit
-            return replace(submit, about=tuple(report.delivery.key for report in reports))
+            return structs.replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:
             raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
 

@@ -28,8 +28,8 @@ are deferred by `UNREADABLE_DELAY`, however old they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, InDoubtAction, ZoneSettings
@@ -62,8 +62,7 @@ LOCAL_ERROR = _local_deferral("temporary internal error")
 UNREADABLE = _local_deferral("the message cannot be read from the spool now")
 
 
-@dataclass(frozen=True, slots=True)
-class Disposition:
+class Disposition(msgspec.Struct, frozen=True):
     """The decision about one delivery after an outcome. `delivery` is its old state, and `outcome` the
     outcome that is recorded (an expiry was a deferral before).
 
@@ -229,7 +228,7 @@ def unreported(disposition: Disposition, now: float) -> Disposition:
     if isinstance(change, Finish):
         return put_off(disposition.delivery, disposition.outcome, now)
     change = Postpone(structs.replace(change.delivery, warned=False))
-    return replace(disposition, change=change, report=None)
+    return structs.replace(disposition, change=change, report=None)
 
 
 def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:

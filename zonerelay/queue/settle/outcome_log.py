@@ -18,7 +18,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
@@ -41,8 +43,7 @@ RETRY_FIRST = 0.5
 RETRY_LONGEST = 30.0
 
 
-@dataclass(slots=True, eq=False)
-class AtomicWrite:
+class AtomicWrite(msgspec.Struct, eq=False):
     """Changes that are written atomically, `count` of them of deliveries. A `lazy` write may wait for others,
     because no caller waits for it.
     """
@@ -225,7 +226,7 @@ class OutcomeLog:
         progress, now = False, self._clock.now()
         for entry in self._failed:
             entry.changes = [
-                replace(change, delivery=change.delivery.corrected_at(now))
+                structs.replace(change, delivery=change.delivery.corrected_at(now))
                 if isinstance(change, Postpone)
                 else change
                 for change in entry.changes

@@ -39,8 +39,10 @@ import random as _random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
+
+import msgspec
 
 from zonerelay.config.settings import (
     BounceSettings,
@@ -132,8 +134,7 @@ def _harmless(error: BaseException) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneRetryPolicy:
+class ZoneRetryPolicy(msgspec.Struct, frozen=True):
     """The retry policy of one zone: a back-off, limited by attempts and by age."""
 
     settings: RetrySettings
@@ -165,8 +166,7 @@ class ZoneRetryPolicy:
         return delay * (1 + random.uniform(-spread, spread))
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     """The retry policies of [retry] and of zones with their own settings. Rows of the outbox are retried n²
     minutes after the n-th failure, without jitter, and the failure of attempt `row_attempts` is final.
     """

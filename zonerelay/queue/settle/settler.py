@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, ZoneSettings
@@ -53,8 +53,7 @@ webhook events, which are stored in the same write.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettlerCallbacks:
+class SettlerCallbacks(msgspec.Struct, frozen=True, kw_only=True):
     """Functions through which the settler queries and notifies other components."""
 
     postponed: Callable[[QueueName, float], None] = lambda queue, when: None
@@ -77,8 +76,7 @@ TOGETHER = 100
 """Deferrals that are written as one entry."""
 
 
-@dataclass(slots=True, eq=False)
-class _PendingOutcomes:
+class _PendingOutcomes(msgspec.Struct, eq=False):
     """Deliveries of one message whose outcomes are waiting to be written."""
 
     message: Message | None
@@ -93,8 +91,7 @@ class _PendingOutcomes:
 _Dsn = tuple[DsnKind, OwnMessage]
 
 
-@dataclass(slots=True, eq=False)
-class UnattemptedDeliveries:
+class UnattemptedDeliveries(msgspec.Struct, eq=False):
     """Deliveries that get an outcome without an attempt, because their destination is suspended or
     unroutable. There may be thousands. They are processed a few at a time, and the first `done` have been
     passed on. `until` returns when the next one is to be checked again.
@@ -143,7 +140,7 @@ class Settler:
         bounce: BounceSettings,
         events: Events,
         clock: Clock,
-        callbacks: SettlerCallbacks = SettlerCallbacks(),
+        callbacks: SettlerCallbacks,
     ) -> None:
         self._callbacks = callbacks
         self._store = store

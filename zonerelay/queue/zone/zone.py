@@ -35,9 +35,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from random import Random
+
+import msgspec
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import format_size
@@ -99,8 +100,7 @@ LONGEST_FIRST = 120.0
 """Seconds. Servers disconnect clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneParts:
+class ZoneParts(msgspec.Struct, frozen=True):
     """The components that all zones of a scheduler share. A reload replaces `retry`."""
 
     store: QueueStore

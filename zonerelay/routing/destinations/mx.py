@@ -19,10 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from random import Random
 
+import msgspec
 from msgspec import structs
 
 from zonerelay.config.endpoints import NextHop, NextHopKind, is_address, parse_next_hop, split_next_hops
@@ -50,8 +51,7 @@ STATIC_TTL = 3600.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ExaminedRoute:
+class ExaminedRoute(msgspec.Struct, frozen=True):
     """A route with the table and the policy that determined its limits and TLS."""
 
     answer: Route | Unroutable
@@ -144,7 +144,7 @@ class MxRouter:
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
             problem = f"next hop {text}: {found.outcome.reply.text}"
             outcome = structs.replace(_deferred("3.5", problem), scope=Scope.LOCAL)
-            return replace(found, outcome=outcome)
+            return structs.replace(found, outcome=outcome)
         return found
 
     # ---- a recipient's domain ----------------------------------------------------------------

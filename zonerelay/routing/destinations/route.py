@@ -12,7 +12,6 @@ the garbage collector need not inspect them (`gc=False`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import NewType
 
 import msgspec
@@ -28,8 +27,7 @@ DestinationKey = NewType("DestinationKey", str)
 SiteKey = NewType("SiteKey", str)
 
 
-@dataclass(frozen=True, slots=True)
-class TlsDemand:
+class TlsDemand(msgspec.Struct, frozen=True):
     """The TLS requirements of a route.
 
     `dane` means that the MX records were secure, so DANE applies to hosts with TLSA records (RFC 7672) under
@@ -107,8 +105,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
         return self.tls or TlsDemand(zone.tls)
 
 
-@dataclass(frozen=True, slots=True)
-class Unroutable:
+class Unroutable(msgspec.Struct, frozen=True):
     """No host can be tried. `outcome` says why (bounced only if RFC 5321 and RFC 7505 say so).
 
     `expires` is Unix time. Until then the answer may be reused for other mail to the domain.
@@ -123,8 +120,7 @@ class Unroutable:
 # A batch, which the queue passes to a courier.
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Deliveries of one message to one destination in one transaction.
 
     The courier awaits `take_turn` before each transaction. False means that the wait for a turn of the rate

@@ -10,7 +10,6 @@ reference cycle and the garbage collector need not inspect them (`gc=False`).
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -74,8 +73,7 @@ class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     canonical: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
+class Addresses(msgspec.Struct, frozen=True):
     """The addresses of one host, most preferred first. Without any, `failure` says why, as a deferral.
 
     `secure` means that DNSSEC validates all of them and the aliases before them. `canonical` is the name at

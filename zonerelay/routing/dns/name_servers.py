@@ -25,11 +25,12 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.config.settings import DnsSettings
@@ -278,8 +279,7 @@ class NameServers:
         return DnspythonReason.OTHER
 
 
-@dataclass(slots=True, eq=False)
-class _Server:
+class _Server(msgspec.Struct, eq=False):
     """A name server. It is queried without EDNS until `plain_until`, a time of the event loop."""
 
     place: NameServer

@@ -17,8 +17,9 @@ Everything is prepared when the settings are loaded. Choosing never raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
@@ -64,8 +65,7 @@ _NOTHING_TO_CHOOSE = ZoneChoice(DEFAULT_ZONE, "")
 _NO_ROUTE = ZoneChoice(DEFAULT_ZONE, NO_ROUTE)
 
 
-@dataclass(frozen=True, slots=True)
-class RuleCheck:
+class RuleCheck(msgspec.Struct, frozen=True):
     """The result of one route for a message. `unmatched` names the conditions that do not match, none if the
     route matches.
     """
@@ -75,8 +75,7 @@ class RuleCheck:
     unmatched: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneExplanation:
+class ZoneExplanation(msgspec.Struct, frozen=True):
     """The reason why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none
     matched.
 

@@ -8,8 +8,9 @@ read is no limit.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from zonerelay.smtp.server.params import MAX_HOLD_FOR
 
@@ -20,8 +21,7 @@ _LIMIT = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 _LIMITS = re.compile(r"[A-Z0-9_-]+(?:=[!-:<-~]+)?(?: +[A-Z0-9_-]+(?:=[!-:<-~]+)?)*", re.ASCII | re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLimits:
+class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits that a server announces (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a
     session.
     """
@@ -35,8 +35,7 @@ NO_LIMITS = PeerLimits()
 NO_AUTH: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The service extensions that a server offers and the relay supports. A server with HELO only has none:
     `Capabilities()`.
 

@@ -36,8 +36,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
@@ -156,7 +158,7 @@ def dispensable(
     """Return whether the command at this position (0 is MAIL) has parameters that can be left out."""
     if capabilities.few_parameters:
         return False
-    few = script(message, deliveries, replace(capabilities, few_parameters=True))
+    few = script(message, deliveries, structs.replace(capabilities, few_parameters=True))
     whole = script(message, deliveries, capabilities)
     return few.split(b"\r\n")[command] != whole.split(b"\r\n")[command]
 
@@ -205,8 +207,7 @@ class BdatFailure(enum.StrEnum):
     SURPLUS = "the server sent an unsolicited reply"
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True):
     """The peer of an outcome: MX host name, address and port, TLS version (`""` in clear text)."""
 
     host: str = ""

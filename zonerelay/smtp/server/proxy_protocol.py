@@ -22,8 +22,9 @@ import ipaddress
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from zonerelay.smtp.server.commands import TLS_HELLO
 from zonerelay.smtp.server.paths import command_error
@@ -79,8 +80,7 @@ class ProxyFault(Exception):
     """The input is not a PROXY header; the text is for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyHeader:
+class ProxyHeader(msgspec.Struct, frozen=True):
     """The client named by a PROXY header, or `("", 0)` if the header names none."""
 
     address: str
@@ -230,8 +230,7 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9_-]{1,63}
 _UNAVAILABLE = frozenset({"[UNAVAILABLE]", "[TEMPUNAVAIL]"})
 
 
-@dataclass(frozen=True, slots=True)
-class XClient:
+class XClient(msgspec.Struct, frozen=True):
     """The attributes of an XCLIENT command. `None` is not named and stays; `""` (port: 0) is unknown."""
 
     name: str | None = None

@@ -24,9 +24,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
@@ -116,8 +117,7 @@ P = TypeVar("P")
 W = TypeVar("W")
 
 
-@dataclass(slots=True, eq=False)
-class SubmittedChanges(Generic[Change]):
+class SubmittedChanges(msgspec.Struct, Generic[Change], eq=False):
     """The changes that one caller has submitted for one atomic write."""
 
     ops: Change

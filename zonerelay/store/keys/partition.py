@@ -143,8 +143,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(msgspec.Struct, frozen=True):
     """Functions that a partition calls on the event loop; they must not raise.
 
     `on_failure` is called when the partition can no longer be written, and `on_back` when it can again.

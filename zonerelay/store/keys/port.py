@@ -47,7 +47,6 @@ up to MAX_VALUE, and MAX_NODES partitions. A range in a batch is intended for th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -161,8 +160,7 @@ class WriteBatch(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionState(msgspec.Struct, frozen=True):
     """The state of a partition in a store: the mark of the store, the epoch and the token of the partition's
     writer, and the position of its last batch.
     """
@@ -173,8 +171,7 @@ class PartitionState:
     last: Position
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPartition:
+class PeerPartition(msgspec.Struct, frozen=True):
     """A partition as seen by other nodes. `writer` is the token of its last writer. `is_left` is whether that
     writer has closed it, and `is_over` whether it has no writer now and may be adopted.
     """

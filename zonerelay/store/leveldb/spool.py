@@ -14,10 +14,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.config.units import rough_size
@@ -343,7 +343,7 @@ class DatabaseRepair:
         whole = write_log(log.contents.records)
         try:
             if self._mark is not None and self._mark.log == int(log.path.stem):
-                self._write_mark(replace(self._mark, size=min(self._mark.size, len(whole))))
+                self._write_mark(structs.replace(self._mark, size=min(self._mark.size, len(whole))))
             durable.write(log.path, whole)
         except OSError:
             if loss is not None:

@@ -22,9 +22,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
 
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, driver
@@ -85,8 +86,7 @@ class TransactionConflictError(StoreError):
     """Another transaction conflicted with this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseAccess:
+class DatabaseAccess(msgspec.Struct, frozen=True):
     """The database's address and login, and the duration of the writer's lease. `read_password` is called for
     each connection.
     """

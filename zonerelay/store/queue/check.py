@@ -21,7 +21,6 @@ import os
 import tempfile
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -87,8 +86,7 @@ class _MessageRecords(NamedTuple):
     strange: list[bytes]
 
 
-@dataclass(slots=True, kw_only=True)
-class FoundMessage:
+class FoundMessage(msgspec.Struct, kw_only=True):
     """The data of a message that a check or a repair has found. `why` describes why its record or body is
     incomplete, or is "" if both are complete. The deliveries are by their keys, and `unreadable` are the keys
     of invalid records. `open` is the stored number of open deliveries. `old` has the rows without chunks.
@@ -96,13 +94,13 @@ class FoundMessage:
 
     identity: MessageId
     parts: _MessageRecords
-    faults: list[FaultReport] = field(default_factory=list)
+    faults: list[FaultReport] = msgspec.field(default_factory=list)
     message: Message | None = None
     why: str = ""
-    deliveries: dict[bytes, Delivery] = field(default_factory=dict)
-    unreadable: list[bytes] = field(default_factory=list)
+    deliveries: dict[bytes, Delivery] = msgspec.field(default_factory=dict)
+    unreadable: list[bytes] = msgspec.field(default_factory=list)
     open: int | None = None
-    old: dict[bytes, bytes] = field(default_factory=dict)
+    old: dict[bytes, bytes] = msgspec.field(default_factory=dict)
 
     @property
     def wanted(self) -> int:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -40,8 +41,7 @@ MAX_CHANGES = 10_000
 """The number of changed messages that are tracked during reads. Beyond it all these reads are repeated."""
 
 
-@dataclass(slots=True, eq=False)
-class OpenMessage:
+class OpenMessage(msgspec.Struct, eq=False):
     """A message and the number of its deliveries that remain open after all submitted writes.
 
     `message` is None if its metadata is missing or corrupt; then the body stays for the operator.
@@ -58,13 +58,12 @@ class OpenMessage:
         return 1 if self.message is None else len(self.message.envelope.recipients)
 
 
-@dataclass(slots=True)
-class ReadResult:
+class ReadResult(msgspec.Struct):
     """The result of reading from disk. Data that does not exist is absent."""
 
-    deliveries: dict[DeliveryKey, Delivery] = field(default_factory=dict)
-    messages: dict[MessageId, OpenMessage] = field(default_factory=dict)
-    asked: set[DeliveryKey] = field(default_factory=set)
+    deliveries: dict[DeliveryKey, Delivery] = msgspec.field(default_factory=dict)
+    messages: dict[MessageId, OpenMessage] = msgspec.field(default_factory=dict)
+    asked: set[DeliveryKey] = msgspec.field(default_factory=set)
 
     def merge(self, read: ReadResult, keys: Iterable[DeliveryKey]) -> None:
         """Add the result of reading `keys`."""

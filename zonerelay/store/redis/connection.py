@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 from redis.asyncio import connection as driver
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -66,8 +67,7 @@ GOODBYE = 0.5
 """In seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
+class Confirmation(msgspec.Struct, frozen=True):
     """A command such as WAIT, and the smallest acceptable reply, number by number. `failure` describes a
     lower reply.
     """
@@ -84,8 +84,7 @@ class Confirmation:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RedisEndpoint:
+class RedisEndpoint(msgspec.Struct, frozen=True):
     """The Redis server of the settings, and a function that reads its password."""
 
     settings: RedisSettings
@@ -116,8 +115,7 @@ class RedisEndpoint:
         return made
 
 
-@dataclass(slots=True, eq=False)
-class _Pipeline:
+class _Pipeline(msgspec.Struct, eq=False):
     """Commands that were sent together."""
 
     answers: list[asyncio.Future[Reply]]

@@ -11,7 +11,8 @@ silence of a worker does not count as a hang.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
@@ -40,8 +41,7 @@ class Action(enum.Enum):
     KILL = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTimeouts:
+class WorkerTimeouts(msgspec.Struct, frozen=True):
     """The time limits of a worker in seconds: to become ready, between heartbeats, and to stop."""
 
     start: float

@@ -29,8 +29,7 @@ from zonerelay.telemetry.metrics.instruments import MetricTotals
 MAX_WORDS = 500
 
 
-@dataclass(slots=True)
-class SupervisedWorker:
+class SupervisedWorker(msgspec.Struct):
     """A worker with its process and its restart policy. If `drains_spool`, it does not listen and ends when
     its spool is empty. `edition` is that of its configuration. `verdict` is its result of a reload.
     """

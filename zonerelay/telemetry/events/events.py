@@ -17,10 +17,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Protocol
+
+import msgspec
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -60,8 +61,7 @@ class LogSink(Protocol):
     def emit(self, level: str, event: str, fields: dict[str, Field], /) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LimitEvents:
+class LimitEvents(msgspec.Struct, frozen=True):
     """Logs and counts events of shared limits. Never raises."""
 
     _out: LogSink
@@ -86,8 +86,7 @@ class LimitEvents:
         self._out.emit("info", "limits-restored", {"from": authority})
 
 
-@dataclass(frozen=True, slots=True)
-class StsEvents:
+class StsEvents(msgspec.Struct, frozen=True):
     """Logs and counts MTA-STS events. Never raises."""
 
     _out: LogSink
@@ -129,8 +128,7 @@ class StsEvents:
         self._out.emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
 
 
-@dataclass(frozen=True, slots=True)
-class NameServerEvents:
+class NameServerEvents(msgspec.Struct, frozen=True):
     """Logs and counts events of name servers. Never raises."""
 
     _out: LogSink
@@ -151,8 +149,7 @@ class NameServerEvents:
         self._out.emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
 
 
-@dataclass(frozen=True, slots=True)
-class SmarthostEvents:
+class SmarthostEvents(msgspec.Struct, frozen=True):
     """Logs and counts logins at smarthosts. Never raises."""
 
     _out: LogSink
@@ -190,8 +187,7 @@ class SmarthostEvents:
         self._out.emit("warning", "token-trouble", {"credential": credential, "problem": text})
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookEvents:
+class WebhookEvents(msgspec.Struct, frozen=True):
     """Logs and counts webhook events. Never raises."""
 
     _out: LogSink

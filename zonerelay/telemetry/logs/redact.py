@@ -26,9 +26,10 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.model.address import Mailbox
@@ -338,8 +339,7 @@ class UnsearchableError(Exception):
     """The value cannot be found by any search; the text gives the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchForms:
+class SearchForms(msgspec.Struct, frozen=True):
     """A searched value in all forms in which a history or a log may contain it."""
 
     exact: frozenset[str] = frozenset()

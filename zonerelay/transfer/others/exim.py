@@ -14,9 +14,11 @@ import io
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.model.envelope import Notify, Origin, Ret
 from zonerelay.model.outcome import Attempt
@@ -32,15 +34,14 @@ _RET = {"1": Ret.FULL, "2": Ret.HDRS}
 _PROGRAMS = (b"exim", b"exim4")
 
 
-@dataclass(slots=True)
-class HeaderFile:
+class HeaderFile(msgspec.Struct):
     """The content of a -H file. `header` has LF line ends and no empty line after it."""
 
     sender: str = ""
     created: float = 0.0
-    options: dict[str, str] = field(default_factory=dict)
-    finished: set[str] = field(default_factory=set)
-    recipients: list[OpenRecipient] = field(default_factory=list)
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    finished: set[str] = msgspec.field(default_factory=set)
+    recipients: list[OpenRecipient] = msgspec.field(default_factory=list)
     header: bytes = b""
 
 
@@ -247,4 +248,4 @@ def _deferred(recipient: OpenRecipient, deferrals: list[tuple[float, str]]) -> O
         return recipient
     at, reason = deferrals[-1]
     last: Attempt | None = attempt_of(reason or "deferred", at)
-    return replace(recipient, attempts=len(deferrals), last=last)
+    return structs.replace(recipient, attempts=len(deferrals), last=last)

@@ -11,8 +11,9 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
@@ -32,8 +33,7 @@ _NOT_XTEXT = re.compile(r"[^!-*,-<>-~]")
 _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRecipient:
+class OpenRecipient(msgspec.Struct, frozen=True, kw_only=True):
     """A recipient whose delivery is not complete. `due` is Unix seconds, 0 for at once."""
 
     address: str
@@ -44,8 +44,7 @@ class OpenRecipient:
     last: Attempt | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignMessage:
+class ForeignMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of another mail system. `key` identifies the message permanently. `created` is in Unix
     seconds, 0 if it is not known. `ret` and `envid` are as in RFC 3461. `weight` is its size in memory in
     bytes.

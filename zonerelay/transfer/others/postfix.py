@@ -17,10 +17,10 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.envelope import Notify, Origin, Ret
 from zonerelay.transfer.others.foreign import (
@@ -54,8 +54,7 @@ class _QueueListing(msgspec.Struct, frozen=True):
     recipients: tuple[_DeferredRecipient, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _QueueFile:
+class _QueueFile(msgspec.Struct, frozen=True):
     """A queue file of Postfix."""
 
     queue: str
@@ -66,14 +65,13 @@ class _QueueFile:
     """Cleanup makes a queue file executable when all of it is on disk."""
 
 
-@dataclass(slots=True)
-class Records:
+class Records(msgspec.Struct):
     """The records of a Postfix queue file."""
 
     sender: str = ""
     created: float = 0.0
-    attributes: dict[str, str] = field(default_factory=dict)
-    recipients: list[OpenRecipient] = field(default_factory=list)
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    recipients: list[OpenRecipient] = msgspec.field(default_factory=list)
 
 
 def parse_records(text: str) -> Records:
@@ -250,4 +248,4 @@ def _deferred(recipient: OpenRecipient, file: _QueueFile, reason: str) -> OpenRe
     if not reason:
         return recipient
     last = attempt_of(reason, file.path.stat().st_ctime)
-    return replace(recipient, attempts=1, due=file.due, last=last)
+    return structs.replace(recipient, attempts=1, due=file.due, last=last)

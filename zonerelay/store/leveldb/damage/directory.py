@@ -17,9 +17,10 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.store.contract import StoreOpenError
@@ -71,8 +72,7 @@ class DamagedSpoolError(StoreOpenError):
         super().__init__(f"{self.finding}; nothing was changed. {RESCUE}{more}")
 
 
-@dataclass(frozen=True, slots=True)
-class SyncMark:
+class SyncMark(msgspec.Struct, frozen=True):
     """The content of the file `synced`: the spool's format, and how many bytes of which log are durable."""
 
     format: str
@@ -84,8 +84,7 @@ class SyncMark:
         return b"%b%08x\n" % (text, zlib.crc32(text))
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLog:
+class FoundLog(msgspec.Struct, frozen=True):
     """A log that LevelDB will read. Its first `synced` bytes must exist."""
 
     path: Path
@@ -94,8 +93,7 @@ class FoundLog:
     contents: LogContent
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryState:
+class DirectoryState(msgspec.Struct, frozen=True):
     """The result of checking a directory. With `is_new` there is no database, or the beginning of one that
     never had data. `suspects` are logs that must be read with checksums.
     """

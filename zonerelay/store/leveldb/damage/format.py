@@ -12,8 +12,9 @@ import itertools
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 BLOCK = 32 * 1024
 _HEADER = struct.Struct("<IHB")
@@ -42,14 +43,13 @@ class LogGap(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class LogContent:
+class LogContent(msgspec.Struct):
     """The content of a log. `end` is the offset after the last intact record. `torn` is the offset of an
     incomplete last record, which was never acknowledged.
     """
 
-    records: list[bytes] = field(default_factory=list)
-    gaps: list[LogGap] = field(default_factory=list)
+    records: list[bytes] = msgspec.field(default_factory=list)
+    gaps: list[LogGap] = msgspec.field(default_factory=list)
     torn: int | None = None
     end: int = 0
     writes_missing_behind: int = 0
@@ -247,11 +247,10 @@ class TableFile(NamedTuple):
     size: int
 
 
-@dataclass(slots=True)
-class Manifest:
+class Manifest(msgspec.Struct):
     """The state after a manifest's last record: the tables, and the first log that they do not include."""
 
-    tables: dict[tuple[int, int], TableFile] = field(default_factory=dict)  # by level and number
+    tables: dict[tuple[int, int], TableFile] = msgspec.field(default_factory=dict)  # by level and number
     log: int = 0
     previous_log: int = 0
     last_sequence: int = 0
