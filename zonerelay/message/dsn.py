@@ -229,7 +229,7 @@ def _returned(notice: Notice) -> bytes:
     if international:
         return mime.part("message/global", message, description="The message")
     encoding = "7bit" if message.isascii() else "8bit"
-    return mime.part("message/rfc822", message, description="The message", encoding=encoding)
+    return mime.part("message/rfc822", message, description="The message", transfer_encoding=encoding)
 
 
 def _header(notice: Notice) -> bytes:

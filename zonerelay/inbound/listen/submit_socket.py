@@ -64,6 +64,7 @@ class SubmitCall(msgspec.Struct, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(SubmitCall).decode
 _answers: msgspec.msgpack.Decoder[Acceptance | Rejection] = msgspec.msgpack.Decoder(Acceptance | Rejection)
+_decode_answer = _answers.decode
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -141,7 +142,7 @@ class SubmitClient:
             with contextlib.closing(writer):
                 if not data:
                     return await _content(reader, writer, pieces)
-            result = _answers.decode(data)
+            result = _decode_answer(data)
             if isinstance(result, Acceptance) or result.reason not in _AGAIN:
                 return result
         return result
@@ -182,7 +183,7 @@ async def _content(
         await _send(writer, b"")
         try:
             async with asyncio.timeout(PATIENCE):
-                return _answers.decode(await answer)
+                return _decode_answer(await answer)
         except (EOFError, OSError):
             return _LOST
     finally:

@@ -114,13 +114,13 @@ def text_part(text: str, subtype: str) -> bytes:
     return part(f"text/{subtype}; charset=utf-8", data)
 
 
-def part(content_type: str, data: bytes, *, description: str = "", encoding: str = "") -> bytes:
-    """Return header and body of a part, with CRLF line ends. `encoding`: the data are in it already."""
+def part(content_type: str, data: bytes, *, description: str = "", transfer_encoding: str = "") -> bytes:
+    """Return header and body of a part, with CRLF line ends. `transfer_encoding`: the data are in it already."""
     body = crlf(data)
-    if not encoding:
-        encoding, body = _seven_bit(data)
+    if not transfer_encoding:
+        transfer_encoding, body = _seven_bit(data)
     about = f"Content-Description: {description}\r\n" if description else ""
-    head = f"Content-Type: {content_type}\r\n{about}Content-Transfer-Encoding: {encoding}\r\n\r\n"
+    head = f"Content-Type: {content_type}\r\n{about}Content-Transfer-Encoding: {transfer_encoding}\r\n\r\n"
     return head.encode("ascii") + body
 
 
