@@ -115,7 +115,9 @@ def text_part(text: str, subtype: str) -> bytes:
 
 
 def part(content_type: str, data: bytes, *, description: str = "", transfer_encoding: str = "") -> bytes:
-    """Return header and body of a part, with CRLF line ends. `transfer_encoding`: the data are in it already."""
+    """Return header and body of a part, with CRLF line ends. The data must be in `transfer_encoding` if that
+    is given.
+    """
     body = crlf(data)
     if not transfer_encoding:
         transfer_encoding, body = _seven_bit(data)
