@@ -158,5 +158,5 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
             await asyncio.sleep(0.001)
         await until(lambda: session.transport.is_blocked)
         house.listener.stop_accepting()
-        session._say_goodbye(replies.IDLE)
+        session.say_goodbye(replies.IDLE)
         await house.gone()

@@ -22,12 +22,13 @@ from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.listen.listener import AnyListener
 from zonerelay.inbound.session.admission import Admission
-from zonerelay.inbound.session.transport import Transport, TransportFault
-from zonerelay.inbound.state import replies
+from zonerelay.inbound.session.transport import Transport
 from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
+from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.envelope import Origin
 from zonerelay.process.sockets import NOTHING, InheritedSockets
+from zonerelay.smtp.server.proxy_protocol import ProxyHeader
 
 PRIVATE = "private"
 """The transport's extra info that tells the HTTP server whether the connection is encrypted."""
@@ -82,7 +83,7 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
         self._transport = Transport(self._raw, self._loop)
         self._client, refusal = self._admission.welcome(self, transport.get_extra_info("peername"))
         if refusal is not None:
-            self._refuse(refusal)
+            self.say_goodbye(refusal)
             return
         self._timer = self._loop.call_later(HANDSHAKE, self.abort)
         if self._client.proxies:
@@ -91,29 +92,7 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
             self._open()
 
     def data_received(self, data: bytes) -> None:
-        transport = self._transport
-        while transport.is_wrapped and data and not self._closing:
-            named, secured = transport.named, transport.secured
-            try:
-                data = transport.receive(data)
-            except TransportFault as fault:
-                self._refuse(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, str(fault))
-                return
-            if transport.named is not named:
-                client = transport.named
-                assert client is not None
-                self._client, refusal = self._admission.readmit(self._client, client.address, client.port)
-                if refusal is not None:
-                    self._refuse(refusal)
-                else:
-                    self._open()
-                continue
-            if transport.secured is not secured and transport.secured is not None:
-                self._context.events.metrics.tls_sessions.add((transport.secured.version,))
-                self._begin()
-            if transport.ended:
-                self._loop.call_soon(self.close)
-            break
+        data = self._transport.unwrap(data, self)
         if self._closing or not data:
             return
         if isinstance(self._server, asyncio.Protocol):
@@ -154,6 +133,32 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
 
     def shed(self) -> None:
         self.abort()
+
+    # `Transport` calls the following methods.
+
+    def named(self, header: ProxyHeader) -> bool:
+        self._client, refusal = self._admission.readmit(self._client, header.address, header.port)
+        if refusal is not None:
+            self.say_goodbye(refusal)
+        else:
+            self._open()
+        return refusal is None
+
+    def encrypted(self, info: TlsInfo) -> None:
+        self._context.events.metrics.tls_sessions.add((info.version,))
+        self._begin()
+
+    def client_ended(self) -> None:
+        self._loop.call_soon(self.close)
+
+    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
+        """End the connection, and count a refusal."""
+        if answer.reason is not None:
+            origin = Origin(client_address=self._client.address, protocol="HTTP")
+            self._context.events.refused(origin, "", answer.reply, answer.reason.value, detail=detail)
+        if not self._has_tls and answer.wire:
+            self._transport.write(_BUSY)
+        self.close()
 
     # From the handshakes to the HTTP server.
 
@@ -226,14 +231,6 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
     def abort(self) -> None:
         self._closing = True
         self._transport.abort()
-
-    def _refuse(self, refusal: ServerReply, detail: str = "") -> None:
-        if refusal.reason is not None:
-            origin = Origin(client_address=self._client.address, protocol="HTTP")
-            self._context.events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
-        if not self._has_tls and refusal.wire:
-            self._transport.write(_BUSY)
-        self.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

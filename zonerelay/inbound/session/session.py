@@ -36,12 +36,13 @@ from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
-from zonerelay.inbound.session.transport import Deadlines, Transport, TransportFault
+from zonerelay.inbound.session.transport import Deadlines, Transport
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext, LoginLookup
 from zonerelay.inbound.state.replies import NextAction, ServerReply
+from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
-from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
+from zonerelay.smtp.server.proxy_protocol import ProxyHeader, looks_like_proxy
 from zonerelay.telemetry.events.transcript import SessionRecorder
 
 MAX_PIPELINED = 64 * 1024
@@ -108,7 +109,7 @@ class Session(asyncio.Protocol):
         if self._transcripts.on:
             self._read_along()
         if refusal is not None:
-            self._say_goodbye(refusal)
+            self.say_goodbye(refusal)
             return
         context = self.context
         self._timer = self.loop.call_at(self.deadlines.heard + context.first_look, self._look_at_time)
@@ -125,7 +126,7 @@ class Session(asyncio.Protocol):
         if self.phase >= _LEFT:
             return
         if self.transport.is_wrapped:
-            data = self._unwrap(data)
+            data = self.transport.unwrap(data, self)
             if not data or self.phase >= _LEFT:
                 return
         intake = self.intake
@@ -246,39 +247,17 @@ class Session(asyncio.Protocol):
         self.transport.start_tls(certificates.channel())
         self._charge()
 
-    def _unwrap(self, data: bytes) -> bytes:
-        """Return the SMTP bytes after removing PROXY header and TLS, and handle the results of both."""
-        transport = self.transport
-        named, secured = transport.named, transport.secured
-        try:
-            data = transport.receive(data)
-        except TransportFault as fault:
-            self._say_goodbye(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, detail=str(fault))
-            return b""
-        if transport.named is not named:
-            return self._named(data)
-        if transport.secured is not secured:
-            self._secured()
-        if transport.ended and self.phase < SessionPhase.ENDED:
-            self.phase = SessionPhase.ENDED
-            self.loop.call_soon(self._leave_if_done)
-        return data
-
-    def _named(self, data: bytes) -> bytes:
-        """Start the session of the client in the complete PROXY header; `data` follows the header."""
-        header = self.transport.named
-        assert header is not None
+    def named(self, header: ProxyHeader) -> bool:
+        """Start the session of the client in the PROXY header. Return False if it is refused."""
         self.deadlines.established(self.loop.time())
         if not self._is_now(header.address, header.port):
-            return b""
+            return False
         self.conversation = Conversation(self.context, self.client)
         self._open()
-        return self._unwrap(data) if data and self.transport.is_wrapped else data
+        return True
 
-    def _secured(self) -> None:
+    def encrypted(self, info: TlsInfo) -> None:
         """Start a new conversation after the TLS handshake."""
-        info = self.transport.secured
-        assert info is not None
         self.deadlines.established(self.loop.time())
         self.context.events.metrics.tls_sessions.add((info.version,))
         if self._record is not None:
@@ -288,6 +267,11 @@ class Session(asyncio.Protocol):
         self.conversation.go_on_from(before)
         if self.phase is SessionPhase.OPENING:
             self._greet()
+
+    def client_ended(self) -> None:
+        if self.phase < SessionPhase.ENDED:
+            self.phase = SessionPhase.ENDED
+            self.loop.call_soon(self._leave_if_done)
 
     def _readmit(self) -> None:
         """Continue as the client that XCLIENT names. Attributes that it does not name stay
@@ -311,16 +295,16 @@ class Session(asyncio.Protocol):
         """
         self.client, refusal = self._admission.readmit(self.client, address, port)
         if refusal is not None:
-            self._say_goodbye(refusal)
+            self.say_goodbye(refusal)
         return refusal is None
 
     def _turns_away(self, data: bytes) -> bool:
         """End a session whose first bytes belong to another protocol."""
         if data.startswith(TLS_HELLO):
-            self._say_goodbye(replies.NOT_SMTP)
+            self.say_goodbye(replies.NOT_SMTP)
             return True
         if looks_like_proxy(data):
-            self._say_goodbye(replies.NO_PROXY)
+            self.say_goodbye(replies.NO_PROXY)
             return True
         return False
 
@@ -572,7 +556,7 @@ class Session(asyncio.Protocol):
         self._refuse(intake, answer)
         self._finish(intake, answer.wire)
         if answer.then is NextAction.CLOSE and self.transport.is_open:
-            self._say_goodbye(ServerReply(answer.reply, b""))
+            self.say_goodbye(ServerReply(answer.reply, b""))
 
     def _give_up(self, answer: ServerReply) -> None:
         """End the session with this reply. A message that has arrived completely is still stored."""
@@ -581,7 +565,7 @@ class Session(asyncio.Protocol):
             self._refuse(intake, answer)
             self._abort(intake)
             answer = ServerReply(answer.reply, answer.wire)
-        self._say_goodbye(answer)
+        self.say_goodbye(answer)
 
     def _abort_body(self) -> None:
         """Abort an incomplete message, because the connection is closed."""
@@ -637,7 +621,7 @@ class Session(asyncio.Protocol):
         self.context.memory.used -= self._charged
         self._charged = 0
 
-    def _say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
+    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
         if answer.reason is not None:
             self.conversation.refuse(answer, detail=detail)
         # Before its handshake, a client that expects TLS could not read the reply.
@@ -673,7 +657,7 @@ class Session(asyncio.Protocol):
         if self.phase is SessionPhase.ENDED:
             self._close()
         elif self.phase is SessionPhase.DRAINING and self.conversation.transaction is None:
-            self._say_goodbye(replies.SHUTTING_DOWN)
+            self.say_goodbye(replies.SHUTTING_DOWN)
 
     def _regulate(self) -> None:
         """Read only while there is capacity for more input."""

@@ -1,12 +1,12 @@
 """Decodes the bytes between a session and its socket: first a PROXY header, then TLS. It also writes and
 closes.
 
-It owns asyncio's transport. Input goes through `receive` while `is_wrapped`, output through `write`.
+It owns asyncio's transport. Input goes through `unwrap` while `is_wrapped`, output through `write`.
 Unencrypted input from before a handshake never reaches the session after it: the session discards its input,
 and everything later is ciphertext.
 
-On failure: `receive` raises TransportFault if the connection cannot be used any more; its text is for the
-operator. Nothing else raises an exception. A write to a closed connection does nothing.
+On failure: `unwrap` calls `say_goodbye` if the connection cannot be used any more. Nothing raises an
+exception. A write to a closed connection does nothing.
 
 The module also has the deadlines of a client. It has no timers: the session checks when its one timer fires.
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.state import replies
@@ -142,18 +142,24 @@ class Deadlines:
 LINGER = 10.0  # seconds for a client to read the last reply before the connection is aborted
 
 
-class TransportFault(Exception):
-    """A failure of the PROXY header or, with `tls`, of TLS."""
+class Connection(Protocol):
+    """Interface: an SMTP session or an HTTP connection, which learns from `unwrap` what happens."""
 
-    def __init__(self, text: str, *, tls: bool) -> None:
-        super().__init__(text)
-        self.tls = tls
+    def named(self, header: ProxyHeader) -> bool:
+        """Continue as the client that the PROXY header names. Return False if it is refused."""
+
+    def encrypted(self, info: TlsInfo) -> None:
+        """Continue after the TLS handshake."""
+
+    def client_ended(self) -> None:
+        """End the connection: the client has announced in TLS that nothing more follows."""
+
+    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
+        """End the connection, because it cannot be used any more. `detail` is for the operator."""
 
 
 class Transport:
-    """The byte stream of a connection, after PROXY header and TLS. The call of `receive` that completes a
-    header or handshake sets `named` or `secured`.
-    """
+    """The byte stream of a connection, after PROXY header and TLS. `secured` is set after a TLS handshake."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport: asyncio.Transport | None = transport
@@ -166,9 +172,7 @@ class Transport:
         self._proxy: ProxyReader | None = None
         self._tls: TlsChannel | None = None
         self.is_wrapped = False
-        self.named: ProxyHeader | None = None
         self.secured: TlsInfo | None = None
-        self.ended = False  # the client has announced in TLS that nothing more follows
 
     @property
     def is_open(self) -> bool:
@@ -193,38 +197,42 @@ class Transport:
         self.is_wrapped = True
         self.write = self._write_encrypted
 
-    def receive(self, data: bytes) -> bytes:
-        """Return the plaintext of these bytes. It is empty while a PROXY header or a handshake is incomplete.
-
-        The call that completes a PROXY header returns the bytes after it, which may be TLS: then start TLS
-        and pass these bytes to `receive` again. Raise TransportFault on failure.
+    def unwrap(self, data: bytes, owner: Connection) -> bytes:
+        """Return the plaintext of these bytes, and report events to the connection. It is empty while a PROXY
+        header or a handshake is incomplete, and if the connection cannot be used any more.
         """
-        if self._proxy is not None:
-            return self._receive_proxy(self._proxy, data)
+        while data and self.is_wrapped:
+            if self._proxy is None:
+                return self._decrypted(data, owner)
+            try:
+                header = self._proxy.feed(data)
+            except ProxyFault as fault:
+                owner.say_goodbye(replies.BAD_PROXY, detail=str(fault))
+                return b""
+            if header is None:
+                return b""
+            data, self._proxy, self.is_wrapped = self._proxy.rest, None, False
+            if not owner.named(header):
+                return b""
+        return data
+
+    def _decrypted(self, data: bytes, owner: Connection) -> bytes:
         channel = self._tls
         if channel is None:
-            return data
+            return b""  # the connection is closed
         try:
             plain = channel.receive(data)
         except TlsFault as fault:
-            raise TransportFault(str(fault), tls=True) from fault
-        finally:
-            self._write_raw(channel.take_output())  # after a failure, the alert for the client
-        self.secured = channel.info
-        self.ended = channel.closed
-        return plain
-
-    def _receive_proxy(self, reader: ProxyReader, data: bytes) -> bytes:
-        try:
-            header = reader.feed(data)
-        except ProxyFault as fault:
-            raise TransportFault(str(fault), tls=False) from fault
-        if header is None:
+            self._write_raw(channel.take_output())  # the alert for the client
+            owner.say_goodbye(replies.TLS_FAULT, detail=str(fault))
             return b""
-        self.named = header
-        self._proxy = None
-        self.is_wrapped = False
-        return reader.rest
+        self._write_raw(channel.take_output())
+        if channel.info is not None and channel.info is not self.secured:
+            self.secured = channel.info
+            owner.encrypted(channel.info)
+        if channel.closed:
+            owner.client_ended()
+        return plain
 
     # Output, and closing.
 
