@@ -40,17 +40,13 @@ def _nothing_seen() -> Iterator[None]:
 async def handled(
     directory: Path, policy: str = "", **listener: Any
 ) -> AsyncIterator[tuple[Running, Sink]]:  # Any: options of a listener, by name
-    sink = Sink()
-    await sink.start()
-    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", allow_private_addresses=True)
-    try:
+    async with Sink() as sink:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", allow_private_addresses=True)
         chosen = ListenerSettings(
             address=f"{LOOPBACK}:0", policy=f"tests.support.handlers:{policy}" if policy else "", **listener
         )
         async with relay_with(settings(directory, zone=zone, listener=chosen)) as running:
             yield running, sink
-    finally:
-        await sink.close()
 
 
 async def said(running: Running, talk: Callable[[smtplib.SMTP], Any]) -> Any:  # Any: what `talk` returns

@@ -42,14 +42,10 @@ class Stage:
 
 @asynccontextmanager
 async def staged(directory: Path, *entries: DkimSettings) -> AsyncIterator[Stage]:
-    sink = Sink()
-    await sink.start()
-    try:
+    async with Sink() as sink:
         chosen = settings(directory, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
         async with relay_with(replace(chosen, dkim=on_disk(directory, *entries))) as running:
             yield Stage(running, sink, records((OLD, NEW, ED)))
-    finally:
-        await sink.close()
 
 
 OLD, NEW, ED = (

@@ -20,14 +20,10 @@ SUCCESS, FAILURE, DELAY, NEVER = Notify.SUCCESS, Notify.FAILURE, Notify.DELAY, N
 @asynccontextmanager
 async def relay(directory: Path, **manners: bool) -> AsyncIterator[tuple[Running, Sink]]:
     """A relay whose next hop is the sink, for mail and for its own reports."""
-    sink = Sink(manners=Manners(**manners))  # type: ignore[arg-type]  # the switches among them
-    await sink.start()
-    try:
+    async with Sink(manners=Manners(**manners)) as sink:  # type: ignore[arg-type]  # the switches among them
         zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
         async with relay_with(settings(directory, zone=zone)) as running:
             yield running, sink
-    finally:
-        await sink.close()
 
 
 def kinds(running: Running) -> list[object]:

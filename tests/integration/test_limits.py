@@ -7,8 +7,8 @@ import re
 import smtplib
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,16 +42,6 @@ class Timed(Sink):
             self.mails.append(time.monotonic())
 
 
-@asynccontextmanager
-async def receiver() -> AsyncIterator[Timed]:
-    sink = Timed(keep_bodies=False)
-    await sink.start()
-    try:
-        yield sink
-    finally:
-        await sink.close()
-
-
 def to_mx(sink: Sink, **more: object) -> ZoneSettings:
     return ZoneSettings(port=sink.port, allow_private_addresses=True, ipv6=False, **more)  # type: ignore[arg-type]  # fields by name
 
@@ -80,7 +70,7 @@ async def send(running: Running, domain: str, count: int = 1, recipients: int = 
 async def test_two_lines_at_one_host_share_its_connections(tmp_path: Path) -> None:
     domains = ("a.example", "b.example")
     other = DestinationSettings(domain=("b.example",), max_recipients_per_transaction=2)
-    async with FakeDns(names(*domains)) as dns, receiver() as sink:
+    async with FakeDns(names(*domains)) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink, max_connections_per_destination=2)
         async with relay_with(chosen(tmp_path, dns, zone, destination=[other])) as running:
             await asyncio.gather(*(send(running, domain, 10, 3) for domain in domains))
@@ -115,7 +105,7 @@ async def test_fewer_connections_hold_from_a_reload_on(tmp_path: Path) -> None:
 
 async def test_a_rate_holds_as_the_receiver_sees_it(tmp_path: Path) -> None:
     rate = parse_rate("4/400ms")
-    async with FakeDns(names("a.example", "b.example")) as dns, receiver() as sink:
+    async with FakeDns(names("a.example", "b.example")) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink, max_rate_per_destination=rate)
         async with relay_with(chosen(tmp_path, dns, zone)) as running:
             await asyncio.gather(*(send(running, domain, 6) for domain in ("a.example", "b.example")))
@@ -128,7 +118,7 @@ async def test_a_rate_holds_as_the_receiver_sees_it(tmp_path: Path) -> None:
 async def test_the_zones_rate_holds_over_its_destinations(tmp_path: Path) -> None:
     rate = parse_rate("3/300ms")
     hosts = {"a.example": {"A": [LOOPBACK]}, "b.example": {"A": [LOOPBACK]}}
-    async with FakeDns(hosts) as dns, receiver() as sink:
+    async with FakeDns(hosts) as dns, Timed(keep_bodies=False) as sink:
         async with relay_with(chosen(tmp_path, dns, to_mx(sink, max_rate=rate))) as running:
             await asyncio.gather(*(send(running, domain, 4) for domain in hosts))
             await running.until_empty()
@@ -140,7 +130,7 @@ async def test_the_zones_rate_holds_over_its_destinations(tmp_path: Path) -> Non
 async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path: Path, of: str) -> None:
     rate = parse_rate("1/1h")
     slow = [] if of == "zone" else [DestinationSettings(domain=("slow.example",), max_rate=rate)]
-    async with FakeDns(names("slow.example")) as dns, receiver() as sink:
+    async with FakeDns(names("slow.example")) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink, max_rate=rate) if of == "zone" else to_mx(sink)
         async with relay_with(chosen(tmp_path, dns, zone, destination=slow)) as running:
             await send(running, "slow.example", 5)
@@ -165,7 +155,7 @@ async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path:
 
 async def test_a_limited_destination_holds_up_nobody(tmp_path: Path) -> None:
     slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/1d"))
-    async with FakeDns(names("slow.example", "quick.example")) as dns, receiver() as sink:
+    async with FakeDns(names("slow.example", "quick.example")) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink, max_connections=1, max_connections_per_destination=1)
         async with relay_with(chosen(tmp_path, dns, zone, destination=[slow])) as running:
             await send(running, "slow.example", 3)
@@ -177,7 +167,7 @@ async def test_a_limited_destination_holds_up_nobody(tmp_path: Path) -> None:
 async def test_a_message_in_several_transactions_takes_several_turns(tmp_path: Path) -> None:
     """The peer takes one recipient at a time; what cannot have its turn soon is tried later."""
     rare = DestinationSettings(domain=("rare.example",), max_rate=parse_rate("2/1h"))
-    async with FakeDns(names("rare.example")) as dns, receiver() as sink:
+    async with FakeDns(names("rare.example")) as dns, Timed(keep_bodies=False) as sink:
         sink.manners = replace(sink.manners, max_recipients=1)
         async with relay_with(chosen(tmp_path, dns, to_mx(sink), destination=[rare])) as running:
             await send(running, "rare.example", 1, 3)
@@ -190,7 +180,7 @@ async def test_a_message_in_several_transactions_takes_several_turns(tmp_path: P
 
 async def test_what_a_peer_has_taken_is_not_sent_again_after_a_stop_between_two_turns(tmp_path: Path) -> None:
     slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/4s"))
-    async with FakeDns(names("slow.example")) as dns, receiver() as sink:
+    async with FakeDns(names("slow.example")) as dns, Timed(keep_bodies=False) as sink:
         sink.manners = replace(sink.manners, max_recipients=1)
         soon = replace(chosen(tmp_path, dns, to_mx(sink), destination=[slow]), shutdown_timeout=0.2)
         async with relay_with(soon) as running:
@@ -206,7 +196,7 @@ async def test_a_reload_neither_resets_a_rate_nor_delays_a_new_one(tmp_path: Pat
     def rated(rate: str) -> DestinationSettings:
         return DestinationSettings(domain=("a.example",), max_rate=parse_rate(rate))
 
-    async with FakeDns(names("a.example")) as dns, receiver() as sink:
+    async with FakeDns(names("a.example")) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink)
         first = chosen(tmp_path, dns, zone, destination=[rated("1/1d")])
         async with relay_with(first) as running:
@@ -224,7 +214,7 @@ async def test_a_reload_neither_resets_a_rate_nor_delays_a_new_one(tmp_path: Pat
 
 
 async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_path: Path) -> None:
-    async with FakeDns(names("small.example", "large.example")) as dns, receiver() as sink:
+    async with FakeDns(names("small.example", "large.example")) as dns, Timed(keep_bodies=False) as sink:
         zones = (to_mx(sink), to_mx(sink, name="small", max_message_size=1024))
         base = chosen(tmp_path, dns, *zones)
         route = RouteSettings(zone="small", recipient_domain=("small.example",))
@@ -239,7 +229,7 @@ async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_pat
 
 
 async def test_mail_that_no_zone_of_its_recipients_sends_is_refused_at_the_door(tmp_path: Path) -> None:
-    async with FakeDns(names("small.example")) as dns, receiver() as sink:
+    async with FakeDns(names("small.example")) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink, max_message_size=1024)
         async with relay_with(chosen(tmp_path, dns, zone)) as running:
             with pytest.raises(smtplib.SMTPDataError) as refused:
@@ -258,7 +248,7 @@ async def test_mail_that_no_zone_of_its_recipients_sends_is_refused_at_the_door(
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_the_door_and_the_zone_count_the_same_octets(tmp_path: Path, *, chunked: bool) -> None:
     """What is accepted must not be returned for the fields that we have put in front."""
-    async with FakeDns(names("small.example")) as dns, receiver() as sink:
+    async with FakeDns(names("small.example")) as dns, Timed(keep_bodies=False) as sink:
         zone = to_mx(sink, max_message_size=2048)
         async with relay_with(chosen(tmp_path, dns, zone)) as running:
             accepted = 0
@@ -288,7 +278,7 @@ def _was_taken(running: Running, text: bytes, *, chunked: bool) -> bool:
 
 
 async def test_a_zone_gives_up_by_its_own_terms(tmp_path: Path) -> None:
-    async with FakeDns(names("a.example", "brief.example")) as dns, receiver() as sink:
+    async with FakeDns(names("a.example", "brief.example")) as dns, Timed(keep_bodies=False) as sink:
         zones = (to_mx(sink), to_mx(sink, name="brief", max_attempts=2, schedule=(0.1,)))
         base = chosen(tmp_path, dns, *zones)
         route = RouteSettings(zone="brief", recipient_domain=("brief.example",))
@@ -330,21 +320,16 @@ class Gated(Timed):
 async def test_with_more_hosts_than_connections_a_connection_carries_several_messages(tmp_path: Path) -> None:
     """It was one connection for each message: 2,980 for 2,980 deliveries to 49 hosts."""
     hosts = {f"d{n}.example": {"A": [LOOPBACK]} for n in range(12)}
-    sink = Gated()
-    await sink.start()
-    try:
-        async with FakeDns(hosts) as dns:
-            zone = to_mx(sink, max_connections=4, max_connections_per_destination=4)
-            async with relay_with(chosen(tmp_path, dns, zone)) as running:
-                for n in range(20):
-                    await running.send(f"app{n}@example.org", [f"u{n}@{host}" for host in hosts], MESSAGE)
-                sink.gate.set()
-                await running.until_empty(30.0)
+    async with Gated() as sink, FakeDns(hosts) as dns:
+        zone = to_mx(sink, max_connections=4, max_connections_per_destination=4)
+        async with relay_with(chosen(tmp_path, dns, zone)) as running:
+            for n in range(20):
+                await running.send(f"app{n}@example.org", [f"u{n}@{host}" for host in hosts], MESSAGE)
+            sink.gate.set()
+            await running.until_empty(30.0)
         assert len(sink.messages) == 240
         assert sink.open_peak <= 4
         assert sink.connections <= 120
-    finally:
-        await sink.close()
 
 
 @contextmanager
@@ -367,7 +352,7 @@ def dead_hosts(port: int, count: int) -> Iterator[Mapping[str, Mapping[str, Sequ
 
 async def test_mail_for_a_good_host_goes_at_once_beside_sixty_dead_ones(tmp_path: Path) -> None:
     """By default: it waited for two and a half minutes (haraka/Haraka#2507)."""
-    async with receiver() as sink:
+    async with Timed(keep_bodies=False) as sink:
         with dead_hosts(sink.port, 60) as dead:
             async with (
                 FakeDns({**names("good.example"), **dead}) as dns,

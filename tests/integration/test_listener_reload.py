@@ -28,12 +28,9 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
 from zonerelay.inbound.listen import listeners
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.state.context import AskedPolicy
-from zonerelay.operations.answers import RelayStatus
-from zonerelay.operations.requests import Status
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 
@@ -129,13 +126,6 @@ def chosen(directory: Path, *listeners: ListenerSettings) -> Settings:
     return replace(first, listener=listeners)
 
 
-async def problems(directory: Path) -> tuple[str, ...]:
-    """As `zonerelay status` shows them."""
-    client = ControlClient(directory / "control.sock")
-    status = await asyncio.to_thread(client.ask, Status(), RelayStatus)
-    return tuple(status.problems)
-
-
 async def reload(running: Running, **changes: object) -> None:
     await running.worker.reload(replace(running.worker.settings, **changes))  # type: ignore[arg-type]  # as given
 
@@ -151,7 +141,7 @@ async def test_a_new_certificate_is_for_new_sessions_and_open_ones_go_on(tmp_pat
         assert open_one.fingerprint == old.fingerprint
         await open_one.send()
         assert running.log.named("accepted")
-        assert await problems(tmp_path) == ()
+        assert (await running.status()).problems == ()
 
 
 async def test_files_that_a_reload_finds_changed_are_read_at_once(tmp_path: Path) -> None:
@@ -197,7 +187,7 @@ async def test_a_certificate_that_is_not_there_leaves_the_listener_as_it_was(tmp
         assert await shown(first.address) == made.fingerprint
         async with session(first.address) as client:
             assert client.smtp.esmtp_features["size"] == str(first.max_message_size)
-        (problem,) = await problems(tmp_path)
+        (problem,) = (await running.status()).problems
         assert problem.startswith(f"the listener at {first.address} stays as it was: ")
         assert f"{tmp_path}/none.pem does not exist" in problem
         await open_one.send()
@@ -205,7 +195,7 @@ async def test_a_certificate_that_is_not_there_leaves_the_listener_as_it_was(tmp
         await reload(running, listener=(replace(first, max_message_size=1024),))
         async with session(first.address) as client:
             assert client.smtp.esmtp_features["size"] == "1024"
-        assert await problems(tmp_path) == ()
+        assert (await running.status()).problems == ()
 
 
 async def test_auth_switched_on_is_for_new_sessions(tmp_path: Path) -> None:
@@ -260,7 +250,7 @@ async def test_a_changed_credentials_file_and_another_one_count_from_the_next_lo
 
         others.unlink()
         assert await login("crm", "battery staple") == 454
-        (problem,) = await problems(tmp_path)
+        (problem,) = (await running.status()).problems
         assert problem == f"{others}: No such file or directory"
 
 
@@ -285,7 +275,7 @@ async def test_access_rules_that_cannot_be_used_refuse_the_reload(tmp_path: Path
         await reload(running, access=(AccessSettings(recipient=("someone@-x-",)),))
         async with session(first.address) as client:
             assert await client.rcpt("someone@example.com") == 550
-        (problem,) = await problems(tmp_path)
+        (problem,) = (await running.status()).problems
         assert problem.endswith('stays active: "-x-" cannot be matched: not a domain name')
         assert running.log.named("reload-refused")
 
@@ -325,7 +315,7 @@ async def test_a_policy_that_cannot_be_made_leaves_the_one_before(policies: str,
         await reload(running, listener=(replace(first, policy=f"{policies}:Broken"),))
         async with session(first.address) as client:
             assert await client.rcpt() == 550
-        (problem,) = await problems(tmp_path)
+        (problem,) = (await running.status()).problems
         assert f"the listener at {first.address} stays as it was: " in problem
         assert "policy_file has to be there" in problem
 
@@ -357,7 +347,7 @@ async def test_a_new_listener_that_cannot_start_does_not_disturb_the_others(tmp_
     async with relay_with(chosen(tmp_path, first)) as running:
         await reload(running, listener=(first, second, third))
         assert running.worker.addresses() == [first.address, third.address]
-        (problem,) = await problems(tmp_path)
+        (problem,) = (await running.status()).problems
         assert f"cannot offer TLS at {second.address}: {tmp_path}/none.pem does not exist" in problem
         for address in (first.address, third.address):
             async with session(address) as client:
@@ -371,7 +361,7 @@ async def test_two_reloads_at_once_are_one_after_the_other(tmp_path: Path) -> No
             reload(running, listener=(first, second)), reload(running, listener=(first, second, third))
         )
         assert running.worker.addresses() == [first.address, second.address, third.address]
-        assert await problems(tmp_path) == ()
+        assert (await running.status()).problems == ()
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -4,7 +4,6 @@ passes, who fails, and who tries to talk the relay out of it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 import time
@@ -28,9 +27,6 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.operations.answers import Explanation
-from zonerelay.operations.requests import Explain
 
 DOMAIN = "example.com"
 MX = "mx.example.com"
@@ -135,7 +131,7 @@ async def test_a_host_of_the_policy_with_a_valid_certificate_gets_the_mail(world
         assert world.web.asked == [(f"mta-sts.{DOMAIN}", "GET", PAGE)]
         [fetched] = running.log.named("mta-sts-policy")
         assert (fetched["domain"], fetched["mode"], fetched["policy"]) == (DOMAIN, "enforce", "1")
-        metrics = running.worker.metrics.exposition().decode()
+        metrics = running.metrics()
         assert 'zonerelay_mta_sts_lookups_total{result="enforce"} 1.0' in metrics
         assert 'zonerelay_mta_sts_fetches_total{result="fetched"} 1.0' in metrics
     assert json.loads(world.held.read_text())["patterns"] == [MX]
@@ -158,7 +154,7 @@ async def test_only_the_hosts_of_the_policy_are_used(world: World) -> None:
         assert (await delivered(running))["host"] == MX
         [line] = running.log.named("mta-sts-mismatch")
         assert (line["hosts"], line["mode"]) == ("evil.example.net", "enforce")
-        metrics = running.worker.metrics.exposition().decode()
+        metrics = running.metrics()
         assert 'zonerelay_mta_sts_mismatches_total{mode="enforce"} 1.0' in metrics
 
 
@@ -284,10 +280,7 @@ async def test_two_domains_at_one_host_with_other_demands_share_its_limit_and_no
 async def test_explain_names_the_policy_and_what_it_demands(world: World) -> None:
     await world.start()
     async with world.relay() as running:
-        socket = running.worker.settings.admin.socket
-        assert socket is not None
-        ask = ControlClient(socket).ask
-        found = await asyncio.to_thread(ask, Explain(address=TO), Explanation)
+        found = await running.explain(TO)
         assert (found.tls, found.tls_demand and found.tls_demand.because) == ("verify", "mta-sts")
         assert found.mta_sts is not None
         assert (found.mta_sts.mode, found.mta_sts.policy, found.mta_sts.mx) == ("enforce", "1", (MX,))

@@ -68,10 +68,8 @@ async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: OnEr
             assert len(running.log.named("name-servers-lost")) == 1
 
 
-async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path) -> None:
+async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path, sink: Sink) -> None:
     silent: InjectedFaults = dict.fromkeys((*zones(), PROBE), SILENCE)
-    sink = Sink()
-    await sink.start()
     zone = ZoneSettings(port=sink.port, allow_private_addresses=True)
     retry = RetrySettings(schedule=(3600.0,))
     async with (
@@ -83,7 +81,6 @@ async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path) -> None:
         await running.until_logged("name-servers-lost")
         dns.faults.clear()
         await running.until_logged("delivered")
-    await sink.close()
 
 
 async def test_a_domain_whose_servers_are_silent_is_no_outage(tmp_path: Path) -> None:

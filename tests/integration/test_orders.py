@@ -25,7 +25,6 @@ from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import (
     ChangeResult,
     DeliveryRow,
-    Explanation,
     MessageDetail,
     OrderResult,
     OrderRow,
@@ -34,7 +33,6 @@ from zonerelay.operations.answers import (
 )
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (
-    Explain,
     Filter,
     Hold,
     Orders,
@@ -73,9 +71,7 @@ class Stage:
 @asynccontextmanager
 async def staged(directory: Path, *, retry: RetrySettings | None = None) -> AsyncIterator[Stage]:
     """A zone by MX, and one with a next hop for mail to hop.example."""
-    async with FakeDns(NAMES) as dns:
-        sink = Sink()
-        await sink.start()
+    async with FakeDns(NAMES) as dns, Sink() as sink:
         zones = (
             ZoneSettings(port=sink.port, allow_private_addresses=True),
             ZoneSettings(name="hop", next_hop=f"{LOOPBACK}:{sink.port}"),
@@ -88,10 +84,7 @@ async def staged(directory: Path, *, retry: RetrySettings | None = None) -> Asyn
         )
         if retry is not None:
             chosen = replace(chosen, retry=retry)
-        try:
-            yield Stage(sink, chosen)
-        finally:
-            await sink.close()
+        yield Stage(sink, chosen)
 
 
 async def suspend(
@@ -142,7 +135,7 @@ async def test_suspended_mail_waits_over_a_restart_until_it_is_resumed(
             assert stage.delivered() == [other] * 3
             status = await running.status()
             assert [(row.id, row.reason) for row in status.orders] == [(given.order.id, "a test")]
-            found = await running.ask(Explain(address=kept[0]), Explanation)
+            found = await running.explain(kept[0])
             assert [row.id for row in found.orders] == [given.order.id]
             ended = await resume(running, **{k: v for k, v in about.items() if k != "effect"})
             assert [row.id for row in ended.orders] == [given.order.id]

@@ -70,7 +70,7 @@ async def test_a_host_that_swallows_bdat_gets_data_at_the_next_attempt_and_expla
                 await running.until_empty()
             assert len(running.log.named("deferred")) == 1
             assert not running.log.named("deferred")[0].get("in_doubt")
-            found = await running.ask(Explain(address="b@example.com"), Explanation)
+            found = await running.explain()
             config = tmp_path / "relay.toml"
             config.write_text(f'[admin]\nsocket = "{tmp_path}/control.sock"\n')
             assert await asyncio.to_thread(main, ["explain", "b@example.com", "--config", str(config)]) == 0

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_routes import explain, listener, standing_still
+from tests.integration.test_routes import listener, standing_still
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
-from tests.support.sink_conversation import Script
 from zonerelay.config.settings import (
     AuthSettings,
     ListenerAuth,
@@ -25,36 +22,20 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import parse_rate
-from zonerelay.control.client import ControlClient
 from zonerelay.model.queue_name import Priority
-from zonerelay.operations.answers import DeliveryRow
+from zonerelay.operations.answers import ChangeResult, DeliveryRow
 from zonerelay.operations.requests import Filter, Hold, QueueList
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\nX-Priority: 1\r\nMT-Priority: 9\r\n\r\nhello\r\n"
-
-
-@asynccontextmanager
-async def running_sink(script: Script | None = None) -> AsyncIterator[Sink]:
-    sink = Sink(script=script)
-    await sink.start()
-    try:
-        yield sink
-    finally:
-        await sink.close()
 
 
 async def priorities(running: Running) -> dict[str, Priority]:
     return {each.recipient: each.priority async for each in running.worker.store.scan()}
 
 
-async def listed(directory: Path, **wanted: str) -> list[tuple[str, str, str]]:
-    client = ControlClient(directory / "control.sock")
-
-    def ask() -> list[tuple[str, str, str]]:
-        rows = client.stream(QueueList(filter=Filter(**wanted)))  # type: ignore[arg-type]  # fields by name
-        return [(row.recipient, row.zone, row.priority) for row in rows if isinstance(row, DeliveryRow)]
-
-    return await asyncio.to_thread(ask)
+async def listed(running: Running, **wanted: str) -> list[tuple[str, str, str]]:
+    rows = await running.rows(QueueList(filter=Filter(**wanted)), DeliveryRow)  # type: ignore[arg-type]  # by name
+    return [(row.recipient, row.zone, row.priority) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +69,7 @@ async def test_who_gives_mail_its_priority(
 
         await asyncio.to_thread(submit)
         assert await priorities(running) == {recipient: expected}
-        found = await explain(tmp_path, listener=f"{LOOPBACK}:0")
+        found = await running.explain(listener=f"{LOOPBACK}:0")
         assert found.priority == "high"
 
 
@@ -107,16 +88,14 @@ async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_res
         await running.send("a@example.org", ["b@example.com", "c@news.example"], MESSAGE)
         await running.until_logged("deferred", 2)
     async with relay_with(chosen) as running:
-        assert await listed(tmp_path, zone="default") == [
+        assert await listed(running, zone="default") == [
             ("b@example.com", "default", "normal"),
             ("c@news.example", "default", "bulk"),
         ]
-        assert await listed(tmp_path, priority="bulk") == [("c@news.example", "default", "bulk")]
-        client = ControlClient(tmp_path / "control.sock")
+        assert await listed(running, priority="bulk") == [("c@news.example", "default", "bulk")]
         status = await running.status()
         assert {each.name: each.deferred for each in status.zones} == {"default": 2, "bulk": 0, "vip": 0}
-        held = Hold(filter=Filter(priority=Priority.BULK))
-        await asyncio.to_thread(lambda: list(client.stream(held)))
+        await running.ask(Hold(filter=Filter(priority=Priority.BULK)), ChangeResult)
         status = await running.status()
         assert [(each.deferred, each.held) for each in status.zones if each.name == "default"] == [(1, 1)]
 
@@ -130,7 +109,7 @@ async def test_deferred_mail_of_every_priority_comes_due(tmp_path: Path) -> None
         seen.add(argument)
         return "450 4.2.0 later"
 
-    async with running_sink(later) as sink:
+    async with Sink(script=later) as sink:
         routes = [
             RouteSettings(recipient=(f"{each}@example.com",), set_priority=each.value) for each in Priority
         ]
@@ -150,7 +129,7 @@ async def test_deferred_mail_of_every_priority_comes_due(tmp_path: Path) -> None
 
 async def test_urgent_mail_overtakes_a_long_queue_and_the_queue_moves_on(tmp_path: Path) -> None:
     """A hundred bulk messages wait for their turn: an urgent one is among the next few."""
-    async with running_sink() as sink:
+    async with Sink() as sink:
         zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", max_rate=parse_rate("100/1s"))
         routes = [
             RouteSettings(sender=("news@example.org",), set_priority="bulk"),

@@ -14,9 +14,7 @@ from zonerelay.config.settings import BounceSettings, TlsMode, ZoneSettings
 from zonerelay.model.queue_name import queue_of
 
 
-async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> None:
-    sink = Sink()
-    await sink.start()
+async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path, sink: Sink) -> None:
     zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
     chosen = settings(tmp_path, zone=zone, bounce=BounceSettings(delay_warning=0.01))
     release = time.time() + 1.5
@@ -36,7 +34,6 @@ async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> 
         (delivered,) = running.log.named("delivered")
         assert 0 <= delivered["age"] < 1.0  # type: ignore[operator]  # a number
         assert not running.log.named("dsn")
-    await sink.close()
 
 
 async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Path) -> None:
@@ -51,10 +48,10 @@ async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Pa
         assert queue.oldest_seconds > 0.0
 
 
-async def test_a_client_that_asks_for_a_later_time_gets_it_from_a_relay_that_was_idle(tmp_path: Path) -> None:
+async def test_a_client_that_asks_for_a_later_time_gets_it_from_a_relay_that_was_idle(
+    tmp_path: Path, sink: Sink
+) -> None:
     """Nothing else wakes the queue between: the acceptance alone has to set its alarm."""
-    sink = Sink()
-    await sink.start()
     zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
     async with relay_with(settings(tmp_path, zone=zone)) as running:
         await running.send("app@example.org", ["before@example.com"], TEXT)
@@ -65,7 +62,6 @@ async def test_a_client_that_asks_for_a_later_time_gets_it_from_a_relay_that_was
         await sink.wait_for(2)
         assert time.time() - before >= 1.0
         await running.until_empty()
-    await sink.close()
 
 
 def submit(address: tuple[str, int], recipient: str, option: str) -> None:

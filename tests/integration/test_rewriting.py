@@ -26,12 +26,10 @@ from zonerelay.config.settings import (
     SrsSettings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
-from zonerelay.operations.answers import Explanation
-from zonerelay.operations.requests import Explain, QueueTrace
+from zonerelay.operations.requests import QueueTrace
 from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = (
@@ -47,12 +45,6 @@ def to_sink(sink: Sink, name: str = "default", *, srs: bool = False) -> ZoneSett
     return ZoneSettings(name=name, next_hop=f"{LOOPBACK}:{sink.port}", srs=srs)
 
 
-async def ask(running: Running, address: str, sender: str = "", user: str = "") -> Explanation:
-    client = ControlClient(running.worker.settings.admin.socket or Path())
-    request = Explain(address=address, sender=sender, user=user)
-    return await asyncio.to_thread(client.ask, request, Explanation)
-
-
 async def test_routes_and_queue_know_the_other_addresses_and_the_header_has_them(
     tmp_path: Path, sink: Sink
 ) -> None:
@@ -65,7 +57,7 @@ async def test_routes_and_queue_know_the_other_addresses_and_the_header_has_them
         assert (received.mail_from, received.recipients) == ("app@new.example", ("ann@new.example",))
         assert b"\r\nFrom: App <app@new.example>\r\nTo: ann@new.example\r\nSubject: x\r\n" in received.body
         assert b"Bcc" not in received.body
-        found = await ask(running, "ann@old.example", "app@old.example")
+        found = await running.explain("ann@old.example", sender="app@old.example")
         assert [(each.what, each.becomes, each.by) for each in found.rewritten] == [
             ("sender", "app@new.example", "rewrite=1"),
             ("recipient", "ann@new.example", "rewrite=1"),
@@ -97,10 +89,8 @@ async def test_the_trace_names_the_rules(tmp_path: Path) -> None:
     async with relay_with(chosen) as running:
         await running.send("app@old.example", ["ann@old.example", "bob@x.example"], MESSAGE)
         (accepted,) = await running.until_logged("accepted")
-        client = ControlClient(chosen.admin.socket or Path())
-        request = QueueTrace(message_id=str(accepted["id"]))
-        frames = await asyncio.to_thread(lambda: [*client.stream(request)])
-        texts = " | ".join(frame.text for frame in frames if isinstance(frame, TraceStep))
+        steps = await running.rows(QueueTrace(message_id=str(accepted["id"])), TraceStep)
+        texts = " | ".join(step.text for step in steps)
         assert "rewritten sender rewrite=1: app@new.example" in texts
         assert "rewritten recipient rewrite=1: ann@new.example" in texts
         assert "rewritten header rewrite=1" in texts
@@ -121,7 +111,7 @@ async def test_other_rules_are_for_sessions_that_begin_later(tmp_path: Path, sin
         assert list(running.worker.problems) == []
         await old_session()
         await running.send("app@old.example", ["ann@old.example"], MESSAGE)
-        assert (await ask(running, "ann@old.example")).domain == "other.example"
+        assert (await running.explain("ann@old.example")).domain == "other.example"
         await running.worker.reload(replace(current, rewrite=(replace(MOVED, address=("a..b",)),)))
         (problem,) = running.worker.problems
         assert 'rewrite[0]: "a..b" cannot be matched' in problem
@@ -168,9 +158,9 @@ async def test_a_report_to_a_sender_that_we_made_comes_back_to_the_first_one(
         await running.send("", [forwarded.mail_from], b"Subject: failed\r\n\r\nx\r\n")
         report = (await sink.wait_for(2))[1]
         assert (report.mail_from, report.recipients) == ("", ("ann@first.example",))
-        found = await ask(running, forwarded.mail_from)
+        found = await running.explain(forwarded.mail_from)
         assert [(each.becomes, each.by) for each in found.rewritten] == [("ann@first.example", "srs")]
-        wrong = await ask(running, "SRS0=aaaa=AA=first.example=ann@srs.example")
+        wrong = await running.explain("SRS0=aaaa=AA=first.example=ann@srs.example")
         assert wrong.rewritten[0].problem == "rejected with 550 5.1.1: old form"
 
 
@@ -225,8 +215,7 @@ async def test_what_a_next_hop_refuses_of_strangers_is_reported_to_no_third_pers
         await running.until_empty()
         assert len(running.log.named("bounced")) == 2
         assert [event["reason"] for event in running.log.named("no-dsn")] == ["stranger"]
-        exposed = running.worker.metrics.exposition().decode()
-        assert 'zonerelay_dsn_withheld_total{reason="stranger"} 1.0' in exposed
+        assert 'zonerelay_dsn_withheld_total{reason="stranger"} 1.0' in running.metrics()
         assert not running.log.named("dsn")
         # What is about the recipient is said to the next one; what is about that message is not.
         assert (await rcpt(running, gone), await rcpt(running, full)) == (550, 250)

@@ -30,11 +30,10 @@ from zonerelay.config.settings import (
     UnsafeListener,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
 from zonerelay.model.queue_name import Priority
 from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderResult
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import Explain, QueueExplain, QueueShow, QueueTrace, Selectors, Suspend
+from zonerelay.operations.requests import QueueExplain, QueueShow, QueueTrace, Selectors, Suspend
 from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -62,17 +61,11 @@ async def zones_of(running: Running) -> dict[str, str]:
     return {each.recipient: each.zone async for each in running.worker.store.scan()}
 
 
-async def traced(running: Running, directory: Path) -> list[str]:
+async def traced(running: Running) -> list[str]:
     """The notes of the latest message's acceptance that tell of zones."""
     message_id = str(running.log.named("accepted")[-1]["id"])
-    client = ControlClient(directory / "control.sock")
-
-    def ask() -> list[str]:
-        frames = client.stream(QueueTrace(message_id=message_id))
-        steps = [frame for frame in frames if isinstance(frame, TraceStep)]
-        return [step.text for step in steps if step.text.startswith("zone=")]
-
-    return await asyncio.to_thread(ask)
+    steps = await running.rows(QueueTrace(message_id=message_id), TraceStep)
+    return [step.text for step in steps if step.text.startswith("zone=")]
 
 
 async def test_each_recipient_takes_the_first_route_that_matches(tmp_path: Path) -> None:
@@ -85,14 +78,14 @@ async def test_each_recipient_takes_the_first_route_that_matches(tmp_path: Path)
         await running.send("bounce-1@example.org", ["a@x.example.net", "b@example.com"], MESSAGE)
         assert await zones_of(running) == {"a@x.example.net": "bulk", "b@example.com": "vip"}
         why = "listener matches 127.0.0.1:0 and client matches 127.0.0.1 and recipient matches *.example.net"
-        assert await traced(running, tmp_path) == [
+        assert await traced(running) == [
             f"zone=bulk route=1 {why}: a@x.example.net",
             f"zone=vip route=2 max_size matches {len(MESSAGE)} bytes and "
             "sender matches bounce-*@example.org: b@example.com",
         ]
         await running.send("bounce-1@example.org", ["c@example.com"], MESSAGE + b"x" * 10_000)
         assert (await zones_of(running))["c@example.com"] == "default"
-        assert await traced(running, tmp_path) == ["zone=default no route"]
+        assert await traced(running) == ["zone=default no route"]
 
 
 async def test_a_message_to_a_thousand_has_a_short_trace(tmp_path: Path) -> None:
@@ -100,7 +93,7 @@ async def test_a_message_to_a_thousand_has_a_short_trace(tmp_path: Path) -> None
     async with relay_with(standing_still(tmp_path, route)) as running:
         await running.send("a@example.org", [f"u{n}@example.com" for n in range(1000)], MESSAGE)
         assert list((await zones_of(running)).values()).count("bulk") == 500
-        notes = await traced(running, tmp_path)
+        notes = await traced(running)
         assert "zone=default no route: u500@example.com, u501@example.com" in " ".join(notes)
         assert sum(map(len, notes)) < 3000
 
@@ -120,20 +113,15 @@ async def test_routes_change_live_and_wrong_ones_leave_those_that_were(tmp_path:
         assert (await zones_of(running))["b@EXAMPLE.com"] == "bulk"
 
 
-async def test_a_report_of_our_own_goes_by_the_routes_for_the_null_sender(tmp_path: Path) -> None:
-    sink = Sink()
-    await sink.start()
+async def test_a_report_of_our_own_goes_by_the_routes_for_the_null_sender(tmp_path: Path, sink: Sink) -> None:
     there = f"{LOOPBACK}:{sink.port}"
     zones = [ZoneSettings(next_hop=there), ZoneSettings(name="bulk", next_hop=there)]
     route = bulk(sender=("<>",), header=("Auto-Submitted: auto-replied",), min_size=500)
-    try:
-        async with relay_with(settings(tmp_path, zone=zones, route=[route])) as running:
-            await running.send("app@example.org", ["reject-550@example.com"], MESSAGE)
-            await running.until_logged("delivered")
-            assert [fields["zone"] for fields in running.log.named("bounced")] == ["default"]
-            assert [fields["zone"] for fields in running.log.named("delivered")] == ["bulk"]
-    finally:
-        await sink.close()
+    async with relay_with(settings(tmp_path, zone=zones, route=[route])) as running:
+        await running.send("app@example.org", ["reject-550@example.com"], MESSAGE)
+        await running.until_logged("delivered")
+        assert [fields["zone"] for fields in running.log.named("bounced")] == ["default"]
+        assert [fields["zone"] for fields in running.log.named("delivered")] == ["bulk"]
 
 
 # ---- the zone header ------------------------------------------------------------------------------
@@ -153,13 +141,18 @@ async def submitted(running: Running, zone: bytes, *, login: bool = False) -> di
     return await zones_of(running)
 
 
-async def stored(running: Running) -> bytes:
+async def body_of(running: Running) -> bytes:
     store = running.worker.store
-    assert store is not None
     (delivery,) = [each async for each in store.scan()]
-    message = await store.read_message(delivery.message_id)
-    assert "x-sending-zone" not in {name.lower() for name, _ in message.headers}
     return b"".join([chunk async for chunk in store.read_body(delivery.message_id)])
+
+
+async def stored(running: Running) -> bytes:
+    """The body of the only message, in whose header the field of the zone is not."""
+    (delivery,) = [each async for each in running.worker.store.scan()]
+    message = await running.worker.store.read_message(delivery.message_id)
+    assert "x-sending-zone" not in {name.lower() for name, _ in message.headers}
+    return await body_of(running)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +178,7 @@ async def test_the_field_counts_from_trusted_clients_and_is_removed_from_all(
     here = listener(zone_header="X-Sending-Zone", zone_header_networks=tuple(networks))
     async with relay_with(standing_still(tmp_path, bulk(client=HERE), listener=here)) as running:
         assert await submitted(running, zone) == {"b@example.com": expected}
-        (said,) = await traced(running, tmp_path)
+        (said,) = await traced(running)
         assert said.startswith(note)
         body = await stored(running)
         assert b"sending-zone" not in body.lower()
@@ -203,12 +196,8 @@ async def test_no_route_sees_the_field_of_somebody_who_is_not_trusted(tmp_path: 
 async def test_without_the_option_the_field_is_one_like_any_other(tmp_path: Path) -> None:
     async with relay_with(standing_still(tmp_path)) as running:
         assert await submitted(running, b"vip") == {"b@example.com": "default"}
-        assert await traced(running, tmp_path) == []
-        store = running.worker.store
-        assert store is not None
-        (delivery,) = [each async for each in store.scan()]
-        body = b"".join([chunk async for chunk in store.read_body(delivery.message_id)])
-        assert FIELD + b"vip\r\n" in body
+        assert await traced(running) == []
+        assert FIELD + b"vip\r\n" in await body_of(running)
 
 
 @pytest.mark.parametrize(("users", "expected"), [(("app",), "vip"), (("*",), "vip"), (("crm",), "default")])
@@ -237,11 +226,6 @@ async def test_a_user_who_has_not_logged_in_is_not_trusted(tmp_path: Path) -> No
 # ---- explain --------------------------------------------------------------------------------------
 
 
-async def explain(directory: Path, **about: object) -> Explanation:
-    request = Explain(address="b@example.com", **about)  # type: ignore[arg-type]  # fields by name
-    return await asyncio.to_thread(ControlClient(directory / "control.sock").ask, request, Explanation)
-
-
 async def test_explain_knows_all_that_routes_look_at(tmp_path: Path) -> None:
     here = listener(zone_header="X-Sending-Zone", zone_header_networks=HERE)
     routes = (
@@ -251,23 +235,23 @@ async def test_explain_knows_all_that_routes_look_at(tmp_path: Path) -> None:
     )
     async with relay_with(standing_still(tmp_path, *routes, listener=here)) as running:
         assert running.log.named("trouble") == []
-        nothing = await explain(tmp_path)
+        nothing = await running.explain()
         assert (nothing.zone, nothing.rule, nothing.reason) == ("default", 0, "no route matches")
         assert [each.unmatched for each in nothing.routes] == [
             ("user", "min_size"),
             ("listener", "header"),
             ("certificate", "client"),
         ]
-        large = await explain(tmp_path, user="app", size=1000)
+        large = await running.explain(user="app", size=1000)
         assert (large.zone, large.rule, [each.matches for each in large.routes]) == ("bulk", 1, [True])
-        news = await explain(tmp_path, listener=here.address, headers=(("X-Stream", "News"),))
+        news = await running.explain(listener=here.address, headers=(("X-Stream", "News"),))
         assert (news.zone, news.rule) == ("vip", 2)
-        shown = await explain(tmp_path, client=LOOPBACK, certificate="ab" * 32)
+        shown = await running.explain(client=LOOPBACK, certificate="ab" * 32)
         assert shown.rule == 3
         field = (("X-Sending-Zone", "vip"),)
-        named = await explain(tmp_path, listener=here.address, client=LOOPBACK, headers=field)
+        named = await running.explain(listener=here.address, client=LOOPBACK, headers=field)
         assert (named.zone, named.rule, named.reason) == ("vip", 0, "the zone was chosen by the zone header")
-        ignored = await explain(tmp_path, listener=here.address, client="192.0.2.1", headers=field)
+        ignored = await running.explain(listener=here.address, client="192.0.2.1", headers=field)
         assert ignored.zone == "default"
 
 
@@ -276,20 +260,20 @@ async def test_a_listeners_priority_is_its_mails_and_explain_knows_it(tmp_path: 
     chosen = standing_still(tmp_path, bulk(priority=("bulk",)), bulk(priority=("high",)), listener=here)
     async with relay_with(chosen) as running:
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
-        assert await traced(running, tmp_path) == ["zone=bulk route=1 priority matches bulk"]
-        there = await explain(tmp_path, listener=here.address)
+        assert await traced(running) == ["zone=bulk route=1 priority matches bulk"]
+        there = await running.explain(listener=here.address)
         assert (there.zone, there.rule, there.reason) == ("bulk", 1, "priority matches bulk")
-        urgent = await explain(tmp_path, listener=here.address, priority="high")
+        urgent = await running.explain(listener=here.address, priority="high")
         assert (urgent.rule, urgent.reason) == (2, "priority matches high")
-        assert (await explain(tmp_path)).zone == "default"
+        assert (await running.explain()).zone == "default"
 
 
 async def test_explain_refuses_a_listener_that_is_not_there(tmp_path: Path) -> None:
-    async with relay_with(standing_still(tmp_path)):
+    async with relay_with(standing_still(tmp_path)) as running:
         with pytest.raises(ControlError, match=r"no listener has the address .*; did you mean 127.0.0.1:0\?"):
-            await explain(tmp_path, listener="127.0.0.1:1")
+            await running.explain(listener="127.0.0.1:1")
         with pytest.raises(ControlError, match="--listener: "):
-            await explain(tmp_path, listener="nonsense")
+            await running.explain(listener="nonsense")
 
 
 # ---- certificates ---------------------------------------------------------------------------------
@@ -317,7 +301,7 @@ async def test_a_route_knows_the_certificate_that_a_client_shows(tmp_path: Path)
         presenting = trusting()
         presenting.load_cert_chain(*shown)
         await asyncio.to_thread(submit, "a@example.com", presenting)
-        (note,) = await traced(running, tmp_path)
+        (note,) = await traced(running)
         assert note == f"zone=bulk route=1 certificate matches {client.fingerprint}"
         await asyncio.to_thread(submit, "b@example.com", trusting())
         assert await zones_of(running) == {"a@example.com": "bulk", "b@example.com": "default"}
@@ -333,16 +317,14 @@ async def test_queue_show_and_explain_agree_on_where_waiting_mail_goes_and_what_
     async with relay_with(before) as running:
         await running.send("app@example.org", ["b@example.com", "c@example.net"], MESSAGE)
         message_id = str((await running.until_logged("accepted"))[0]["id"])
-        client = ControlClient(tmp_path / "control.sock")
 
         async def rows() -> dict[str, DeliveryRow]:
-            detail = await asyncio.to_thread(client.ask, QueueShow(message_id=message_id), MessageDetail)
+            detail = await running.ask(QueueShow(message_id=message_id), MessageDetail)
             return {row.recipient: row for row in detail.deliveries}
 
         async def plans(address: str = "") -> dict[str, Explanation]:
             request = QueueExplain(message_id=message_id, address=address)
-            frames = await asyncio.to_thread(lambda: list(client.stream(request)))
-            return {each.address: each for each in frames if isinstance(each, Explanation)}
+            return {each.address: each for each in await running.rows(request, Explanation)}
 
         assert {name: row.new_zone for name, row in (await rows()).items()} == dict.fromkeys(await rows(), "")
         after = replace(before, route=(RouteSettings(recipient_domain=("example.com",), zone="vip"),))

@@ -13,8 +13,8 @@ import trustme
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.smarthost import Smarthost
 from zonerelay.config.settings import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
-from zonerelay.operations.answers import ChangeResult, Explanation
-from zonerelay.operations.requests import Explain, Retry
+from zonerelay.operations.answers import ChangeResult
+from zonerelay.operations.requests import Retry
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
 
@@ -56,7 +56,7 @@ async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
         assert smarthost.logins == [("PLAIN", "relay", 535)]
         assert running.queued() == 3
         assert not running.log.named("bounced")
-        exposed = running.worker.metrics.exposition().decode()
+        exposed = running.metrics()
         assert 'zonerelay_smarthost_login{credential="main",zone="default"} 0.0' in exposed
         assert 'zonerelay_smarthost_logins_total{result="refused",zone="default"} 1.0' in exposed
 
@@ -103,7 +103,7 @@ async def test_mail_of_a_removed_credential_goes_by_the_new_settings(
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_empty()
         assert [code for _, _, code in smarthost.logins] == [235, 235]
-        exposed = running.worker.metrics.exposition().decode()
+        exposed = running.metrics()
         assert 'credential="other"' in exposed
         assert 'credential="main"' not in exposed
 
@@ -119,10 +119,10 @@ async def test_explain_says_which_credential_a_sender_has(tmp_path: Path, smarth
         with_both = replace(chosen, credential=(first, *chosen.credential), zone=(zone,))
         async with relay_with(with_both) as running:
             for sender, credential in expected.items():
-                found = await running.ask(Explain(address="b@example.com", sender=sender), Explanation)
+                found = await running.explain(sender=sender)
                 assert found.credential == credential
             if len(credentials) == 2:
                 await running.send("a@example.org", ["b@example.com"], MESSAGE)
                 await running.until_logged("login-refused")
-                found = await running.ask(Explain(address="b@example.com", sender=""), Explanation)
+                found = await running.explain()
                 assert found.credential.startswith("main, which cannot log in: 535 5.7.8")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +10,10 @@ import pytest
 
 from tests.support.dns import FakeDns
 from tests.support.guard import BLOCKED, Guard
-from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.cli.operate.explain_offline import offline
 from zonerelay.config.settings import RouteSettings, Settings, SourceSettings, SourceUnit, ZoneSettings
-from zonerelay.control.client import ControlClient
-from zonerelay.operations.answers import Explanation
 from zonerelay.operations.requests import Explain
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -40,22 +36,10 @@ async def guard() -> AsyncIterator[Guard]:
     guard.close()
 
 
-async def explained(directory: Path, sender: str = "") -> Explanation:
-    client = ControlClient(directory / "control.sock")
-    return await asyncio.to_thread(client.ask, Explain(address="ann@example.com", sender=sender), Explanation)
-
-
-async def metric(running: Running, name: str) -> float:
-    url = f"http://{LOOPBACK}:{running.worker.http_port}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
-    [value] = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name} ")]
-    return float(value)
-
-
 async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) -> None:
     chosen = with_sources(tmp_path, guard.port, TWO, THREE)
     async with relay_with(chosen) as running:
-        before = await explained(tmp_path)
+        before = await running.explain()
         assert [(each.name, each.share, each.chosen, each.refused_until) for each in before.sources] == [
             ("two", 0.6667, None, None),
             ("three", 0.3333, None, None),
@@ -66,7 +50,7 @@ async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) 
             await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
         await running.until_logged("source-refused")
         until = running.log.named("source-refused")[0]["until"]
-        after = await explained(tmp_path)
+        after = await running.explain()
         assert after.sources[0].refused_until == pytest.approx(until, abs=0.1)
         assert after.sources[0].refused_reply == f"554 5.7.1 {BLOCKED}"
         assert after.sources[1].refused_until is None
@@ -79,14 +63,14 @@ async def test_explain_knows_a_senders_source(tmp_path: Path, sink: Sink) -> Non
     by_sender = with_sources(tmp_path, sink.port, TWO, THREE, source_by=SourceUnit.SENDER)
     async with relay_with(by_sender) as running:
         for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
-            found = await explained(tmp_path, sender)
+            found = await running.explain(sender=sender)
             [chosen] = [each for each in found.sources if each.chosen]
             assert found.ehlo_name == chosen.ehlo_name
             await running.send(sender, ["x@example.com"], MESSAGE)
             await running.until_empty()
             assert sink.messages[-1].mail_from == sender
             assert sink.messages[-1].peer.startswith(f"{found.hosts[0].addresses[0].source}:")
-        unknown = await explained(tmp_path)
+        unknown = await running.explain()
         assert {each.chosen for each in unknown.sources} == {None}
 
 

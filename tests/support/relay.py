@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.support.stories import call_as_witness
 from zonerelay.config.settings import (
@@ -34,8 +34,8 @@ from zonerelay.config.settings import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
-from zonerelay.operations.answers import Frame, RelayStatus
-from zonerelay.operations.requests import Request, Status
+from zonerelay.operations.answers import Explanation, Frame, RelayStatus
+from zonerelay.operations.requests import Explain, Request, Status
 from zonerelay.process.setup import Identity
 from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.telemetry.events.events import Field
@@ -100,6 +100,12 @@ class Running:
 
     async def status(self) -> RelayStatus:
         return await self.ask(Status(), RelayStatus)
+
+    async def explain(self, address: str = "b@example.com", **about: Any) -> Explanation:
+        return await self.ask(Explain(address=address, **about), Explanation)
+
+    def metrics(self) -> str:
+        return self.worker.metrics.exposition().decode()
 
     def queued(self) -> int:
         return sum(counts.total for counts in self.worker.store.counts().values())

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pytest
 import trustme
@@ -19,35 +19,12 @@ from tests.support.sink_conversation import Manners, Script
 from tests.support.smarthost import Smarthost
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.clock import Clock
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-class StartSink(Protocol):
-    def __call__(
-        self,
-        manners: Manners | None = None,
-        *,
-        script: Script | None = None,
-        keep_bodies: bool = True,
-        host: str = LOOPBACK,
-        port: int = 0,
-    ) -> Awaitable[Sink]: ...
-
-
-class StartCourier(Protocol):
-    def __call__(
-        self,
-        bodies: Bodies | None = None,
-        *,
-        settings: DeliverySettings | None = None,
-        names: Names | None = None,
-        clock: Clock | None = None,
-        observe_tls: TlsResults | None = None,
-    ) -> SmtpCourier: ...
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -64,17 +41,40 @@ async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *repl
         writer.write(reply)
 
 
-class StartPeer(Protocol):
-    """Starts a server that does what a coroutine does on each connection; returns its port."""
+class Server(Protocol):
+    async def start(self) -> None: ...
 
-    def __call__(self, handler: Handler) -> Awaitable[int]: ...
+    async def close(self) -> None: ...
 
 
-@pytest.fixture
-async def start_sink() -> AsyncIterator[StartSink]:
-    sinks: list[Sink] = []
+S = TypeVar("S", bound=Server)
 
-    async def start(
+
+class Bed:
+    """The servers and couriers of a test. They end with it, and a courier leaves no connection behind."""
+
+    def __init__(self) -> None:
+        self._couriers: list[SmtpCourier] = []
+        self._servers: list[Server] = []
+
+    def courier(
+        self,
+        bodies: Bodies | None = None,
+        *,
+        settings: DeliverySettings | None = None,
+        names: Names | None = None,
+        clock: Clock | None = None,
+        sources: SourceSelection | None = None,
+        observe_tls: TlsResults | None = None,
+    ) -> SmtpCourier:
+        courier = make_courier(
+            bodies, settings=settings, names=names, clock=clock, sources=sources, observe_tls=observe_tls
+        )
+        self._couriers.append(courier)
+        return courier
+
+    async def sink(
+        self,
         manners: Manners | None = None,
         *,
         script: Script | None = None,
@@ -83,65 +83,60 @@ async def start_sink() -> AsyncIterator[StartSink]:
         port: int = 0,
     ) -> Sink:
         sink = Sink(host=host, port=port, manners=manners, script=script, keep_bodies=keep_bodies)
-        await sink.start()
-        sinks.append(sink)
-        return sink
+        return await self.start(sink)
 
-    yield start
-    for sink in sinks:
-        await sink.close()
+    async def peer(self, handler: Handler) -> int:
+        """Start a server that does what a coroutine does on each connection; return its port."""
+        return (await self.start(Peer(handler))).port
+
+    async def start(self, server: S) -> S:
+        await server.start()
+        self._servers.append(server)
+        return server
+
+    async def close(self) -> None:
+        for server in reversed(self._servers):
+            await server.close()
+        for courier in self._couriers:
+            await courier.pool.close()
+            assert courier.pool.open_connections("default") == 0
+
+
+class Peer:
+    """A server that does what a coroutine does on each connection."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, LOOPBACK, 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._handler(reader, writer)
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
 
 
 @pytest.fixture
-async def start_courier() -> AsyncIterator[StartCourier]:
-    couriers: list[SmtpCourier] = []
-
-    def start(
-        bodies: Bodies | None = None,
-        *,
-        settings: DeliverySettings | None = None,
-        names: Names | None = None,
-        clock: Clock | None = None,
-        observe_tls: TlsResults | None = None,
-    ) -> SmtpCourier:
-        courier = make_courier(bodies, settings=settings, names=names, clock=clock, observe_tls=observe_tls)
-        couriers.append(courier)
-        return couriers[-1]
-
-    yield start
-    for courier in couriers:
-        await courier.pool.close()
-        assert courier.pool.open_connections("default") == 0
-
-
-@pytest.fixture
-async def start_peer() -> AsyncIterator[StartPeer]:
-    servers: list[asyncio.Server] = []
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def start(handler: Handler) -> int:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.add(task)
-            try:
-                await handler(reader, writer)
-            except (OSError, EOFError, asyncio.CancelledError):
-                pass
-            finally:
-                tasks.discard(task)
-                writer.transport.abort()
-
-        servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
-        port: int = servers[-1].sockets[0].getsockname()[1]
-        return port
-
-    yield start
-    for server in servers:
-        server.close()
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def bed() -> AsyncIterator[Bed]:
+    bed = Bed()
+    yield bed
+    await bed.close()
 
 
 # Smarthosts.
@@ -156,22 +151,17 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-async def start_smarthost(
-    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> AsyncIterator[StartSmarthost]:
+def start_smarthost(
+    bed: Bed, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> StartSmarthost:
     """With a certificate that this machine trusts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(SMARTHOST_NAME).configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-    running: list[Smarthost] = []
 
     async def start(host: Smarthost) -> Smarthost:
         host.tls = host.tls or context
-        await host.start()
-        running.append(host)
-        return host
+        return await bed.start(host)
 
-    yield start
-    for host in running:
-        await host.close()
+    return start

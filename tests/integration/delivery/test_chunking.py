@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, ZoneSettings
@@ -34,11 +34,9 @@ def bdats(commands: list[str]) -> list[str]:
     return [each for each in commands if each.startswith(("BDAT", "DATA", "RSET"))]
 
 
-async def test_first_message_of_a_connection_probes_and_the_next_is_one_chunk(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(CHUNKING)
-    courier = start_courier()
+async def test_first_message_of_a_connection_probes_and_the_next_is_one_chunk(bed: Bed) -> None:
+    sink = await bed.sink(CHUNKING)
+    courier = bed.courier()
     for _ in range(3):
         [outcome] = await send(courier, sink.port)
         assert outcome.verdict is D
@@ -58,14 +56,10 @@ async def test_first_message_of_a_connection_probes_and_the_next_is_one_chunk(
     ],
 )
 async def test_bdat_only_where_offered(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    zone: ZoneSettings,
-    manners: Manners,
-    expected: list[str],
+    bed: Bed, zone: ZoneSettings, manners: Manners, expected: list[str]
 ) -> None:
-    sink = await start_sink(manners)
-    courier = start_courier()
+    sink = await bed.sink(manners)
+    courier = bed.courier()
     for _ in range(2):
         [outcome] = await send(courier, sink.port, zone=zone)
         assert outcome.verdict is D
@@ -93,8 +87,7 @@ BEHAVIOURS = [
 @pytest.mark.parametrize("probed", [True, False])
 @pytest.mark.parametrize(("local", "verdict", "scope", "code", "in_doubt", "first", "later"), BEHAVIOURS)
 async def test_failure_asked_for_by_address(
-    start_sink: StartSink,
-    start_courier: StartCourier,
+    bed: Bed,
     local: str,
     verdict: Verdict,
     scope: Scope,
@@ -105,8 +98,8 @@ async def test_failure_asked_for_by_address(
     probed: bool,
 ) -> None:
     """`None`: in doubt when the connection has taken a BDAT before, because then the first is the last."""
-    sink = await start_sink(CHUNKING)
-    courier = start_courier()
+    sink = await bed.sink(CHUNKING)
+    courier = bed.courier()
     if probed:
         await send(courier, sink.port)
     [outcome] = await send(courier, sink.port, local)
@@ -120,11 +113,9 @@ async def test_failure_asked_for_by_address(
 
 
 @pytest.mark.parametrize("pipelining", [True, False])
-async def test_each_recipient_has_its_own_answer(
-    start_sink: StartSink, start_courier: StartCourier, pipelining: bool
-) -> None:
-    sink = await start_sink(replace(CHUNKING, pipelining=pipelining))
-    courier = start_courier()
+async def test_each_recipient_has_its_own_answer(bed: Bed, pipelining: bool) -> None:
+    sink = await bed.sink(replace(CHUNKING, pipelining=pipelining))
+    courier = bed.courier()
     for _ in range(2):
         outcomes = await send(courier, sink.port, "a", "reject-550", "b", "defer-450")
         assert [each.reply.code for each in outcomes] == [250, 550, 250, 450]
@@ -139,7 +130,7 @@ SMUGGLED = b"Subject: x\r\n\r\n.\r\nMAIL FROM:<evil@x>\r\nRCPT TO:<victim@x>\r\n
 
 @pytest.mark.parametrize("recipients", [1, 2])
 async def test_a_server_that_offers_chunking_and_does_not_know_bdat_gets_data_and_runs_no_body(
-    start_peer: StartPeer, start_courier: StartCourier, recipients: int
+    bed: Bed, recipients: int
 ) -> None:
     """It reads the octets as commands, as an old proxy that passes EHLO on would."""
     lines: list[bytes] = []
@@ -160,9 +151,9 @@ async def test_a_server_that_offers_chunking_and_does_not_know_bdat_gets_data_an
             else:
                 writer.write(b"500 what\r\n")
 
-    port = await start_peer(proxy)
+    port = await bed.peer(proxy)
     bodies, clock = Bodies(SMUGGLED), ManualClock()
-    courier = start_courier(bodies, clock=clock)
+    courier = bed.courier(bodies, clock=clock)
     names = [f"r{number}" for number in range(recipients)]
     for _ in range(2):
         outcomes = await send(courier, port, *names, body=SMUGGLED)
@@ -252,12 +243,12 @@ class Careless:
 @pytest.mark.parametrize("refused", [1, 3])
 @pytest.mark.parametrize("size", [0, CHUNK_SIZE])
 async def test_no_octet_of_a_body_follows_recipients_that_are_not_accepted(
-    start_peer: StartPeer, start_courier: StartCourier, refused: int, size: int
+    bed: Bed, refused: int, size: int
 ) -> None:
     server = Careless()
-    port = await start_peer(server)
+    port = await bed.peer(server)
     body = SMUGGLED + b"x\r\n" * size
-    courier = start_courier(Bodies(body))
+    courier = bed.courier(Bodies(body))
     nobody = [f"no{number}" for number in range(refused)]
     verdicts = [
         {each.verdict for each in await send(courier, port, *names, body=body)}
@@ -274,13 +265,13 @@ async def test_no_octet_of_a_body_follows_recipients_that_are_not_accepted(
 @pytest.mark.parametrize("reply", [b"452 4.3.1 disk\r\n", b"554 5.7.1 no\r\n"], ids=["452", "554"])
 @pytest.mark.parametrize("size", [0, CHUNK_SIZE])
 async def test_after_a_refused_chunk_that_was_not_consumed_the_host_gets_data(
-    start_peer: StartPeer, start_courier: StartCourier, reply: bytes, size: int
+    bed: Bed, reply: bytes, size: int
 ) -> None:
     """The lines of that one chunk cannot be called back; no other one follows."""
     server = Careless(lambda number: reply if number == 2 else b"")
-    port = await start_peer(server)
+    port = await bed.peer(server)
     body = SMUGGLED + b"x\r\n" * size
-    courier = start_courier(Bodies(body))
+    courier = bed.courier(Bodies(body))
     verdicts = [{each.verdict for each in await send(courier, port, body=body)} for _ in range(4)]
     assert verdicts == [{D}] * 4  # it was asked about once more, on another connection
     assert [line.split()[-1] for line in server.lines if line.startswith(b"BDAT")] == (
@@ -294,7 +285,7 @@ async def test_after_a_refused_chunk_that_was_not_consumed_the_host_gets_data(
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("silent", [True, False])
 async def test_a_host_that_does_not_answer_bdat_gets_data_for_a_day(
-    start_peer: StartPeer, start_courier: StartCourier, number: int, silent: bool
+    bed: Bed, number: int, silent: bool
 ) -> None:
     """A firewall swallows the reply to a BDAT, or the connection (jstedfast/MailKit#921)."""
     bdats_seen, datas = 0, 0
@@ -326,7 +317,7 @@ async def test_a_host_that_does_not_answer_bdat_gets_data_for_a_day(
     patience = 1.0 if silent else 60.0
     settings = DeliverySettings(data_timeout=patience, final_dot_timeout=patience, quit_timeout=0.2)
     clock = ManualClock()
-    courier, port = start_courier(settings=settings, clock=clock), await start_peer(serve)
+    courier, port = bed.courier(settings=settings, clock=clock), await bed.peer(serve)
     verdicts = []
     for _ in range(3):
         [outcome] = await send(courier, port)
@@ -375,7 +366,7 @@ def talker(
 @pytest.mark.parametrize("offers", ["CHUNKING", "X-NOTHING"])
 @pytest.mark.parametrize("verb", ["MAIL", "RCPT", "BDAT", "DATA", "LAST", "."])
 async def test_first_surplus_reply_ends_the_connection_and_no_outcome_is_another_ones(
-    start_peer: StartPeer, start_courier: StartCourier, verb: str, offers: str
+    bed: Bed, verb: str, offers: str
 ) -> None:
     """The server says 250 once too often, in the second transaction of a connection, and refuses the mail."""
     taken: list[bytes] = []
@@ -389,8 +380,8 @@ async def test_first_surplus_reply_ends_the_connection_and_no_outcome_is_another
             return ["250 surplus", usual] if asked == verb else [usual]
         return [usual]
 
-    port = await start_peer(talker(replies, taken, offers))
-    courier = start_courier()
+    port = await bed.peer(talker(replies, taken, offers))
+    courier = bed.courier()
     [first] = await send(courier, port)
     [second] = await send(courier, port)
     [third] = await send(courier, port)
@@ -399,9 +390,7 @@ async def test_first_surplus_reply_ends_the_connection_and_no_outcome_is_another
         assert second.verdict is not D
 
 
-async def test_early_replies_do_not_make_a_body_follow(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_early_replies_do_not_make_a_body_follow(bed: Bed) -> None:
     """354 comes before RCPT is answered, or for nobody; of the body nothing is sent."""
     for rcpt, data in (
         (["354 go"], ["250 ok"]),
@@ -415,22 +404,20 @@ async def test_early_replies_do_not_make_a_body_follow(
         taken: list[bytes] = []
 
         said = {"RCPT": rcpt, "DATA": data}
-        port = await start_peer(
+        port = await bed.peer(
             talker(lambda verb, _, said=said: said.get(verb, ["250 ok"]), taken, "X-NOTHING")  # type: ignore[misc]
         )
-        courier = start_courier(settings=DeliverySettings(data_timeout=0.3, quit_timeout=0.2))
+        courier = bed.courier(settings=DeliverySettings(data_timeout=0.3, quit_timeout=0.2))
         [outcome] = await send(courier, port)
         assert outcome.verdict is not D, (rcpt, data)
         assert not any(b"Subject" in each for each in taken), (rcpt, data)
 
 
-async def test_a_server_that_stops_to_know_bdat_gets_data(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(CHUNKING)
+async def test_a_server_that_stops_to_know_bdat_gets_data(bed: Bed) -> None:
+    sink = await bed.sink(CHUNKING)
     # The script answers without reading the octet, so the next command begins with it.
     sink.script = lambda verb, argument: "502 5.5.1 not implemented" if verb == "BDAT" else None
-    [outcome] = await send(start_courier(), sink.port)
+    [outcome] = await send(bed.courier(), sink.port)
     assert outcome.verdict is D
     assert bdats(sink.commands) == ["BDAT 1", "RSET", "DATA"]
     assert sink.connections == 1
@@ -439,13 +426,13 @@ async def test_a_server_that_stops_to_know_bdat_gets_data(
 @pytest.mark.parametrize("size", [CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 5 * CHUNK_SIZE + 7])
 @pytest.mark.parametrize("piece_size", [CHUNK_SIZE, 1000])
 async def test_bodies_of_any_size_arrive_unchanged_and_those_of_one_piece_with_bdat(
-    start_sink: StartSink, start_courier: StartCourier, size: int, piece_size: int
+    bed: Bed, size: int, piece_size: int
 ) -> None:
-    sink = await start_sink(CHUNKING)
+    sink = await bed.sink(CHUNKING)
     body = (b".line\r\n..\r\n.\r\n\r\n" * size)[: size - 2] + b"\r\n"
     body = body.replace(b"\r\r\n", b"x\r\n")
     bodies = Bodies(body, piece_size=piece_size)
-    courier = start_courier(bodies)
+    courier = bed.courier(bodies)
     for _ in range(2):
         [outcome] = await send(courier, sink.port, body=body)
         assert outcome.verdict is D
@@ -454,24 +441,20 @@ async def test_bodies_of_any_size_arrive_unchanged_and_those_of_one_piece_with_b
     assert sink.connections == 1
 
 
-async def test_a_body_without_a_last_line_end_gets_one(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(CHUNKING)
+async def test_a_body_without_a_last_line_end_gets_one(bed: Bed) -> None:
+    sink = await bed.sink(CHUNKING)
     for body, sent in ((b"a\r\nb", b"a\r\nb\r\n"), (b"x", b"x\r\n"), (b"a\nb\rc", b"a\r\nb c\r\n")):
-        courier = start_courier(Bodies(body))
+        courier = bed.courier(Bodies(body))
         for _ in range(2):
             await send(courier, sink.port, body=body)
             assert sink.messages[-1].body == sent
             assert sink.messages[-1].chunks > 0
 
 
-async def test_a_body_that_begins_with_a_line_end_goes_with_data(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(CHUNKING)
+async def test_a_body_that_begins_with_a_line_end_goes_with_data(bed: Bed) -> None:
+    sink = await bed.sink(CHUNKING)
     body = b"\r\nno header\r\n"
-    await send(start_courier(Bodies(body)), sink.port, body=body)
+    await send(bed.courier(Bodies(body)), sink.port, body=body)
     assert sink.messages[0].body == body
     assert sink.messages[0].chunks == 0
 
@@ -496,9 +479,7 @@ def chunk_taker(answer: Callable[[int, bool], Awaitable[bytes]]) -> Callable[...
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_a_message_may_be_cancelled_at_any_time(
-    start_peer: StartPeer, start_courier: StartCourier, at: int
-) -> None:
+async def test_a_message_may_be_cancelled_at_any_time(bed: Bed, at: int) -> None:
     reached = asyncio.Event()
 
     async def answer(number: int, last: bool) -> bytes:
@@ -508,8 +489,8 @@ async def test_a_message_may_be_cancelled_at_any_time(
         return b"250 ok\r\n"
 
     bodies = Bodies()
-    courier = start_courier(bodies)
-    task = asyncio.ensure_future(send(courier, await start_peer(chunk_taker(answer))))
+    courier = bed.courier(bodies)
+    task = asyncio.ensure_future(send(courier, await bed.peer(chunk_taker(answer))))
     await reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import TO_THE_BODY, Handler, StartCourier, StartPeer, StartSink, talk
+from tests.integration.delivery.conftest import TO_THE_BODY, Bed, Handler, talk
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
@@ -21,11 +21,9 @@ from zonerelay.model.outcome import Scope, Verdict
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 
 
-async def test_one_connection_carries_many_messages(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_one_connection_carries_many_messages(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port))
     for _ in range(5):
         assert (await courier.deliver(batch))[0].verdict is D
@@ -33,12 +31,10 @@ async def test_one_connection_carries_many_messages(
     assert courier.pool.open_connections("another") == 0
 
 
-async def test_a_connection_leaves_nothing_for_the_garbage_collector(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_a_connection_leaves_nothing_for_the_garbage_collector(bed: Bed) -> None:
     """aiosmtplib's client and protocol refer to each other: hundreds of them were looked at in one go."""
-    sink = await start_sink()
-    courier = start_courier()
+    sink = await bed.sink()
+    courier = bed.courier()
     gc.collect()
     gc.disable()
     try:
@@ -49,11 +45,9 @@ async def test_a_connection_leaves_nothing_for_the_garbage_collector(
         gc.enable()
 
 
-async def test_connection_ends_after_its_number_of_messages(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_connection_ends_after_its_number_of_messages(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, max_messages_per_connection=2))
     for _ in range(5):
         assert (await courier.deliver(batch))[0].verdict is D
@@ -61,11 +55,9 @@ async def test_connection_ends_after_its_number_of_messages(
     await until(lambda: sink.commands.count("QUIT") == 2)
 
 
-async def test_idle_connection_is_closed_on_time_with_quit(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_idle_connection_is_closed_on_time_with_quit(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.1))
     await courier.deliver(batch)
     assert courier.pool.open_connections("default") == 1
@@ -73,9 +65,7 @@ async def test_idle_connection_is_closed_on_time_with_quit(
     await until(lambda: sink.commands[-1] == "QUIT")
 
 
-async def test_a_timer_that_is_all_but_due_harms_nothing(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_timer_that_is_all_but_due_harms_nothing(bed: Bed) -> None:
     """With less than a millisecond to go uvloop gives a handle that knows no time."""
     both, faults = asyncio.Barrier(2), []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
@@ -88,18 +78,18 @@ async def test_a_timer_that_is_all_but_due_harms_nothing(
         await reader.read()
         writer.close()
 
-    courier = start_courier()
+    courier = bed.courier()
     zone = replace(ZONE, connection_idle_timeout=0.0003)
-    batch = make_batch(make_message(), route_to(await start_peer(serve)), zone)
+    batch = make_batch(make_message(), route_to(await bed.peer(serve)), zone)
     outcomes = await asyncio.gather(courier.deliver(batch), courier.deliver(batch))
     assert {outcome.verdict for (outcome,) in outcomes} == {D}
     await until(lambda: courier.pool.open_connections("default") == 0)
     assert not faults
 
 
-async def test_use_postpones_the_idle_timeout(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_use_postpones_the_idle_timeout(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.3))
     for _ in range(4):
         await courier.deliver(batch)
@@ -107,11 +97,9 @@ async def test_use_postpones_the_idle_timeout(start_sink: StartSink, start_couri
     assert sink.connections == 1
 
 
-async def test_connection_closed_while_idle_is_noticed(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_connection_closed_while_idle_is_noticed(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port))
     await courier.deliver(batch)
     await sink.drop_connections()
@@ -121,11 +109,9 @@ async def test_connection_closed_while_idle_is_noticed(
     assert sink.connections == 2
 
 
-async def test_server_that_wants_no_second_message_costs_no_attempt(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(messages_per_connection=1))
-    courier = start_courier()
+async def test_server_that_wants_no_second_message_costs_no_attempt(bed: Bed) -> None:
+    sink = await bed.sink(Manners(messages_per_connection=1))
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
@@ -147,22 +133,18 @@ def one_message_then(end: str) -> Handler:
 
 
 @pytest.mark.parametrize("end", ["hang up", "silence"])
-async def test_reused_connection_that_fails_at_mail_is_replaced(
-    start_peer: StartPeer, start_courier: StartCourier, end: str
-) -> None:
-    port = await start_peer(one_message_then(end))
-    courier = start_courier(settings=DeliverySettings(mail_timeout=0.2))
+async def test_reused_connection_that_fails_at_mail_is_replaced(bed: Bed, end: str) -> None:
+    port = await bed.peer(one_message_then(end))
+    courier = bed.courier(settings=DeliverySettings(mail_timeout=0.2))
     batch = make_batch(make_message(), route_to(port), replace(ZONE, max_connections=1))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
 
 
 @pytest.mark.parametrize("chatter", ["421 4.4.2 idle too long\r\n", "250 again\r\n", "2"])
-async def test_connection_with_unasked_words_is_not_used_again(
-    start_sink: StartSink, start_courier: StartCourier, chatter: str
-) -> None:
-    sink = await start_sink(Manners(chatter=chatter))
-    courier = start_courier()
+async def test_connection_with_unasked_words_is_not_used_again(bed: Bed, chatter: str) -> None:
+    sink = await bed.sink(Manners(chatter=chatter))
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
@@ -170,11 +152,9 @@ async def test_connection_with_unasked_words_is_not_used_again(
     assert sink.connections == 3
 
 
-async def test_changed_zone_settings_do_not_reuse_old_connections(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_changed_zone_settings_do_not_reuse_old_connections(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     message, route = make_message(), route_to(sink.port)
     await courier.deliver(make_batch(message, route))
     [outcome] = await courier.deliver(make_batch(message, route, replace(ZONE, tls=TlsMode.REQUIRED)))
@@ -203,20 +183,16 @@ async def busy(courier: SmtpCourier, sink: Sink, zone_limit: int, destination_li
     return peak
 
 
-async def test_limits_hold_even_when_too_much_is_asked(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    assert await busy(start_courier(), sink, zone_limit=3, destination_limit=10, count=20) == 3
-    assert await busy(start_courier(), sink, zone_limit=10, destination_limit=2, count=20) == 2
+async def test_limits_hold_even_when_too_much_is_asked(bed: Bed) -> None:
+    sink = await bed.sink()
+    assert await busy(bed.courier(), sink, zone_limit=3, destination_limit=10, count=20) == 3
+    assert await busy(bed.courier(), sink, zone_limit=10, destination_limit=2, count=20) == 2
     assert sink.open_peak <= 3 + 2
 
 
-async def test_idle_connection_makes_room_for_another_destination(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    first, second = await start_sink(), await start_sink()
-    courier = start_courier()
+async def test_idle_connection_makes_room_for_another_destination(bed: Bed) -> None:
+    first, second = await bed.sink(), await bed.sink()
+    courier = bed.courier()
     zone = replace(ZONE, max_connections=1)
     for sink in (first, second, first):
         [outcome] = await courier.deliver(make_batch(make_message(), route_to(sink.port), zone))
@@ -226,28 +202,24 @@ async def test_idle_connection_makes_room_for_another_destination(
     await until(lambda: first.commands.count("QUIT") == 1)
 
 
-async def test_waiting_batch_gets_the_connection_that_becomes_idle(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    assert await busy(start_courier(), sink, zone_limit=1, destination_limit=1, count=5) == 1
+async def test_waiting_batch_gets_the_connection_that_becomes_idle(bed: Bed) -> None:
+    sink = await bed.sink()
+    assert await busy(bed.courier(), sink, zone_limit=1, destination_limit=1, count=5) == 1
     assert sink.connections == 1
 
 
-async def test_close_says_goodbye_to_idle_peers(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_close_says_goodbye_to_idle_peers(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     await courier.deliver(make_batch(make_message(), route_to(sink.port)))
     await courier.pool.close()
     assert courier.pool.open_connections("default") == 0
     await until(lambda: sink.commands[-1] == "QUIT")
 
 
-async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(recipients=["slow-1s@example.com"]), route_to(sink.port))
     task = asyncio.create_task(courier.deliver(batch))
     await until(lambda: sink.connections == 1)
@@ -256,11 +228,9 @@ async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(
     await until(lambda: courier.pool.open_connections("default") == 0)
 
 
-async def test_close_idle_leaves_the_courier_usable(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_close_idle_leaves_the_courier_usable(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(), route_to(sink.port))
     await courier.deliver(batch)
     courier.pool.close_idle()
@@ -288,12 +258,10 @@ def hanging(at: str) -> Handler:
 
 
 @pytest.mark.parametrize("at", HANGING)
-async def test_cancelled_delivery_leaves_no_connection(
-    start_peer: StartPeer, start_courier: StartCourier, at: str
-) -> None:
-    port = await start_peer(hanging(at))
+async def test_cancelled_delivery_leaves_no_connection(bed: Bed, at: str) -> None:
+    port = await bed.peer(hanging(at))
     bodies = Bodies(b"x\r\n" * 5_000_000)
-    courier = start_courier(bodies)
+    courier = bed.courier(bodies)
     task = asyncio.create_task(courier.deliver(make_batch(make_message(bodies.body), route_to(port))))
     await asyncio.sleep(0.1)
     assert courier.pool.open_connections("default") == 1
@@ -305,10 +273,8 @@ async def test_cancelled_delivery_leaves_no_connection(
 
 
 @pytest.mark.parametrize("at", HANGING)
-async def test_silent_peer_leaves_no_connection(
-    start_peer: StartPeer, start_courier: StartCourier, at: str
-) -> None:
-    port = await start_peer(hanging(at))
+async def test_silent_peer_leaves_no_connection(bed: Bed, at: str) -> None:
+    port = await bed.peer(hanging(at))
     bodies = Bodies(b"x\r\n" * 5_000_000)
     short = DeliverySettings(
         greeting_timeout=0.1,
@@ -318,7 +284,7 @@ async def test_silent_peer_leaves_no_connection(
         block_timeout=0.1,
         quit_timeout=0.1,
     )
-    courier = start_courier(bodies, settings=short)
+    courier = bed.courier(bodies, settings=short)
     zone = replace(ZONE, tls=TlsMode.REQUIRED) if at == "STARTTLS" else ZONE
     [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port), zone))
     assert (outcome.verdict, outcome.in_doubt) == (F, False)
@@ -326,11 +292,9 @@ async def test_silent_peer_leaves_no_connection(
     await until(lambda: courier.pool.open_connections("default") == 0)
 
 
-async def test_cancelled_while_waiting_for_room_takes_no_place(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_cancelled_while_waiting_for_room_takes_no_place(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     zone = replace(ZONE, max_connections=1)
     slow = make_batch(make_message(recipients=["slow-1s@example.com"]), route_to(sink.port), zone)
     active = asyncio.create_task(courier.deliver(slow))
@@ -344,12 +308,10 @@ async def test_cancelled_while_waiting_for_room_takes_no_place(
     assert courier.pool.open_connections("default") == 1
 
 
-async def test_dns_answers_are_asked_for_only_when_connecting(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
+async def test_dns_answers_are_asked_for_only_when_connecting(bed: Bed) -> None:
+    sink = await bed.sink()
     names = Names({"mx.example.com": ("127.0.0.1",)})
-    courier = start_courier(names=names)
+    courier = bed.courier(names=names)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     for _ in range(3):
         [outcome] = await courier.deliver(make_batch(make_message(), route))
@@ -361,8 +323,8 @@ async def test_dns_answers_are_asked_for_only_when_connecting(
     assert names.asked == ["mx.example.com"]
 
 
-async def test_host_that_does_not_answer_is_given_up_in_time(start_courier: StartCourier) -> None:
-    courier = start_courier(settings=DeliverySettings(connect_timeout=0.1))
+async def test_host_that_does_not_answer_is_given_up_in_time(bed: Bed) -> None:
+    courier = bed.courier(settings=DeliverySettings(connect_timeout=0.1))
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import BodyConversion
@@ -37,10 +37,10 @@ def declared(octets: bytes, **more: object) -> Message:
 @pytest.mark.parametrize("octets", [TEXT, LONG])
 @pytest.mark.parametrize("manners", [NO_8BIT, NO_UTF8, NEITHER, HELO_ONLY, replace(NEITHER, chunking=True)])
 async def test_a_host_that_takes_less_gets_the_same_in_seven_bits(
-    start_sink: StartSink, start_courier: StartCourier, manners: Manners, octets: bytes
+    bed: Bed, manners: Manners, octets: bytes
 ) -> None:
-    sink = await start_sink(manners)
-    courier = start_courier(Bodies(octets))
+    sink = await bed.sink(manners)
+    courier = bed.courier(Bodies(octets))
     for _ in range(2):
         batch = make_batch(declared(octets), route_to(sink.port))
         [outcome] = await courier.deliver(batch)
@@ -66,46 +66,36 @@ async def test_a_host_that_takes_less_gets_the_same_in_seven_bits(
     ],
 )
 async def test_the_zone_decides_about_signed_mail(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    octets: bytes,
-    convert: BodyConversion,
-    verdict: Verdict,
+    bed: Bed, octets: bytes, convert: BodyConversion, verdict: Verdict
 ) -> None:
-    sink = await start_sink(NEITHER)
-    courier = start_courier(Bodies(octets))
+    sink = await bed.sink(NEITHER)
+    courier = bed.courier(Bodies(octets))
     batch = make_batch(declared(octets), route_to(sink.port), replace(ZONE, convert=convert))
     [outcome] = await courier.deliver(batch)
     assert outcome.verdict is verdict
 
 
-async def test_a_host_that_takes_everything_gets_what_was_sent(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, capable = await start_sink(NEITHER), await start_sink()
-    courier = start_courier(Bodies(SIGNED))
+async def test_a_host_that_takes_everything_gets_what_was_sent(bed: Bed) -> None:
+    plain, capable = await bed.sink(NEITHER), await bed.sink()
+    courier = bed.courier(Bodies(SIGNED))
     [outcome] = await courier.deliver(make_batch(declared(SIGNED), route_to(plain.port, capable.port)))
     assert outcome.verdict is D
     assert capable.messages[0].body == SIGNED
 
 
-async def test_an_address_beyond_ascii_is_not_converted_but_others_of_the_message_are(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(NEITHER)
+async def test_an_address_beyond_ascii_is_not_converted_but_others_of_the_message_are(bed: Bed) -> None:
+    sink = await bed.sink(NEITHER)
     message = declared(TEXT, recipients=["a@example.com", "ü@example.com"])
-    outcomes = await start_courier(Bodies(TEXT)).deliver(make_batch(message, route_to(sink.port)))
+    outcomes = await bed.courier(Bodies(TEXT)).deliver(make_batch(message, route_to(sink.port)))
     assert [each.verdict for each in outcomes] == [D, B]
     assert outcomes[1].reply.status == "5.6.7"
     assert sink.messages[0].recipients == ("a@example.com",)
 
 
-async def test_what_cannot_be_converted_waits_an_hour_for_a_host_that_has_taken_no_mail(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(NEITHER)
+async def test_what_cannot_be_converted_waits_an_hour_for_a_host_that_has_taken_no_mail(bed: Bed) -> None:
+    sink = await bed.sink(NEITHER)
     clock = ManualClock()
-    courier = start_courier(Bodies(SIGNED), clock=clock)
+    courier = bed.courier(Bodies(SIGNED), clock=clock)
     message = declared(SIGNED)
     message = structs.replace(message, envelope=structs.replace(message.envelope, created=clock.now()))
     batch = make_batch(message, route_to(sink.port))
@@ -117,18 +107,16 @@ async def test_what_cannot_be_converted_waits_an_hour_for_a_host_that_has_taken_
     young = structs.replace(message, envelope=structs.replace(message.envelope, created=clock.now()))
     [outcome] = await courier.deliver(make_batch(young, route_to(sink.port)))
     assert outcome.verdict is F
-    [outcome] = await start_courier(clock=clock).deliver(make_batch(make_message(), route_to(sink.port)))
+    [outcome] = await bed.courier(clock=clock).deliver(make_batch(make_message(), route_to(sink.port)))
     assert outcome.verdict is D
 
 
-async def test_a_host_that_has_taken_mail_is_believed_at_once(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(NEITHER)
+async def test_a_host_that_has_taken_mail_is_believed_at_once(bed: Bed) -> None:
+    sink = await bed.sink(NEITHER)
     clock = ManualClock()
     plain = b"Subject: x\r\n\r\n" + b"x" * (len(SIGNED) - 14)
     bodies = Bodies(plain)
-    courier = start_courier(bodies, clock=clock)
+    courier = bed.courier(bodies, clock=clock)
     [outcome] = await courier.deliver(make_batch(make_message(plain), route_to(sink.port)))
     assert outcome.verdict is D
     bodies.body = SIGNED
@@ -138,31 +126,27 @@ async def test_a_host_that_has_taken_mail_is_believed_at_once(
     assert (outcome.verdict, outcome.reply.status) == (B, "5.6.7")
 
 
-async def test_readers_are_closed_whatever_happens(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(NEITHER)
+async def test_readers_are_closed_whatever_happens(bed: Bed) -> None:
+    sink = await bed.sink(NEITHER)
     bodies = Bodies(LONG, fails_after=2)
-    [outcome] = await start_courier(bodies).deliver(make_batch(declared(LONG), route_to(sink.port)))
+    [outcome] = await bed.courier(bodies).deliver(make_batch(declared(LONG), route_to(sink.port)))
     assert outcome.verdict is F
     assert bodies.open_now == 0
     many = TEXT.replace(b"\r\n\r\n", b"\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n", 1)
     bodies = Bodies(many.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + b"--b\r\n\r\n" * 30_000)
     batch = make_batch(declared(bodies.body), route_to(sink.port))
-    [outcome] = await start_courier(bodies).deliver(batch)
+    [outcome] = await bed.courier(bodies).deliver(batch)
     assert outcome.verdict is B
     assert bodies.open_now == 0
 
 
 @pytest.mark.parametrize("manners", [Manners(), Manners(chunking=True)])
-async def test_lines_that_are_too_long_go_to_no_host(
-    start_sink: StartSink, start_courier: StartCourier, manners: Manners
-) -> None:
+async def test_lines_that_are_too_long_go_to_no_host(bed: Bed, manners: Manners) -> None:
     ids = " ".join(f"<{number}@example.org>" for number in range(100))
     octets = TEXT.replace(b"Subject", f"References: {ids}\r\nSubject".encode()) + b"x" * 5000 + b"\r\n"
-    sink = await start_sink(manners)
+    sink = await bed.sink(manners)
     message = declared(octets)
-    [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port)))
+    [outcome] = await bed.courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port)))
     assert outcome.verdict is D
     got = sink.messages[0]
     assert max(map(len, got.body.split(b"\r\n"))) <= 998
@@ -173,15 +157,13 @@ async def test_lines_that_are_too_long_go_to_no_host(
 
 
 @pytest.mark.parametrize("change", ["stranger", "signed", "never"])
-async def test_long_lines_of_others_stay(
-    start_sink: StartSink, start_courier: StartCourier, change: str
-) -> None:
+async def test_long_lines_of_others_stay(bed: Bed, change: str) -> None:
     octets = (SIGNED if change == "signed" else TEXT) + b"x" * 5000 + b"\r\n"
-    sink = await start_sink()
+    sink = await bed.sink()
     message = declared(octets, sender="j@example.org")
     origin = structs.replace(message.envelope.origin, stranger=change == "stranger")
     message = structs.replace(message, envelope=structs.replace(message.envelope, origin=origin))
     zone = replace(ZONE, convert=BodyConversion.NEVER) if change == "never" else ZONE
-    [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port), zone))
+    [outcome] = await bed.courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port), zone))
     assert outcome.verdict is D
     assert sink.messages[0].body == octets

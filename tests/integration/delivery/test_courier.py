@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink, talk
+from tests.integration.delivery.conftest import Bed, talk
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings
@@ -19,23 +19,19 @@ D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 
 
 async def deliver(
-    start_courier: StartCourier,
-    port: int,
-    *locals_: str,
-    bodies: Bodies | None = None,
-    settings: DeliverySettings | None = None,
+    bed: Bed, port: int, *locals_: str, bodies: Bodies | None = None, settings: DeliverySettings | None = None
 ) -> list[Outcome]:
     bodies = bodies or Bodies()
     message = make_message(bodies.body, recipients=[f"{local}@example.com" for local in locals_])
-    courier = start_courier(bodies, settings=settings)
+    courier = bed.courier(bodies, settings=settings)
     outcomes = await courier.deliver(make_batch(message, route_to(port)))
     assert bodies.open_now == 0
     return list(outcomes)
 
 
-async def test_message_arrives_as_it_is_stored(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink()
-    [outcome] = await deliver(start_courier, sink.port, "anybody")
+async def test_message_arrives_as_it_is_stored(bed: Bed) -> None:
+    sink = await bed.sink()
+    [outcome] = await deliver(bed, sink.port, "anybody")
     assert outcome == Outcome(
         D, Reply(250, "0.0", "message accepted"), host="127.0.0.1", peer=f"127.0.0.1:{sink.port}"
     )
@@ -57,11 +53,9 @@ async def test_message_arrives_as_it_is_stored(start_sink: StartSink, start_cour
         Manners(pipelining=False, multi_line=True, byte_by_byte=True, enhanced=False),
     ],
 )
-async def test_every_kind_of_server_is_understood(
-    start_sink: StartSink, start_courier: StartCourier, manners: Manners
-) -> None:
-    sink = await start_sink(manners)
-    courier = start_courier()
+async def test_every_kind_of_server_is_understood(bed: Bed, manners: Manners) -> None:
+    sink = await bed.sink(manners)
+    courier = bed.courier()
     names = ["a", "reject-550", "b", "defer-450", "reject-553"]
     message = make_message(recipients=[f"{name}@example.com" for name in names])
     for _ in range(2):
@@ -96,8 +90,7 @@ BEHAVIOURS = [
 @pytest.mark.parametrize("pipelining", [True, False])
 @pytest.mark.parametrize(("local", "verdict", "scope", "code", "in_doubt", "kept"), BEHAVIOURS)
 async def test_failure_asked_for_by_address(
-    start_sink: StartSink,
-    start_courier: StartCourier,
+    bed: Bed,
     local: str,
     verdict: Verdict,
     scope: Scope,
@@ -106,9 +99,9 @@ async def test_failure_asked_for_by_address(
     kept: bool,
     pipelining: bool,
 ) -> None:
-    sink = await start_sink(Manners(pipelining=pipelining))
+    sink = await bed.sink(Manners(pipelining=pipelining))
     bodies = Bodies(b"x" * 70 + b"\r\n")
-    courier = start_courier(bodies)
+    courier = bed.courier(bodies)
     message = make_message(bodies.body, recipients=[f"{local}@example.com"])
     [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
     assert (outcome.verdict, outcome.scope, outcome.reply.code) == (verdict, scope, code)
@@ -119,19 +112,15 @@ async def test_failure_asked_for_by_address(
     assert courier.pool.open_connections("default") == (1 if kept else 0)
 
 
-async def test_body_cut_by_a_lost_connection_is_not_in_doubt(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
+async def test_body_cut_by_a_lost_connection_is_not_in_doubt(bed: Bed) -> None:
+    sink = await bed.sink()
     bodies = Bodies(b"x" * 998 + b"\r\n" * 4_000_000)
-    [outcome] = await deliver(start_courier, sink.port, "close-before-dot", bodies=bodies)
+    [outcome] = await deliver(bed, sink.port, "close-before-dot", bodies=bodies)
     assert (outcome.verdict, outcome.in_doubt) == (F, False)
     assert "the message body" in outcome.reply.text
 
 
-async def test_refusal_in_the_middle_of_a_long_body_is_heard(
-    start_sink: StartSink, start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_refusal_in_the_middle_of_a_long_body_is_heard(bed: Bed) -> None:
     async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await talk(reader, writer)
         await reader.readexactly(1000)
@@ -139,10 +128,10 @@ async def test_refusal_in_the_middle_of_a_long_body_is_heard(
         while await reader.read(1 << 20):
             pass
 
-    sink = await start_sink()
+    sink = await bed.sink()
     bodies = Bodies(b"x" * 998 + b"\r\n" * 8_000_000)
-    courier = start_courier(bodies)
-    port = await start_peer(refuse_early)
+    courier = bed.courier(bodies)
+    port = await bed.peer(refuse_early)
     [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port, sink.port)))
     assert outcome.reply == Reply(552, "3.4", "too big")
     assert outcome.verdict is B
@@ -151,72 +140,60 @@ async def test_refusal_in_the_middle_of_a_long_body_is_heard(
     assert sink.connections == 0
 
 
-async def test_silent_peer_is_given_up_by_its_phase(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
+async def test_silent_peer_is_given_up_by_its_phase(bed: Bed) -> None:
+    sink = await bed.sink()
     settings = DeliverySettings(rcpt_timeout=0.1)
-    [outcome] = await deliver(start_courier, sink.port, "timeout", settings=settings)
+    [outcome] = await deliver(bed, sink.port, "timeout", settings=settings)
     assert (outcome.verdict, outcome.reply.detail, outcome.in_doubt) == (F, "4.2", False)
     assert "RCPT" in outcome.reply.text
 
 
-async def test_silence_after_the_final_dot_is_in_doubt(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_silence_after_the_final_dot_is_in_doubt(bed: Bed) -> None:
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await talk(reader, writer)
         await reader.read()
 
-    port = await start_peer(swallow)
+    port = await bed.peer(swallow)
     settings = DeliverySettings(final_dot_timeout=0.1)
-    [outcome] = await deliver(start_courier, port, "a", settings=settings)
+    [outcome] = await deliver(bed, port, "a", settings=settings)
     assert (outcome.verdict, outcome.in_doubt, outcome.counts) == (F, True, True)
 
 
-async def test_slow_answer_is_waited_for(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink()
-    [outcome] = await deliver(start_courier, sink.port, "slow-1s")
+async def test_slow_answer_is_waited_for(bed: Bed) -> None:
+    sink = await bed.sink()
+    [outcome] = await deliver(bed, sink.port, "slow-1s")
     assert outcome.verdict is D
 
 
-async def test_greylisted_recipient_is_accepted_the_second_time(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
-    courier = start_courier()
+async def test_greylisted_recipient_is_accepted_the_second_time(bed: Bed) -> None:
+    sink = await bed.sink()
+    courier = bed.courier()
     batch = make_batch(make_message(recipients=["greylist@example.com"]), route_to(sink.port))
     assert [(await courier.deliver(batch))[0].verdict for _ in range(2)] == [F, D]
     assert sink.connections == 1
 
 
 @pytest.mark.parametrize("too_many", ["452 4.5.3 too many", "552 too many", "452 too many"])
-async def test_too_many_recipients_go_on_in_a_next_transaction_at_once(
-    start_sink: StartSink, start_courier: StartCourier, too_many: str
-) -> None:
-    sink = await start_sink(Manners(max_recipients=2, too_many=too_many))
-    outcomes = await deliver(start_courier, sink.port, "a", "b", "reject-550", "c", "d", "e")
+async def test_too_many_recipients_go_on_in_a_next_transaction_at_once(bed: Bed, too_many: str) -> None:
+    sink = await bed.sink(Manners(max_recipients=2, too_many=too_many))
+    outcomes = await deliver(bed, sink.port, "a", "b", "reject-550", "c", "d", "e")
     assert [outcome.verdict for outcome in outcomes] == [D, D, B, D, D, D]
     assert [len(received.recipients) for received in sink.messages] == [2, 2, 1]
     assert sink.connections == 1
 
 
-async def test_long_body_is_read_again_for_a_next_transaction(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(max_recipients=1))
+async def test_long_body_is_read_again_for_a_next_transaction(bed: Bed) -> None:
+    sink = await bed.sink(Manners(max_recipients=1))
     bodies = Bodies(b".line\r\n" * 30_000)
-    outcomes = await deliver(start_courier, sink.port, "a", "b", bodies=bodies)
+    outcomes = await deliver(bed, sink.port, "a", "b", bodies=bodies)
     assert [outcome.verdict for outcome in outcomes] == [D, D]
     assert [received.body == bodies.body for received in sink.messages] == [True, True]
     assert bodies.reads == 2
 
 
-async def test_message_beyond_the_announced_size_is_not_sent(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(size=10))
-    [outcome] = await deliver(start_courier, sink.port, "a")
+async def test_message_beyond_the_announced_size_is_not_sent(bed: Bed) -> None:
+    sink = await bed.sink(Manners(size=10))
+    [outcome] = await deliver(bed, sink.port, "a")
     assert (outcome.verdict, outcome.reply.code, outcome.reply.status) == (B, 552, "5.3.4")
     assert outcome.local
     assert not any(command.startswith("MAIL") for command in sink.commands)
@@ -232,44 +209,38 @@ async def test_message_beyond_the_announced_size_is_not_sent(
     ],
     ids=["lines", "long", "codes", "silent"],
 )
-async def test_peer_that_talks_nonsense_is_a_deferral(
-    start_peer: StartPeer, start_courier: StartCourier, garbage: bytes, detail: str
-) -> None:
+async def test_peer_that_talks_nonsense_is_a_deferral(bed: Bed, garbage: bytes, detail: str) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await talk(reader, writer, b"250 x\r\n", b"250 ok\r\n" + garbage)
         await reader.read()
 
-    port = await start_peer(babble)
+    port = await bed.peer(babble)
     settings = DeliverySettings(rcpt_timeout=1.0, quit_timeout=0.2) if detail == "4.2" else None
-    [outcome] = await deliver(start_courier, port, "a", settings=settings)
+    [outcome] = await deliver(bed, port, "a", settings=settings)
     assert (outcome.verdict, outcome.scope, outcome.reply.detail) == (F, Scope.MESSAGE, detail)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 65534, 65535, 65536, 65537, 131072, 200_001])
-async def test_body_of_any_length_is_byte_exact(
-    start_sink: StartSink, start_courier: StartCourier, size: int
-) -> None:
-    sink = await start_sink()
+async def test_body_of_any_length_is_byte_exact(bed: Bed, size: int) -> None:
+    sink = await bed.sink()
     body = (b".\r\n..a\r\n\r\n.b." * (size // 13 + 1))[:size].rstrip(b"\r") + b"\r\n"
-    [outcome] = await deliver(start_courier, sink.port, "a", bodies=Bodies(body))
+    [outcome] = await deliver(bed, sink.port, "a", bodies=Bodies(body))
     assert outcome.verdict is D
     assert sink.messages[0].body == body
 
 
-async def test_empty_body_is_a_message_too(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink()
-    [outcome] = await deliver(start_courier, sink.port, "a", bodies=Bodies(b""))
+async def test_empty_body_is_a_message_too(bed: Bed) -> None:
+    sink = await bed.sink()
+    [outcome] = await deliver(bed, sink.port, "a", bodies=Bodies(b""))
     assert outcome.verdict is D
     assert sink.messages[0].body == b""
 
 
 @pytest.mark.parametrize("fails_after", [0, 1, 3])
-async def test_message_that_cannot_be_read_to_its_end_is_not_completed(
-    start_sink: StartSink, start_courier: StartCourier, fails_after: int
-) -> None:
-    sink = await start_sink()
+async def test_message_that_cannot_be_read_to_its_end_is_not_completed(bed: Bed, fails_after: int) -> None:
+    sink = await bed.sink()
     bodies = Bodies(b"x" * 78 + b"\r\n" * 300_000, fails_after=fails_after)
-    [outcome] = await deliver(start_courier, sink.port, "a", bodies=bodies)
+    [outcome] = await deliver(bed, sink.port, "a", bodies=bodies)
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
     assert outcome.in_doubt is False
     await asyncio.sleep(0.05)
@@ -278,26 +249,22 @@ async def test_message_that_cannot_be_read_to_its_end_is_not_completed(
 
 
 @pytest.mark.parametrize("difference", [-1, 1, 70_000])
-async def test_body_that_is_not_as_long_as_the_message_is_not_completed(
-    start_sink: StartSink, start_courier: StartCourier, difference: int
-) -> None:
-    sink = await start_sink()
+async def test_body_that_is_not_as_long_as_the_message_is_not_completed(bed: Bed, difference: int) -> None:
+    sink = await bed.sink()
     bodies = Bodies(b"x\r\n" * 50_000)
     message = make_message(bodies.body, size=len(bodies.body) + difference)
-    [outcome] = await start_courier(bodies).deliver(make_batch(message, route_to(sink.port)))
+    [outcome] = await bed.courier(bodies).deliver(make_batch(message, route_to(sink.port)))
     assert (outcome.verdict, outcome.scope) == (F, Scope.LOCAL)
     await asyncio.sleep(0.05)
     assert sink.messages == []
 
 
-async def test_unknown_trouble_is_a_deferral_and_is_reported(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
+async def test_unknown_trouble_is_a_deferral_and_is_reported(bed: Bed) -> None:
+    sink = await bed.sink()
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
     message = make_message(recipients=["a\r\n@example.com"])
-    courier = start_courier()
+    courier = bed.courier()
     [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
     assert isinstance(faults[0], ValueError)
@@ -305,13 +272,11 @@ async def test_unknown_trouble_is_a_deferral_and_is_reported(
     assert courier.pool.open_connections("default") == 0
 
 
-async def test_ehlo_name_is_the_zones_or_the_relays(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink()
+async def test_ehlo_name_is_the_zones_or_the_relays(bed: Bed) -> None:
+    sink = await bed.sink()
     zone = replace(ZONE, ehlo_name="out.example.org")
-    await start_courier().deliver(make_batch(make_message(), route_to(sink.port)))
-    await start_courier().deliver(make_batch(make_message(), route_to(sink.port), zone))
+    await bed.courier().deliver(make_batch(make_message(), route_to(sink.port)))
+    await bed.courier().deliver(make_batch(make_message(), route_to(sink.port), zone))
     greetings = [command for command in sink.commands if command.startswith("EHLO")]
     assert greetings == ["EHLO relay.example.org", "EHLO out.example.org"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, Bodies, Names, make_message, route_to
 from tests.support.mail import make_batch as batch_in
 from tests.support.sink_conversation import Manners
@@ -30,11 +30,9 @@ def make_batch(message: Message, route: Route) -> Batch:
     return batch_in(message, route, replace(ZONE, convert=BodyConversion.NEVER))
 
 
-async def test_eight_bit_content_is_declared_and_arrives_as_it_is(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    bodies, sink = Bodies(TEXT), await start_sink()
-    [outcome] = await start_courier(bodies).deliver(
+async def test_eight_bit_content_is_declared_and_arrives_as_it_is(bed: Bed) -> None:
+    bodies, sink = Bodies(TEXT), await bed.sink()
+    [outcome] = await bed.courier(bodies).deliver(
         make_batch(make_message(TEXT, eight_bit=True), route_to(sink.port))
     )
     assert outcome.verdict is D
@@ -44,10 +42,10 @@ async def test_eight_bit_content_is_declared_and_arrives_as_it_is(
 
 @pytest.mark.parametrize("manners", [NO_8BIT, HELO_ONLY, replace(NO_8BIT, pipelining=False)])
 async def test_eight_bit_content_goes_to_the_host_that_takes_it_and_else_back(
-    start_sink: StartSink, start_courier: StartCourier, manners: Manners
+    bed: Bed, manners: Manners
 ) -> None:
-    plain, capable = await start_sink(manners), await start_sink()
-    courier = start_courier(Bodies(TEXT))
+    plain, capable = await bed.sink(manners), await bed.sink()
+    courier = bed.courier(Bodies(TEXT))
     message = make_message(TEXT, eight_bit=True, recipients=["a@example.com", "b@example.com"])
     both = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
     assert [outcome.verdict for outcome in both] == [D, D]
@@ -58,22 +56,18 @@ async def test_eight_bit_content_goes_to_the_host_that_takes_it_and_else_back(
     assert not any(command.startswith("MAIL") for command in plain.commands)
 
 
-async def test_what_is_only_declared_is_taken_everywhere(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(HELO_ONLY)
+async def test_what_is_only_declared_is_taken_everywhere(bed: Bed) -> None:
+    sink = await bed.sink(HELO_ONLY)
     ascii_text = b"Subject: x\r\n\r\nx\r\n"
     message = make_message(ascii_text, declared=BodyType.EIGHT_BIT, smtputf8=True)
-    [outcome] = await start_courier(Bodies(ascii_text)).deliver(make_batch(message, route_to(sink.port)))
+    [outcome] = await bed.courier(Bodies(ascii_text)).deliver(make_batch(message, route_to(sink.port)))
     assert outcome.verdict is D
     assert sink.messages[0].parameters == ""
 
 
-async def test_non_ascii_address_goes_only_where_smtputf8_is_offered(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, capable = await start_sink(NO_UTF8), await start_sink()
-    courier = start_courier()
+async def test_non_ascii_address_goes_only_where_smtputf8_is_offered(bed: Bed) -> None:
+    plain, capable = await bed.sink(NO_UTF8), await bed.sink()
+    courier = bed.courier()
     message = make_message(recipients=["a@example.com", "ü@example.com"])
     both = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
     assert [outcome.verdict for outcome in both] == [D, D]
@@ -97,15 +91,10 @@ HEADERS = [
     ("declared", "headers", "verdict", "reason"), HEADERS, ids=[row[3] for row in HEADERS]
 )
 async def test_utf8_in_the_header_needs_smtputf8_too(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    declared: bool,
-    headers: tuple[tuple[str, str], ...],
-    verdict: Verdict,
-    reason: str,
+    bed: Bed, declared: bool, headers: tuple[tuple[str, str], ...], verdict: Verdict, reason: str
 ) -> None:
-    plain, capable = await start_sink(NO_UTF8), await start_sink()
-    courier = start_courier(Bodies(TEXT))
+    plain, capable = await bed.sink(NO_UTF8), await bed.sink()
+    courier = bed.courier(Bodies(TEXT))
     message = structs.replace(make_message(TEXT, eight_bit=True, smtputf8=declared), headers=headers)
     [outcome] = await courier.deliver(make_batch(message, route_to(plain.port)))
     assert outcome.verdict is verdict, reason
@@ -116,46 +105,38 @@ async def test_utf8_in_the_header_needs_smtputf8_too(
         assert "SMTPUTF8" in capable.messages[0].parameters
 
 
-async def test_each_recipient_is_told_what_was_missing(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(smtputf8=False, eight_bit_mime=False))
+async def test_each_recipient_is_told_what_was_missing(bed: Bed) -> None:
+    sink = await bed.sink(Manners(smtputf8=False, eight_bit_mime=False))
     message = make_message(TEXT, eight_bit=True, recipients=["a@example.com", "ü@example.com"])
-    outcomes = await start_courier(Bodies(TEXT)).deliver(make_batch(message, route_to(sink.port)))
+    outcomes = await bed.courier(Bodies(TEXT)).deliver(make_batch(message, route_to(sink.port)))
     assert [outcome.reply.status for outcome in outcomes] == ["5.6.3", "5.6.7"]
 
 
 @pytest.mark.parametrize("lacking", [NO_UTF8, NO_8BIT])
-async def test_nobody_is_given_up_while_a_host_could_not_be_asked(
-    start_sink: StartSink, start_courier: StartCourier, lacking: Manners
-) -> None:
-    plain, down = await start_sink(lacking), await start_sink(BUSY)
+async def test_nobody_is_given_up_while_a_host_could_not_be_asked(bed: Bed, lacking: Manners) -> None:
+    plain, down = await bed.sink(lacking), await bed.sink(BUSY)
     message = make_message(TEXT, sender="ü@example.org", eight_bit=True)
     for ports in ((plain.port, down.port), (down.port, plain.port)):
-        [outcome] = await start_courier(Bodies(TEXT)).deliver(make_batch(message, route_to(*ports)))
+        [outcome] = await bed.courier(Bodies(TEXT)).deliver(make_batch(message, route_to(*ports)))
         assert outcome.verdict is F
     named = route_to(25, host="mx.example.com", preferences=[7], literal=False).hosts
     route = route_to(plain.port)
     route = structs.replace(route, hosts=(*route.hosts, *named))
-    [outcome] = await start_courier(Bodies(TEXT), names=Names()).deliver(make_batch(message, route))
+    [outcome] = await bed.courier(Bodies(TEXT), names=Names()).deliver(make_batch(message, route))
     assert outcome.verdict is F, "a host whose name cannot be looked up might take it"
 
 
-async def test_hosts_that_lack_it_do_not_use_up_the_hosts_of_an_attempt(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, capable = await start_sink(NO_8BIT), await start_sink()
-    courier = start_courier(Bodies(TEXT), settings=DeliverySettings(max_hosts_per_attempt=1))
+async def test_hosts_that_lack_it_do_not_use_up_the_hosts_of_an_attempt(bed: Bed) -> None:
+    plain, capable = await bed.sink(NO_8BIT), await bed.sink()
+    courier = bed.courier(Bodies(TEXT), settings=DeliverySettings(max_hosts_per_attempt=1))
     message = make_message(TEXT, eight_bit=True)
     [outcome] = await courier.deliver(make_batch(message, route_to(plain.port, plain.port, capable.port)))
     assert outcome.verdict is D
 
 
-async def test_nobody_is_given_up_while_there_are_hosts_that_an_attempt_does_not_come_to(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, busy, capable = await start_sink(NO_8BIT), await start_sink(BUSY), await start_sink()
-    courier = start_courier(Bodies(TEXT), settings=DeliverySettings(max_hosts_per_attempt=1))
+async def test_nobody_is_given_up_while_there_are_hosts_that_an_attempt_does_not_come_to(bed: Bed) -> None:
+    plain, busy, capable = await bed.sink(NO_8BIT), await bed.sink(BUSY), await bed.sink()
+    courier = bed.courier(Bodies(TEXT), settings=DeliverySettings(max_hosts_per_attempt=1))
     message = make_message(TEXT, eight_bit=True)
     route = route_to(*[plain.port] * (MAX_LACKING + 1), capable.port)
     [outcome] = await courier.deliver(make_batch(message, route))
@@ -175,15 +156,13 @@ class OnlyTheFirst:
         return self.taken == 1
 
 
-async def test_nobody_is_given_up_while_a_host_waits_for_its_turn(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, capable = await start_sink(NO_UTF8), await start_sink()
+async def test_nobody_is_given_up_while_a_host_waits_for_its_turn(bed: Bed) -> None:
+    plain, capable = await bed.sink(NO_UTF8), await bed.sink()
     message = make_message(recipients=["a@example.com", "ü@example.com"])
     batch = structs.replace(
         make_batch(message, route_to(plain.port, capable.port)), take_turn=OnlyTheFirst().take
     )
-    outcomes = await start_courier().deliver(batch)
+    outcomes = await bed.courier().deliver(batch)
     assert [outcome.verdict for outcome in outcomes] == [D, F]
     assert not outcomes[1].counts
     assert "rate limit" in outcomes[1].reply.text

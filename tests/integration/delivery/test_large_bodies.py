@@ -7,7 +7,7 @@ import hashlib
 import tracemalloc
 from collections.abc import AsyncIterator
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink, talk
+from tests.integration.delivery.conftest import Bed, talk
 from tests.support.mail import Bodies, make_batch, make_message, route_to
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
@@ -42,12 +42,10 @@ class Endless(Bodies):
         return digest.hexdigest()
 
 
-async def test_hundred_megabytes_pass_through_a_few(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(keep_bodies=False)
+async def test_hundred_megabytes_pass_through_a_few(bed: Bed) -> None:
+    sink = await bed.sink(keep_bodies=False)
     bodies = Endless(1600)
-    courier = start_courier(bodies)
+    courier = bed.courier(bodies)
     tracemalloc.start()
     try:
         [outcome] = await courier.deliver(make_batch(make_message(size=bodies.size), route_to(sink.port)))
@@ -59,9 +57,7 @@ async def test_hundred_megabytes_pass_through_a_few(
     assert peak < 8 * MIB  # sender and sink together
 
 
-async def test_body_is_read_no_faster_than_the_peer_takes_it(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_body_is_read_no_faster_than_the_peer_takes_it(bed: Bed) -> None:
     stop = asyncio.Event()
 
     async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -69,8 +65,8 @@ async def test_body_is_read_no_faster_than_the_peer_takes_it(
         await stop.wait()
 
     bodies = Endless(1600)
-    courier = start_courier(bodies, settings=DeliverySettings(block_timeout=0.5, quit_timeout=0.2))
-    port = await start_peer(stall)
+    courier = bed.courier(bodies, settings=DeliverySettings(block_timeout=0.5, quit_timeout=0.2))
+    port = await bed.peer(stall)
     tracemalloc.start()
     try:
         [outcome] = await courier.deliver(make_batch(make_message(size=bodies.size), route_to(port)))
@@ -84,9 +80,7 @@ async def test_body_is_read_no_faster_than_the_peer_takes_it(
     assert bodies.read_so_far < bodies.size / 2  # the kernels' buffers took some
 
 
-async def test_peer_that_reads_slowly_but_steadily_is_not_given_up(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_peer_that_reads_slowly_but_steadily_is_not_given_up(bed: Bed) -> None:
     async def sip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await talk(reader, writer)
         tail = b""
@@ -101,7 +95,7 @@ async def test_peer_that_reads_slowly_but_steadily_is_not_given_up(
 
     bodies = Endless(300)
     settings = DeliverySettings(block_timeout=0.3, final_dot_timeout=5.0)
-    courier = start_courier(bodies, settings=settings)
-    port = await start_peer(sip)
+    courier = bed.courier(bodies, settings=settings)
+    port = await bed.peer(sip)
     [outcome] = await courier.deliver(make_batch(make_message(size=bodies.size), route_to(port)))
     assert outcome.verdict is Verdict.DELIVERED

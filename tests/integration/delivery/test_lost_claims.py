@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Sink, make_events
@@ -35,7 +35,7 @@ LARGE = TEXT + b"a line of a larger text\r\n" * 20_000
 @pytest.mark.parametrize("chunking", [False, True])
 @pytest.mark.parametrize("at", [b"MAIL", b"RCPT", b"DATA"])
 async def test_a_claim_that_is_lost_while_the_peer_lets_wait_is_noticed_before_the_body_leaves(
-    start_peer: StartPeer, start_courier: StartCourier, body: bytes, chunking: bool, at: bytes
+    bed: Bed, body: bytes, chunking: bool, at: bytes
 ) -> None:
     bodies = Bodies(body)
     received = b""
@@ -53,16 +53,14 @@ async def test_a_claim_that_is_lost_while_the_peer_lets_wait_is_noticed_before_t
             reply = {b"EHLO": b"250-peer.test\r\n" + offers + b"250 8BITMIME\r\n", b"DATA": b"354 Go on\r\n"}
             writer.write(reply.get(verb, b"250 Ok\r\n"))
 
-    courier = start_courier(bodies)
-    port = await start_peer(serve)
+    courier = bed.courier(bodies)
+    port = await bed.peer(serve)
     with pytest.raises(ClaimLostError):
         await courier.deliver(make_batch(make_message(body), route_to(port), ZONE))
     assert received in {b"", b"BDAT 1\r\n" + body[:1]}
 
 
-async def test_what_a_peer_has_answered_before_the_claim_was_lost_is_told(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_what_a_peer_has_answered_before_the_claim_was_lost_is_told(bed: Bed) -> None:
     bodies = Bodies()
     taken = 0
 
@@ -80,8 +78,8 @@ async def test_what_a_peer_has_answered_before_the_claim_was_lost_is_told(
                 writer.write(b"250 Ok\r\n")
 
     message = make_message(recipients=["one@example.com", "two@example.com"])
-    courier = start_courier(bodies)
-    outcomes = await courier.deliver(make_batch(message, route_to(await start_peer(serve)), ZONE))
+    courier = bed.courier(bodies)
+    outcomes = await courier.deliver(make_batch(message, route_to(await bed.peer(serve)), ZONE))
     assert [each.verdict for each in outcomes] == [Verdict.DELIVERED, Verdict.DEFERRED]
     assert not outcomes[1].counts
     assert taken == 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from tests.support.ports import free_ports
 from tests.support.sink import Sink
@@ -29,11 +29,9 @@ def arrived(sink: Sink) -> int:
     return len(sink.messages)
 
 
-async def test_the_first_next_hop_takes_everything_while_it_can(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    first, second = await start_sink(), await start_sink()
-    courier = start_courier()
+async def test_the_first_next_hop_takes_everything_while_it_can(bed: Bed) -> None:
+    first, second = await bed.sink(), await bed.sink()
+    courier = bed.courier()
     for _ in range(5):
         [outcome] = await courier.deliver(
             make_batch(make_message(), route_to(first.port, second.port), ONE_EACH)
@@ -42,12 +40,10 @@ async def test_the_first_next_hop_takes_everything_while_it_can(
     assert (arrived(first), arrived(second)) == (5, 0)
 
 
-async def test_a_dead_next_hop_is_not_waited_for_again_and_comes_back_by_itself(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_a_dead_next_hop_is_not_waited_for_again_and_comes_back_by_itself(bed: Bed) -> None:
     (dead,) = free_ports(1)
-    second, clock = await start_sink(), ManualClock()
-    courier = start_courier(clock=clock)
+    second, clock = await bed.sink(), ManualClock()
+    courier = bed.courier(clock=clock)
     route = route_to(dead, second.port)
     for _ in range(3):
         assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
@@ -65,9 +61,7 @@ async def test_a_dead_next_hop_is_not_waited_for_again_and_comes_back_by_itself(
         await first.close()
 
 
-async def test_while_one_batch_waits_for_a_dead_host_the_others_go_to_the_next(
-    start_sink: StartSink, start_courier: StartCourier, start_peer: StartPeer
-) -> None:
+async def test_while_one_batch_waits_for_a_dead_host_the_others_go_to_the_next(bed: Bed) -> None:
     """The first one finds out; the second, begun later, does not wait with it."""
     greeted = asyncio.Event()
     release = asyncio.Event()
@@ -76,10 +70,10 @@ async def test_while_one_batch_waits_for_a_dead_host_the_others_go_to_the_next(
         greeted.set()
         await release.wait()
 
-    tarpit = await start_peer(silent)
+    tarpit = await bed.peer(silent)
     (dead,) = free_ports(1)
-    second, clock = await start_sink(), ManualClock()
-    courier = start_courier(clock=clock)
+    second, clock = await bed.sink(), ManualClock()
+    courier = bed.courier(clock=clock)
     assert (await courier.deliver(make_batch(make_message(), route_to(dead, second.port), ONE_EACH)))[
         0
     ].verdict is D
@@ -96,9 +90,9 @@ async def test_while_one_batch_waits_for_a_dead_host_the_others_go_to_the_next(
     assert not greeted.is_set()
 
 
-async def test_with_every_host_dead_all_are_tried(start_courier: StartCourier) -> None:
+async def test_with_every_host_dead_all_are_tried(bed: Bed) -> None:
     ports = free_ports(2)
-    courier = start_courier()
+    courier = bed.courier()
     for _ in range(3):
         [outcome] = await courier.deliver(make_batch(make_message(), route_to(*ports), ONE_EACH))
         assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, True)
@@ -113,21 +107,19 @@ async def test_with_every_host_dead_all_are_tried(start_courier: StartCourier) -
     ],
 )
 async def test_what_a_greeting_says_decides_whether_a_host_is_asked_again(
-    start_sink: StartSink, start_courier: StartCourier, greeting: str, asked: int
+    bed: Bed, greeting: str, asked: int
 ) -> None:
-    first, second = await start_sink(Manners(greeting=greeting)), await start_sink()
-    courier = start_courier()
+    first, second = await bed.sink(Manners(greeting=greeting)), await bed.sink()
+    courier = bed.courier()
     for _ in range(3):
         route = route_to(first.port, second.port)
         assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
     assert first.connections == asked
 
 
-async def test_next_hops_that_share_get_equal_parts_also_on_connections_that_are_kept(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    first, second = await start_sink(), await start_sink()
-    courier = start_courier()
+async def test_next_hops_that_share_get_equal_parts_also_on_connections_that_are_kept(bed: Bed) -> None:
+    first, second = await bed.sink(), await bed.sink()
+    courier = bed.courier()
     kept = replace(SHARED, max_messages_per_connection=1000)
     route = route_to(first.port, second.port, preferences=(0, 0))
     for _ in range(60):
@@ -138,27 +130,23 @@ async def test_next_hops_that_share_get_equal_parts_also_on_connections_that_are
     assert (first.connections, second.connections) == (1, 1)
 
 
-async def test_of_next_hops_that_share_a_dead_one_leaves_all_to_the_other(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_of_next_hops_that_share_a_dead_one_leaves_all_to_the_other(bed: Bed) -> None:
     (dead,) = free_ports(1)
-    second = await start_sink()
-    courier = start_courier()
+    second = await bed.sink()
+    courier = bed.courier()
     route = route_to(dead, second.port, preferences=(0, 0))
     for _ in range(20):
         assert (await courier.deliver(make_batch(make_message(), route, SHARED)))[0].verdict is D
     assert arrived(second) == 20
 
 
-async def test_a_next_hop_that_wants_a_login_nobody_configured_bounces_nothing(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_a_next_hop_that_wants_a_login_nobody_configured_bounces_nothing(bed: Bed) -> None:
     for script in (
         lambda verb, _: "530 5.7.0 Authentication required" if verb == "MAIL" else None,
         lambda verb, _: "530 5.7.0 Must issue a STARTTLS command first" if verb == "RCPT" else None,
     ):
-        sink = await start_sink(script=script)
-        courier = start_courier()
+        sink = await bed.sink(script=script)
+        courier = bed.courier()
         message = make_message(recipients=("a@example.com", "b@example.com"))
         outcomes = await courier.deliver(make_batch(message, route_to(sink.port), ONE_EACH))
         assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}
@@ -169,17 +157,15 @@ async def test_a_next_hop_that_wants_a_login_nobody_configured_bounces_nothing(
 MICROSOFT = "550 5.7.30 Basic authentication is not supported for Client Submission."
 
 
-async def test_a_next_hop_that_takes_no_passwords_any_more_bounces_nothing(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_a_next_hop_that_takes_no_passwords_any_more_bounces_nothing(bed: Bed) -> None:
     for script in (
         lambda verb, _: MICROSOFT if verb == "MAIL" else None,
         lambda verb, _: MICROSOFT if verb == "RCPT" else None,
         lambda verb, _: MICROSOFT if verb == "DATA" else None,
     ):
-        sink = await start_sink(script=script)
+        sink = await bed.sink(script=script)
         message = make_message(recipients=("a@example.com", "b@example.com"))
-        outcomes = await start_courier().deliver(make_batch(message, route_to(sink.port), ONE_EACH))
+        outcomes = await bed.courier().deliver(make_batch(message, route_to(sink.port), ONE_EACH))
         assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}
         assert MICROSOFT in outcomes[0].reply.text
         assert "use XOAUTH2 (token_url" in outcomes[0].reply.text
@@ -192,9 +178,7 @@ async def test_the_same_code_for_mail_that_demands_tls_of_every_hop_is_about_the
     assert without_auth_bounces([refused, None], "default", require_tls=True) == [refused, None]
 
 
-async def test_an_mx_host_that_wants_a_login_refuses_the_mail(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(script=lambda verb, _: "530 5.7.0 no" if verb == "MAIL" else None)
-    [outcome] = await start_courier().deliver(make_batch(make_message(), route_to(sink.port)))
+async def test_an_mx_host_that_wants_a_login_refuses_the_mail(bed: Bed) -> None:
+    sink = await bed.sink(script=lambda verb, _: "530 5.7.0 no" if verb == "MAIL" else None)
+    [outcome] = await bed.courier().deliver(make_batch(make_message(), route_to(sink.port)))
     assert outcome.verdict is Verdict.BOUNCED

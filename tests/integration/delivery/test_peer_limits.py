@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
@@ -49,26 +49,19 @@ def taken(sink: Sink) -> list[list[str]]:
     ],
 )
 async def test_recipients_and_transactions(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    limits: str,
-    batches: list[int],
-    connections: int,
-    chunking: bool,
+    bed: Bed, limits: str, batches: list[int], connections: int, chunking: bool
 ) -> None:
-    sink = await start_sink(Manners(limits=limits, chunking=chunking))
-    outcomes = await send(start_courier(), sink.port, SEVEN)
+    sink = await bed.sink(Manners(limits=limits, chunking=chunking))
+    outcomes = await send(bed.courier(), sink.port, SEVEN)
     assert [each.verdict for each in outcomes] == [D] * 7
     assert [len(each) for each in taken(sink)] == batches
     assert [each for batch in taken(sink) for each in batch] == [each.partition("@")[0] for each in SEVEN]
     assert sink.connections == connections
 
 
-async def test_mailmax_ends_the_connection_between_messages(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(limits="MAILMAX=2", messages_per_connection=2))
-    courier = start_courier()
+async def test_mailmax_ends_the_connection_between_messages(bed: Bed) -> None:
+    sink = await bed.sink(Manners(limits="MAILMAX=2", messages_per_connection=2))
+    courier = bed.courier()
     for _ in range(5):
         [outcome] = await send(courier, sink.port, SEVEN[:1])
         assert outcome.verdict is D
@@ -86,11 +79,9 @@ async def test_mailmax_ends_the_connection_between_messages(
         ("RCPTDOMAINMAX=1 RCPTMAX=1 MAILMAX=1", [["a"], ["b"], ["c"], ["d"], ["e"]]),
     ],
 )
-async def test_domains_of_one_connection(
-    start_sink: StartSink, start_courier: StartCourier, limits: str, batches: list[list[str]]
-) -> None:
-    sink = await start_sink(Manners(limits=limits))
-    outcomes = await send(start_courier(), sink.port, THREE_DOMAINS)
+async def test_domains_of_one_connection(bed: Bed, limits: str, batches: list[list[str]]) -> None:
+    sink = await bed.sink(Manners(limits=limits))
+    outcomes = await send(bed.courier(), sink.port, THREE_DOMAINS)
     assert [each.verdict for each in outcomes] == [D] * 5
     assert taken(sink) == batches
 
@@ -117,8 +108,7 @@ TOGETHER = [["a", "b", "c", "d", "e"]]
     ],
 )
 async def test_a_transaction_has_one_domain_unless_the_zone_or_the_host_says_that_they_mix(
-    start_sink: StartSink,
-    start_courier: StartCourier,
+    bed: Bed,
     next_hop: str,
     mix: bool | None,
     limits: str,
@@ -127,29 +117,25 @@ async def test_a_transaction_has_one_domain_unless_the_zone_or_the_host_says_tha
     chunking: bool,
 ) -> None:
     """Of several domains Google takes the first, and answers 451 4.3.0 for the others."""
-    sink = await start_sink(Manners(limits=limits, chunking=chunking))
+    sink = await bed.sink(Manners(limits=limits, chunking=chunking))
     zone = replace(ZONE, next_hop=next_hop, mix_domains=mix)
-    outcomes = await send(start_courier(), sink.port, THREE_DOMAINS, zone)
+    outcomes = await send(bed.courier(), sink.port, THREE_DOMAINS, zone)
     assert [each.verdict for each in outcomes] == [D] * 5
     assert taken(sink) == transactions
     assert sink.connections == connections
 
 
-async def test_a_connection_whose_domains_are_used_up_serves_others_no_more(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(limits="RCPTDOMAINMAX=1"))
-    courier = start_courier()
+async def test_a_connection_whose_domains_are_used_up_serves_others_no_more(bed: Bed) -> None:
+    sink = await bed.sink(Manners(limits="RCPTDOMAINMAX=1"))
+    courier = bed.courier()
     for recipient in ("a@one.example", "b@two.example", "c@two.example"):
         [outcome] = await send(courier, sink.port, [recipient])
         assert outcome.verdict is D
     assert sink.connections == 2
 
 
-async def test_what_some_are_refused_the_others_are_asked_all_the_same(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(limits="RCPTMAX=2"))
+async def test_what_some_are_refused_the_others_are_asked_all_the_same(bed: Bed) -> None:
+    sink = await bed.sink(Manners(limits="RCPTMAX=2"))
     recipients = [
         "data-554@x.example",
         "a@x.example",
@@ -157,25 +143,23 @@ async def test_what_some_are_refused_the_others_are_asked_all_the_same(
         "defer-451@x.example",
         "b@x.example",
     ]
-    outcomes = await send(start_courier(), sink.port, recipients)
+    outcomes = await send(bed.courier(), sink.port, recipients)
     assert [each.reply.code for each in outcomes] == [554, 554, 550, 451, 250]
     assert sink.connections == 1
 
 
 async def test_whoever_was_not_asked_before_the_connection_broke_is_deferred_without_an_attempt(
-    start_sink: StartSink, start_courier: StartCourier
+    bed: Bed,
 ) -> None:
-    sink = await start_sink(Manners(limits="RCPTMAX=1"))
-    outcomes = await send(start_courier(), sink.port, ["a@x.example", "close@x.example", "b@x.example"])
+    sink = await bed.sink(Manners(limits="RCPTMAX=1"))
+    outcomes = await send(bed.courier(), sink.port, ["a@x.example", "close@x.example", "b@x.example"])
     assert [each.verdict for each in outcomes] == [D, F, F]
     assert [each.counts for each in outcomes] == [True, True, False]
     assert not any(each.in_doubt for each in outcomes)
 
 
-async def test_a_server_that_takes_fewer_than_it_says_is_obeyed_too(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(limits="RCPTMAX=4", max_recipients=3))
-    outcomes = await send(start_courier(), sink.port, SEVEN)
+async def test_a_server_that_takes_fewer_than_it_says_is_obeyed_too(bed: Bed) -> None:
+    sink = await bed.sink(Manners(limits="RCPTMAX=4", max_recipients=3))
+    outcomes = await send(bed.courier(), sink.port, SEVEN)
     assert [each.verdict for each in outcomes] == [D] * 7
     assert [len(each) for each in taken(sink)] == [3, 3, 1]

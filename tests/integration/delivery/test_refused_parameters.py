@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import TEXT, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.delivery.batch.courier import SmtpCourier
@@ -59,18 +59,13 @@ async def send(courier: SmtpCourier, batch: Batch) -> list[Outcome]:
     ["555 5.5.4 Unsupported option", "501 Syntax error", "504 5.5.4 no", "550 5.5.4 no", "451 4.5.4 what"],
 )
 async def test_mail_goes_without_them_and_the_host_is_remembered(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    verb: str,
-    reply: str,
-    chunking: bool,
-    pipelining: bool,
+    bed: Bed, verb: str, reply: str, chunking: bool, pipelining: bool
 ) -> None:
-    sink = await start_sink(
+    sink = await bed.sink(
         replace(EVERYTHING, chunking=chunking, pipelining=pipelining), script=Refuses(verb, reply)
     )
     clock = ManualClock()
-    courier = start_courier(clock=clock)
+    courier = bed.courier(clock=clock)
     for count, asked in ((1, 2), (2, 3)):
         [outcome] = await send(courier, batch_of(sink.port))
         assert (outcome.verdict, outcome.dsn_passed) == (Verdict.DELIVERED, False), outcome.reply
@@ -83,9 +78,7 @@ async def test_mail_goes_without_them_and_the_host_is_remembered(
     assert courier.learned(f"127.0.0.1:{sink.port}") == ()
 
 
-async def test_only_the_recipients_that_were_refused_are_asked_again(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_only_the_recipients_that_were_refused_are_asked_again(bed: Bed) -> None:
     seen: list[str] = []
 
     def script(verb: str, argument: str) -> str | None:
@@ -94,8 +87,8 @@ async def test_only_the_recipients_that_were_refused_are_asked_again(
             return "555 5.5.4 not for this one"
         return None
 
-    sink = await start_sink(EVERYTHING, script=script)
-    outcomes = await send(start_courier(), batch_of(sink.port, "ann", "bob", "reject-550"))
+    sink = await bed.sink(EVERYTHING, script=script)
+    outcomes = await send(bed.courier(), batch_of(sink.port, "ann", "bob", "reject-550"))
     assert [each.verdict for each in outcomes] == [Verdict.DELIVERED, Verdict.DELIVERED, Verdict.BOUNCED]
     assert [each.recipients for each in sink.messages] == [("ann@example.com",), ("bob@example.com",)]
     assert len(seen) == 1
@@ -103,22 +96,18 @@ async def test_only_the_recipients_that_were_refused_are_asked_again(
 
 
 @pytest.mark.parametrize("verb", ["MAIL", "RCPT"])
-async def test_a_refusal_without_parameters_is_final(
-    start_sink: StartSink, start_courier: StartCourier, verb: str
-) -> None:
-    sink = await start_sink(EVERYTHING, script=lambda said, _: "501 5.5.4 never" if said == verb else None)
-    courier = start_courier()
+async def test_a_refusal_without_parameters_is_final(bed: Bed, verb: str) -> None:
+    sink = await bed.sink(EVERYTHING, script=lambda said, _: "501 5.5.4 never" if said == verb else None)
+    courier = bed.courier()
     [outcome] = await send(courier, batch_of(sink.port))
     assert (outcome.verdict, outcome.reply.code) == (Verdict.BOUNCED, 501)
     assert courier.learned(f"127.0.0.1:{sink.port}") == ()
 
 
 @pytest.mark.parametrize("reply", ["501 5.1.3 bad address", "550 5.1.1 unknown", "550 5.7.1 no", "552 full"])
-async def test_a_refusal_about_something_else_is_not_asked_about(
-    start_sink: StartSink, start_courier: StartCourier, reply: str
-) -> None:
-    sink = await start_sink(EVERYTHING, script=Refuses("RCPT", reply))
-    [outcome] = await send(start_courier(), batch_of(sink.port))
+async def test_a_refusal_about_something_else_is_not_asked_about(bed: Bed, reply: str) -> None:
+    sink = await bed.sink(EVERYTHING, script=Refuses("RCPT", reply))
+    [outcome] = await send(bed.courier(), batch_of(sink.port))
     assert outcome.verdict is not Verdict.DELIVERED
     assert len([each for each in sink.commands if each.startswith("RCPT")]) == 1
 
@@ -130,12 +119,10 @@ async def test_a_refusal_about_something_else_is_not_asked_about(
         (make_message(recipients=["jörg@example.com"], smtputf8=True), "SMTPUTF8"),
     ],
 )
-async def test_what_the_message_needs_is_said_again(
-    start_sink: StartSink, start_courier: StartCourier, message: Message, parameter: str
-) -> None:
-    sink = await start_sink(EVERYTHING, script=Refuses("MAIL", "555 5.5.4 what is SIZE", "SIZE="))
+async def test_what_the_message_needs_is_said_again(bed: Bed, message: Message, parameter: str) -> None:
+    sink = await bed.sink(EVERYTHING, script=Refuses("MAIL", "555 5.5.4 what is SIZE", "SIZE="))
     bodies = Bodies(TEXT.replace(b"e", b"\xe9")) if message.eight_bit else None
-    courier = start_courier(bodies)
+    courier = bed.courier(bodies)
     batch = make_batch(message, route_to(sink.port))
     [outcome] = await send(courier, batch)
     assert outcome.verdict is Verdict.DELIVERED, outcome.reply

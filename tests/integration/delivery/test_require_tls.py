@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.integration.delivery.test_tls_levels import (
     HOST,
     RIGHT,
@@ -67,10 +67,10 @@ def mail_lines(sink: Sink) -> list[str]:
 )
 @pytest.mark.parametrize("mode", [TlsMode.NONE, TlsMode.OPPORTUNISTIC])
 async def test_it_waits_alone_where_other_mail_goes(
-    start_sink: StartSink, start_courier: StartCourier, mode: TlsMode, manners: Manners, words: str
+    bed: Bed, mode: TlsMode, manners: Manners, words: str
 ) -> None:
-    sink, results = await start_sink(manners), TlsResults()
-    courier = start_courier(names=NAMES, observe_tls=results)
+    sink, results = await bed.sink(manners), TlsResults()
+    courier = bed.courier(names=NAMES, observe_tls=results)
     zone = replace(ZONE, tls=mode)
     assert (
         await deliver(courier, sink.port, wish=False, demand=None, zone=zone)
@@ -93,11 +93,9 @@ async def test_it_waits_alone_where_other_mail_goes(
     assert len(mail_lines(sink)) == len(sink.messages) == 2
 
 
-async def test_a_verified_host_takes_it_and_other_mail_has_other_connections(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(showing(RIGHT))
-    courier = start_courier(names=NAMES)
+async def test_a_verified_host_takes_it_and_other_mail_has_other_connections(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT))
+    courier = bed.courier(names=NAMES)
     for wish, tls, connections in (
         (False, "TLSv1.3", 1),
         (True, "TLSv1.3 verified", 2),
@@ -114,10 +112,10 @@ async def test_a_verified_host_takes_it_and_other_mail_has_other_connections(
 
 @pytest.mark.parametrize("demand", [TlsDemand(TlsMode.VERIFY), TlsDemand(TlsMode.VERIFY, because="mta-sts")])
 async def test_where_all_mail_is_verified_it_shares_connections_and_failures(
-    start_sink: StartSink, start_courier: StartCourier, demand: TlsDemand
+    bed: Bed, demand: TlsDemand
 ) -> None:
-    good, bad = await start_sink(showing(RIGHT)), await start_sink(CLEAR)
-    courier = start_courier(names=NAMES)
+    good, bad = await bed.sink(showing(RIGHT)), await bed.sink(CLEAR)
+    courier = bed.courier(names=NAMES)
     for wish in (False, True):
         assert (await deliver(courier, good.port, wish=wish, demand=demand)).verdict is Verdict.DELIVERED
         outcome = await deliver(courier, bad.port, wish=wish, demand=demand)
@@ -125,11 +123,9 @@ async def test_where_all_mail_is_verified_it_shares_connections_and_failures(
     assert good.connections == 1
 
 
-async def test_the_second_host_may_do_what_the_first_cannot(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    clear, verified = await start_sink(CLEAR), await start_sink(showing(RIGHT))
-    courier = start_courier(names=NAMES)
+async def test_the_second_host_may_do_what_the_first_cannot(bed: Bed) -> None:
+    clear, verified = await bed.sink(CLEAR), await bed.sink(showing(RIGHT))
+    courier = bed.courier(names=NAMES)
     outcome = await deliver(courier, clear.port, verified.port)
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
     assert not clear.messages
@@ -137,12 +133,10 @@ async def test_the_second_host_may_do_what_the_first_cannot(
     assert len(clear.messages) == 1
 
 
-async def test_a_dead_host_behind_one_in_clear_text_does_not_suspend_the_destination(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    clear, dead = await start_sink(CLEAR), await start_sink()
+async def test_a_dead_host_behind_one_in_clear_text_does_not_suspend_the_destination(bed: Bed) -> None:
+    clear, dead = await bed.sink(CLEAR), await bed.sink()
     await dead.close()
-    courier = start_courier(names=NAMES)
+    courier = bed.courier(names=NAMES)
     outcome = await deliver(courier, clear.port, dead.port)
     assert (outcome.scope, outcome.reply.status, outcome.peer) == (
         Scope.MESSAGE,
@@ -155,10 +149,8 @@ async def test_a_dead_host_behind_one_in_clear_text_does_not_suspend_the_destina
 @pytest.mark.parametrize(
     "zone", [replace(ZONE, sources=("here",)), replace(ZONE, next_hop=f"[{HOST}]", next_hop_share=True)]
 )
-async def test_it_holds_with_sources_and_with_shared_next_hops(
-    start_sink: StartSink, zone: ZoneSettings
-) -> None:
-    clear, verified = await start_sink(CLEAR), await start_sink(showing(RIGHT))
+async def test_it_holds_with_sources_and_with_shared_next_hops(bed: Bed, zone: ZoneSettings) -> None:
+    clear, verified = await bed.sink(CLEAR), await bed.sink(showing(RIGHT))
     here = SourceSettings(name="here", address=("127.0.0.1",))
     courier = make_courier(names=NAMES, sources=make_sources(ManualClock(), [here]))
     for wish in (False, True):
@@ -169,10 +161,10 @@ async def test_it_holds_with_sources_and_with_shared_next_hops(
     await courier.pool.close()
 
 
-async def test_records_of_dane_are_proof_enough(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink(showing(SELF_SIGNED))
+async def test_records_of_dane_are_proof_enough(bed: Bed) -> None:
+    sink = await bed.sink(showing(SELF_SIGNED))
     names = replace(NAMES, records={f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)})
-    outcome = await deliver(start_courier(names=names), sink.port, demand=TlsDemand(dane=True))
+    outcome = await deliver(bed.courier(names=names), sink.port, demand=TlsDemand(dane=True))
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 dane")
 
 
@@ -181,9 +173,9 @@ def offering(*keywords: str) -> Script:
     return lambda verb, _: lines if verb == "EHLO" else None
 
 
-async def test_a_host_that_knows_the_wish_is_told(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink(showing(RIGHT), script=offering("REQUIRETLS"))
-    courier = start_courier(names=NAMES)
+async def test_a_host_that_knows_the_wish_is_told(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT), script=offering("REQUIRETLS"))
+    courier = bed.courier(names=NAMES)
     for wish in (True, False):
         assert (await deliver(courier, sink.port, wish=wish)).verdict is Verdict.DELIVERED
     assert mail_lines(sink) == [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.integration.delivery.test_tls import Certificates, certificates, server_context, trusted
 from tests.support.mail import ZONE, Names, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
@@ -36,11 +36,11 @@ async def deliver(courier: SmtpCourier, port: int, mode: TlsMode, count: int = 1
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.VERIFY])
 async def test_later_connections_resume_until_the_certificate_must_be_shown_again(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates, mode: TlsMode
+    bed: Bed, certificates: Certificates, mode: TlsMode
 ) -> None:
     context = server_context(certificates.authority, "mx.example.com")
-    sink, clock = await start_sink(Manners(tls=context)), ManualClock()
-    courier = start_courier(names=NAMES, clock=clock)
+    sink, clock = await bed.sink(Manners(tls=context)), ManualClock()
+    courier = bed.courier(names=NAMES, clock=clock)
     await deliver(courier, sink.port, mode, 4)
     assert (sink.connections, context.session_stats()["hits"]) == (4, 3)
     clock.advance(plan.LIFETIME + 1)
@@ -50,11 +50,11 @@ async def test_later_connections_resume_until_the_certificate_must_be_shown_agai
 
 @pytest.mark.usefixtures("trusted")
 async def test_what_was_not_verified_is_not_resumed_where_it_must_be(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
+    bed: Bed, certificates: Certificates
 ) -> None:
     context = server_context(certificates.authority, "mx.example.com")
-    sink = await start_sink(Manners(tls=context))
-    courier = start_courier(names=NAMES)
+    sink = await bed.sink(Manners(tls=context))
+    courier = bed.courier(names=NAMES)
     await deliver(courier, sink.port, TlsMode.REQUIRED)
     await deliver(courier, sink.port, TlsMode.VERIFY)
     assert context.session_stats()["hits"] == 0

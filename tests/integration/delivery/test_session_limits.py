@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
@@ -159,13 +159,13 @@ TOLD = [
 @pytest.mark.parametrize("extensions", [("PIPELINING",), ("8BITMIME",), ("PIPELINING", "CHUNKING")])
 @pytest.mark.parametrize(("verb", "told"), TOLD)
 async def test_a_limit_of_a_session_costs_no_attempt_and_is_remembered(
-    start_peer: StartPeer, start_courier: StartCourier, verb: str, told: str, extensions: tuple[str, ...]
+    bed: Bed, verb: str, told: str, extensions: tuple[str, ...]
 ) -> None:
     if "CHUNKING" in extensions and verb == "DATA":
         verb = "BDAT"
     host = Host(per_session=3, verb=verb, told=told, extensions=extensions)
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     for number in range(15):
         [outcome] = await send(courier, port, f"r{number}")
         assert outcome.verdict is D, outcome
@@ -184,14 +184,14 @@ GENUINE = [
 
 @pytest.mark.parametrize(("told", "verdict"), GENUINE)
 async def test_a_refusal_of_the_mail_is_asked_about_once_and_then_believed(
-    start_peer: StartPeer, start_courier: StartCourier, told: str, verdict: Verdict
+    bed: Bed, told: str, verdict: Verdict
 ) -> None:
     bad = [f"bad{number}" for number in range(30)]
     host = Host()
     for each in bad:
         host.answers[each] = partial(told.format, each, each)
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     [first] = await send(courier, port, "good")
     assert first.verdict is D
     for each in bad:
@@ -207,28 +207,24 @@ async def test_a_refusal_of_the_mail_is_asked_about_once_and_then_believed(
     assert sum("bad" in line for line in host.commands) == 31
 
 
-async def test_replies_that_are_never_the_same_cost_a_few_connections(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_replies_that_are_never_the_same_cost_a_few_connections(bed: Bed) -> None:
     words = [f"{chr(97 + number)}" * 5 for number in range(20)]
     host = Host()
     for each in words:
         host.answers[each] = partial("450 {} go away".format, each)
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     for each in words:
         assert [one.verdict for one in await send(courier, port, "good")] == [D]
         assert [one.verdict for one in await send(courier, port, each)] == [F]
     assert host.connections == 9
 
 
-async def test_a_limit_is_found_although_the_host_refuses_recipients_as_well(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_limit_is_found_although_the_host_refuses_recipients_as_well(bed: Bed) -> None:
     host = Host(per_session=3, verb="RCPT", told="550 too many messages in this session")
     host.answers["bad"] = lambda: "550 no such user"
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     for number in range(12):
         recipient = "bad" if number % 3 == 1 else f"r{number}"
         [outcome] = await send(courier, port, recipient)
@@ -236,12 +232,10 @@ async def test_a_limit_is_found_although_the_host_refuses_recipients_as_well(
     assert host.taken == [f"r{number}" for number in range(12) if number % 3 != 1]
 
 
-async def test_a_refused_sender_is_final_and_refused_at_once_the_next_time(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_refused_sender_is_final_and_refused_at_once_the_next_time(bed: Bed) -> None:
     host = Host(answers={"bad": lambda: "550 5.7.1 <bad@example.org> may not send here"})
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     for _ in range(5):
         assert [each.verdict for each in await send(courier, port, "a")] == [D]
         [refused] = await send(courier, port, "b", sender="bad@example.org")
@@ -249,12 +243,10 @@ async def test_a_refused_sender_is_final_and_refused_at_once_the_next_time(
     assert host.connections == 2
 
 
-async def test_only_recipients_without_an_answer_of_their_own_are_asked_again(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_only_recipients_without_an_answer_of_their_own_are_asked_again(bed: Bed) -> None:
     host = Host(per_session=1, answers={"bad": lambda: "550 5.1.1 no such user"})
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     await send(courier, port, "first")
     outcomes = await send(courier, port, "a", "bad", "b")
     assert [each.verdict for each in outcomes] == [D, B, D]
@@ -262,13 +254,11 @@ async def test_only_recipients_without_an_answer_of_their_own_are_asked_again(
     assert sum("bad" in line for line in host.commands) == 1
 
 
-async def test_a_limit_of_one_makes_a_connection_for_each_message(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_limit_of_one_makes_a_connection_for_each_message(bed: Bed) -> None:
     host = Host(per_session=1)
-    port = await start_peer(host.serve)
+    port = await bed.peer(host.serve)
     clock = ManualClock()
-    courier = start_courier(clock=clock)
+    courier = bed.courier(clock=clock)
     for _ in range(6):
         assert [each.verdict for each in await send(courier, port, "a")] == [D]
     assert host.connections == 6
@@ -280,12 +270,10 @@ async def test_a_limit_of_one_makes_a_connection_for_each_message(
     assert host.connections == 7
 
 
-async def test_the_number_is_learned_again_when_the_host_takes_fewer(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_the_number_is_learned_again_when_the_host_takes_fewer(bed: Bed) -> None:
     host = Host(per_session=5)
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     for _ in range(11):
         assert [each.verdict for each in await send(courier, port, "a")] == [D]
     host.per_session = 2
@@ -296,12 +284,10 @@ async def test_the_number_is_learned_again_when_the_host_takes_fewer(
     )
 
 
-async def test_a_chance_refusal_does_not_lower_the_number(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_chance_refusal_does_not_lower_the_number(bed: Bed) -> None:
     host = Host(per_session=6)
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     for _ in range(15):
         await send(courier, port, "a")
     moods = iter(["451 4.3.0 try again"])
@@ -312,12 +298,10 @@ async def test_a_chance_refusal_does_not_lower_the_number(
     assert "after 6 messages" in line
 
 
-async def test_a_host_that_cannot_be_asked_again_costs_no_attempt_and_no_mail(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_host_that_cannot_be_asked_again_costs_no_attempt_and_no_mail(bed: Bed) -> None:
     host = Host(per_session=1, verb="MAIL", told="550 too many messages")
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     await send(courier, port, "a")
     batch = batch_for(port, "b")
     turns = iter([True, False])
@@ -331,24 +315,20 @@ async def test_a_host_that_cannot_be_asked_again_costs_no_attempt_and_no_mail(
     assert [each.verdict for each in await send(courier, port, "b")] == [D]
 
 
-async def test_many_recipients_at_a_host_with_both_limits_go_in_several_sessions(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_many_recipients_at_a_host_with_both_limits_go_in_several_sessions(bed: Bed) -> None:
     extensions = ("PIPELINING", "LIMITS RCPTMAX=2")
     host = Host(per_session=2, extensions=extensions)
-    port = await start_peer(host.serve)
-    outcomes = await send(start_courier(), port, *(f"r{number}" for number in range(11)))
+    port = await bed.peer(host.serve)
+    outcomes = await send(bed.courier(), port, *(f"r{number}" for number in range(11)))
     assert [each.verdict for each in outcomes] == [D] * 11
     assert len(host.taken) == 11
     assert host.connections == 3
 
 
-async def test_after_a_refused_final_dot_the_connection_is_not_used_again(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_after_a_refused_final_dot_the_connection_is_not_used_again(bed: Bed) -> None:
     host = Host(per_session=1, verb="DOT", told="452 4.4.5 too many messages")
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     verdicts = [(await send(courier, port, "a"))[0].verdict for _ in range(6)]
     assert verdicts == [D, F] * 3
     assert host.connections == 3
@@ -364,11 +344,11 @@ TOO_MANY = [
 @pytest.mark.parametrize("too_many", TOO_MANY)
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 async def test_a_limit_of_connections_told_at_mail_costs_no_attempt(
-    start_peer: StartPeer, start_courier: StartCourier, too_many: str, at_once: int
+    bed: Bed, too_many: str, at_once: int
 ) -> None:
     host = Host(at_once=at_once, too_many=too_many, slow=asyncio.Event())
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     batches = [batch_for(port, f"r{number}") for number in range(8)]
     sending = [asyncio.create_task(courier.deliver(batch)) for batch in batches]
     while host.commands.count("DATA") < at_once or sum(each[:4] == "MAIL" for each in host.commands) < 8:
@@ -382,12 +362,10 @@ async def test_a_limit_of_connections_told_at_mail_costs_no_attempt(
     assert min(told) == at_once
 
 
-async def test_a_refused_sender_is_final_on_the_next_idle_connection(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_refused_sender_is_final_on_the_next_idle_connection(bed: Bed) -> None:
     host = Host(slow=asyncio.Event(), answers={"bad": lambda: "550 5.7.1 may not send here"})
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     first = asyncio.create_task(send(courier, port, "a"))
     await host.arrived.wait()
     second = asyncio.create_task(send(courier, port, "b", sender="bad@example.org"))
@@ -407,24 +385,22 @@ async def test_a_refused_sender_is_final_on_the_next_idle_connection(
     await third
 
 
-async def test_a_refused_sender_is_final_when_all_connections_are_refused(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_refused_sender_is_final_when_all_connections_are_refused(bed: Bed) -> None:
     host = Host(answers={"bad": lambda: "550 5.7.1 may not send here"})
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     sending = [send(courier, port, f"r{number}", sender="bad@example.org") for number in range(8)]
     outcomes = [outcome for each in await asyncio.gather(*sending) for outcome in each]
     assert [each.verdict for each in outcomes] == [B] * 8
 
 
 async def test_mail_that_is_one_connection_too_many_waits_without_an_attempt(
-    start_peer: StartPeer, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zonerelay.delivery.batch.courier.FEWER_PATIENCE", 0.05)
     host = Host(at_once=1, too_many="550 too many connections", slow=asyncio.Event())
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     first = asyncio.create_task(send(courier, port, "a"))
     await host.arrived.wait()
     batch = batch_for(port, "b")
@@ -436,10 +412,10 @@ async def test_mail_that_is_one_connection_too_many_waits_without_an_attempt(
     assert [each.verdict for each in await send(courier, port, "b")] == [D]
 
 
-async def test_both_limits_at_one_host(start_peer: StartPeer, start_courier: StartCourier) -> None:
+async def test_both_limits_at_one_host(bed: Bed) -> None:
     host = Host(per_session=3, verb="MAIL", told="550 too many messages", at_once=2)
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     outcomes = []
     for _ in range(6):
         sending = [send(courier, port, f"r{number}") for number in range(6)]
@@ -450,12 +426,10 @@ async def test_both_limits_at_one_host(start_peer: StartPeer, start_courier: Sta
 
 
 @pytest.mark.parametrize("told", ["421 4.3.2 too many connections", "554 too many connections"])
-async def test_a_connection_too_many_that_is_not_greeted_costs_no_attempt(
-    start_peer: StartPeer, start_courier: StartCourier, told: str
-) -> None:
+async def test_a_connection_too_many_that_is_not_greeted_costs_no_attempt(bed: Bed, told: str) -> None:
     host = Host(greeted=1, told=told, slow=asyncio.Event())
-    port = await start_peer(host.serve)
-    courier = start_courier()
+    port = await bed.peer(host.serve)
+    courier = bed.courier()
     first = asyncio.create_task(send(courier, port, "a"))
     await host.arrived.wait()
     [outcome] = await send(courier, port, "b")

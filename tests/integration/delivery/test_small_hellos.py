@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import trustme
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, Names, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, TlsMode
@@ -79,13 +79,13 @@ def encrypting() -> ssl.SSLContext:
 @pytest.mark.parametrize("cuts", [True, False])
 @pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED])
 async def test_a_host_that_takes_a_small_one_gets_mail_encrypted_and_is_remembered(
-    start_sink: StartSink, start_courier: StartCourier, start_peer: StartPeer, mode: TlsMode, cuts: bool
+    bed: Bed, mode: TlsMode, cuts: bool
 ) -> None:
-    sink = await start_sink(Manners(tls=encrypting()))
+    sink = await bed.sink(Manners(tls=encrypting()))
     firewall = Firewall(sink.port, cuts=cuts)
-    route = route_to(await start_peer(firewall.serve), host="mx.example.com", literal=False)
+    route = route_to(await bed.peer(firewall.serve), host="mx.example.com", literal=False)
     clock = ManualClock()
-    courier = start_courier(names=NAMES, settings=QUICK, clock=clock)
+    courier = bed.courier(names=NAMES, settings=QUICK, clock=clock)
     zone = replace(ZONE, tls=mode, max_messages_per_connection=1)
     for _ in range(2):
         [outcome] = await courier.deliver(make_batch(make_message(), route, zone))
@@ -96,13 +96,11 @@ async def test_a_host_that_takes_a_small_one_gets_mail_encrypted_and_is_remember
     assert [each > 1 for each in firewall.hellos[3:]] == [True, False]
 
 
-async def test_a_host_that_answers_neither_is_no_host_for_small_ones(
-    start_sink: StartSink, start_courier: StartCourier, start_peer: StartPeer
-) -> None:
-    sink = await start_sink(Manners(tls=encrypting()))
+async def test_a_host_that_answers_neither_is_no_host_for_small_ones(bed: Bed) -> None:
+    sink = await bed.sink(Manners(tls=encrypting()))
     firewall = Firewall(sink.port, cuts=True, drops_all=True)
-    route = route_to(await start_peer(firewall.serve), host="mx.example.com", literal=False)
-    courier = start_courier(names=NAMES, settings=QUICK)
+    route = route_to(await bed.peer(firewall.serve), host="mx.example.com", literal=False)
+    courier = bed.courier(names=NAMES, settings=QUICK)
     zone = replace(ZONE, tls=TlsMode.REQUIRED)
     for _ in range(2):
         [outcome] = await courier.deliver(make_batch(make_message(), route, zone))

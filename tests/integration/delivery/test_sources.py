@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
-from tests.integration.delivery.conftest import StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.guard import BLOCKED, Guard
 from tests.support.mail import (
     ZONE,
@@ -135,30 +135,24 @@ async def start_guard() -> AsyncIterator[Callable[..., Awaitable[Guard]]]:
 # Whose address
 
 
-async def test_the_receiver_sees_the_sources_address_and_name(
-    start_sink: StartSink, office: StartOffice
-) -> None:
-    sink = await start_sink()
+async def test_the_receiver_sees_the_sources_address_and_name(bed: Bed, office: StartOffice) -> None:
+    sink = await bed.sink()
     here = office(TWO)
     assert (await here.send(route_to(sink.port))).verdict is D
     assert clients(sink) == ["127.0.0.2"]
     assert hellos(sink) == ["two.example.org"]
 
 
-async def test_the_name_is_the_sources_or_the_zones_or_the_relays(
-    start_sink: StartSink, office: StartOffice
-) -> None:
-    sink = await start_sink()
+async def test_the_name_is_the_sources_or_the_zones_or_the_relays(bed: Bed, office: StartOffice) -> None:
+    sink = await bed.sink()
     here = office(replace(TWO, ehlo_name=""))
     await here.send(route_to(sink.port), ehlo_name="zone.example.org")
     await here.send(route_to(sink.port), ehlo_name="")
     assert hellos(sink) == ["zone.example.org", "relay.example.org"]
 
 
-async def test_a_zone_without_sources_is_none_of_their_business(
-    start_sink: StartSink, office: StartOffice
-) -> None:
-    sink = await start_sink()
+async def test_a_zone_without_sources_is_none_of_their_business(bed: Bed, office: StartOffice) -> None:
+    sink = await bed.sink()
     here = office(TWO)
     await here.send(route_to(sink.port), sources=())
     assert clients(sink) == ["127.0.0.1"]
@@ -166,9 +160,9 @@ async def test_a_zone_without_sources_is_none_of_their_business(
 
 
 async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(
-    start_sink: StartSink, office: StartOffice
+    bed: Bed, office: StartOffice
 ) -> None:
-    sink = await start_sink()
+    sink = await bed.sink()
     here = office(replace(TWO, weight=3), THREE)
     for _ in range(2):
         for number in range(40):
@@ -184,8 +178,8 @@ async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(
     }
 
 
-async def test_a_sender_keeps_his_source(start_sink: StartSink, office: StartOffice) -> None:
-    sink = await start_sink()
+async def test_a_sender_keeps_his_source(bed: Bed, office: StartOffice) -> None:
+    sink = await bed.sink()
     here = office(TWO, THREE, source_by=SourceUnit.SENDER)
     for number in range(10):
         for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
@@ -199,9 +193,9 @@ async def test_a_sender_keeps_his_source(start_sink: StartSink, office: StartOff
 
 
 async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_room(
-    start_sink: StartSink, office: StartOffice
+    bed: Bed, office: StartOffice
 ) -> None:
-    sink = await start_sink()
+    sink = await bed.sink()
     here = office(TWO, THREE, max_connections_per_destination=1)
     route = route_to(sink.port)
     first, second = here.number_of("two", route), here.number_of("three", route)
@@ -211,8 +205,8 @@ async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_ro
     assert (sink.connections, sink.open_peak) == (3, 1)
 
 
-async def test_many_at_once_stay_within_the_limit(start_sink: StartSink, office: StartOffice) -> None:
-    sink = await start_sink()
+async def test_many_at_once_stay_within_the_limit(bed: Bed, office: StartOffice) -> None:
+    sink = await bed.sink()
     here = office(TWO, THREE, max_connections_per_destination=3, max_connections=3)
     outcomes = await asyncio.gather(*(here.send(route_to(sink.port), number) for number in range(40)))
     assert {outcome.verdict for outcome in outcomes} == {D}
@@ -291,9 +285,9 @@ async def test_another_host_in_trouble_does_not_hide_that_our_address_was_refuse
 
 
 async def test_a_host_that_refuses_our_address_is_not_taken_for_dead(
-    start_guard: StartGuard, start_sink: StartSink, office: StartOffice
+    start_guard: StartGuard, bed: Bed, office: StartOffice
 ) -> None:
-    guard, backup = await start_guard("127.0.0.2", verb="greeting"), await start_sink()
+    guard, backup = await start_guard("127.0.0.2", verb="greeting"), await bed.sink()
     here = office(TWO, THREE)
     route = route_to(guard.port, backup.port)
     for name in ("two", "three"):
@@ -344,11 +338,9 @@ V4, V6, DUAL = "four.test", "six.test", "dual.test"
 NAMES = {V4: ("127.0.0.1",), V6: ("::1",), DUAL: ("::1", "127.0.0.1")}
 
 
-async def test_a_host_is_reached_over_the_family_that_the_source_has(
-    start_sink: StartSink, office: StartOffice
-) -> None:
-    four = await start_sink()
-    six = await start_sink(host="::1", port=four.port)
+async def test_a_host_is_reached_over_the_family_that_the_source_has(bed: Bed, office: StartOffice) -> None:
+    four = await bed.sink()
+    six = await bed.sink(host="::1", port=four.port)
     for each, reached in ((TWO, four), (SIX, six), (BOTH, six)):
         here = office(each, names=Names(NAMES))
         before = len(reached.messages)
@@ -359,9 +351,9 @@ async def test_a_host_is_reached_over_the_family_that_the_source_has(
 
 
 async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(
-    start_sink: StartSink, office: StartOffice
+    bed: Bed, office: StartOffice
 ) -> None:
-    four = await start_sink()
+    four = await bed.sink()
     here = office(SIX, TWO, names=Names(NAMES))
     route = hosts_at(V4, four.port)
     assert (await here.send(route, here.number_of("six", route))).verdict is D
@@ -388,13 +380,13 @@ async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(offic
 
 @pytest.mark.parametrize("trouble", ["nobody listens", "no PTR in the greeting", "unreachable"])
 async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(
-    start_sink: StartSink, office: StartOffice, trouble: str
+    bed: Bed, office: StartOffice, trouble: str
 ) -> None:
-    four = await start_sink()
+    four = await bed.sink()
     six = "fe80::1" if trouble == "unreachable" else "::1"
     if trouble.startswith("no PTR"):
         greeting = "554 5.7.25 [::1] The IP address sending this message does not have a PTR record setup"
-        await start_sink(Manners(greeting=greeting), host="::1", port=four.port)
+        await bed.sink(Manners(greeting=greeting), host="::1", port=four.port)
     names = Names({DUAL: (six, "127.0.0.1")})
     sources = (BOTH,) if trouble != "unreachable" else ()
     here = office(*sources, names=names)
@@ -429,10 +421,10 @@ def on_this_machine(*gone: str) -> Callable[[object], bool]:
 
 
 async def test_an_address_that_cannot_be_bound_makes_way_at_once(
-    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    sink = await start_sink()
+    sink = await bed.sink()
     lost = source("lost", "198.51.100.1")
     here = office(lost, THREE)
     route = route_to(sink.port)
@@ -444,10 +436,10 @@ async def test_an_address_that_cannot_be_bound_makes_way_at_once(
 
 
 async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_used(
-    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    sink = await start_sink()
+    sink = await bed.sink()
     here = office(source("lost", "198.51.100.1"), source("gone", "198.51.100.2"))
     first = await here.send(route_to(sink.port))
     assert (first.verdict, first.scope, first.counts, first.local) == (F, Scope.LOCAL, False, True)
@@ -459,10 +451,10 @@ async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_us
 
 
 async def test_ipv6_that_cannot_be_bound_falls_back_to_ipv4_in_the_same_attempt(
-    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    four = await start_sink()
+    four = await bed.sink()
     here = office(source("half", "127.0.0.5", "2001:db8::1"), names=Names(NAMES))
     assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
     assert clients(four) == ["127.0.0.5"]
@@ -471,10 +463,10 @@ async def test_ipv6_that_cannot_be_bound_falls_back_to_ipv4_in_the_same_attempt(
 
 
 async def test_an_address_that_comes_back_is_used_again(
-    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine("127.0.0.2"))
-    sink = await start_sink()
+    sink = await bed.sink()
     here = office(TWO)
     assert (await here.send(route_to(sink.port))).verdict is F
     here.clock.advance(61.0)

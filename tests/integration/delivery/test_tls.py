@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import trustme
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.mail import TEXT, ZONE, Bodies, Names, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, TlsMode, ZoneSettings
@@ -61,14 +61,10 @@ def zone(mode: TlsMode) -> ZoneSettings:
 @pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED])
 @pytest.mark.parametrize("which", ["right", "wrong_name", "untrusted"])
 async def test_encrypted_whatever_the_certificate_says(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    certificates: Certificates,
-    mode: TlsMode,
-    which: str,
+    bed: Bed, certificates: Certificates, mode: TlsMode, which: str
 ) -> None:
-    sink = await start_sink(Manners(tls=getattr(certificates, which)))
-    courier = start_courier(names=NAMES)
+    sink = await bed.sink(Manners(tls=getattr(certificates, which)))
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     for _ in range(3):
         [outcome] = await courier.deliver(make_batch(make_message(), route, zone(mode)))
@@ -79,11 +75,9 @@ async def test_encrypted_whatever_the_certificate_says(
 
 
 @pytest.mark.usefixtures("trusted")
-async def test_verified_certificate_is_accepted(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
-) -> None:
-    sink = await start_sink(Manners(tls=certificates.right))
-    courier = start_courier(names=NAMES)
+async def test_verified_certificate_is_accepted(bed: Bed, certificates: Certificates) -> None:
+    sink = await bed.sink(Manners(tls=certificates.right))
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.VERIFY)))
     assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3 verified")
@@ -92,10 +86,10 @@ async def test_verified_certificate_is_accepted(
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("which", ["wrong_name", "untrusted"])
 async def test_certificate_that_does_not_verify_is_refused(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates, which: str
+    bed: Bed, certificates: Certificates, which: str
 ) -> None:
-    sink = await start_sink(Manners(tls=getattr(certificates, which)))
-    courier = start_courier(names=NAMES)
+    sink = await bed.sink(Manners(tls=getattr(certificates, which)))
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.VERIFY)))
     assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.7.5")
@@ -104,29 +98,25 @@ async def test_certificate_that_does_not_verify_is_refused(
 
 
 @pytest.mark.parametrize("mode", [TlsMode.REQUIRED, TlsMode.VERIFY])
-async def test_required_tls_is_never_given_up(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates, mode: TlsMode
-) -> None:
-    without, broken = await start_sink(), await start_sink(Manners(broken_tls=True))
-    courier = start_courier(names=NAMES)
+async def test_required_tls_is_never_given_up(bed: Bed, certificates: Certificates, mode: TlsMode) -> None:
+    without, broken = await bed.sink(), await bed.sink(Manners(broken_tls=True))
+    courier = bed.courier(names=NAMES)
     route = route_to(without.port, broken.port, host="mx.example.com", literal=False)
     for _ in range(2):
         [outcome] = await courier.deliver(make_batch(make_message(), route, zone(mode)))
         assert (outcome.verdict, outcome.scope) == (F, Scope.HOST)
         assert outcome.reply.status in ("4.7.4", "4.7.5")
     assert not any(command.startswith("MAIL") for sink in (without, broken) for command in sink.commands)
-    capable = await start_sink(Manners(tls=certificates.right))
+    capable = await bed.sink(Manners(tls=certificates.right))
     if mode is TlsMode.REQUIRED:
         route = route_to(without.port, capable.port, host="mx.example.com", literal=False)
         assert (await courier.deliver(make_batch(make_message(), route, zone(mode))))[0].verdict is D
 
 
-async def test_opportunistic_falls_back_to_clear_text_and_remembers_the_host(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(Manners(broken_tls=True))
+async def test_opportunistic_falls_back_to_clear_text_and_remembers_the_host(bed: Bed) -> None:
+    sink = await bed.sink(Manners(broken_tls=True))
     clock = ManualClock()
-    courier = start_courier(names=NAMES, clock=clock, settings=DeliverySettings(quit_timeout=0.5))
+    courier = bed.courier(names=NAMES, clock=clock, settings=DeliverySettings(quit_timeout=0.5))
     route = route_to(sink.port, host="mx.example.com", literal=False)
     once = replace(zone(TlsMode.OPPORTUNISTIC), max_messages_per_connection=1)
     connections = []
@@ -140,13 +130,13 @@ async def test_opportunistic_falls_back_to_clear_text_and_remembers_the_host(
 
 
 async def test_server_that_declines_starttls_goes_on_in_clear_text(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
+    bed: Bed, certificates: Certificates
 ) -> None:
-    sink = await start_sink(
+    sink = await bed.sink(
         Manners(tls=certificates.right),
         script=lambda verb, _: "454 4.7.0 not now" if verb == "STARTTLS" else None,
     )
-    courier = start_courier(names=NAMES)
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.OPPORTUNISTIC)))
     assert (outcome.verdict, outcome.tls) == (D, "")
@@ -155,29 +145,25 @@ async def test_server_that_declines_starttls_goes_on_in_clear_text(
     assert outcome.verdict is F
 
 
-async def test_tls_is_not_used_when_the_zone_says_none(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
-) -> None:
-    sink = await start_sink(Manners(tls=certificates.right))
-    courier = start_courier(names=NAMES)
+async def test_tls_is_not_used_when_the_zone_says_none(bed: Bed, certificates: Certificates) -> None:
+    sink = await bed.sink(Manners(tls=certificates.right))
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.NONE)))
     assert (outcome.verdict, outcome.tls) == (D, "")
 
 
 async def test_words_injected_before_the_handshake_are_discarded(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
+    bed: Bed, certificates: Certificates
 ) -> None:
-    sink = await start_sink(Manners(tls=certificates.right, injected="250-evil\r\n250 SIZE 1\r\n"))
-    courier = start_courier(names=NAMES)
+    sink = await bed.sink(Manners(tls=certificates.right, injected="250-evil\r\n250 SIZE 1\r\n"))
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.OPPORTUNISTIC)))
     assert outcome.verdict is D  # had the injected SIZE counted, the message would have been too large
 
 
-async def test_capabilities_are_asked_again_inside_tls(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
-) -> None:
+async def test_capabilities_are_asked_again_inside_tls(bed: Bed, certificates: Certificates) -> None:
     asked = 0
 
     def script(verb: str, _: str) -> str | None:
@@ -185,8 +171,8 @@ async def test_capabilities_are_asked_again_inside_tls(
         asked += verb == "EHLO"
         return "250 sink\nSIZE 1\nSTARTTLS" if verb == "EHLO" and asked == 1 else None
 
-    sink = await start_sink(Manners(tls=certificates.right), script=script)
-    courier = start_courier(names=NAMES)
+    sink = await bed.sink(Manners(tls=certificates.right), script=script)
+    courier = bed.courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.REQUIRED)))
     assert outcome.verdict is D
@@ -194,7 +180,7 @@ async def test_capabilities_are_asked_again_inside_tls(
 
 @pytest.mark.parametrize("reply", ["421 4.7.0 too many connections", "554 5.7.1 bad reputation"])
 async def test_a_host_that_does_not_want_us_inside_tls_is_not_asked_in_clear_text(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates, reply: str
+    bed: Bed, certificates: Certificates, reply: str
 ) -> None:
     asked = 0
 
@@ -203,8 +189,8 @@ async def test_a_host_that_does_not_want_us_inside_tls_is_not_asked_in_clear_tex
         asked += verb == "EHLO"
         return reply if verb == "EHLO" and asked == 2 else None
 
-    sink = await start_sink(Manners(tls=certificates.right), script=script)
-    courier = start_courier(names=NAMES)
+    sink = await bed.sink(Manners(tls=certificates.right), script=script)
+    courier = bed.courier(names=NAMES)
     batch = make_batch(
         make_message(),
         route_to(sink.port, host="mx.example.com", literal=False),
@@ -217,12 +203,10 @@ async def test_a_host_that_does_not_want_us_inside_tls_is_not_asked_in_clear_tex
     assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3")
 
 
-async def test_long_body_through_tls_is_byte_exact(
-    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
-) -> None:
-    sink = await start_sink(Manners(tls=certificates.right))
+async def test_long_body_through_tls_is_byte_exact(bed: Bed, certificates: Certificates) -> None:
+    sink = await bed.sink(Manners(tls=certificates.right))
     bodies = Bodies(b".dots and text\r\n" * 200_000)
-    courier = start_courier(bodies, names=NAMES)
+    courier = bed.courier(bodies, names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     batch = make_batch(make_message(bodies.body), route, zone(TlsMode.REQUIRED))
     [outcome] = await courier.deliver(batch)

@@ -14,7 +14,7 @@ import pytest
 import trustme
 from msgspec import structs
 
-from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.integration.delivery.conftest import Bed
 from tests.support.certificates import DAY, Made, make
 from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message, route_to
 from tests.support.sink import Sink
@@ -104,12 +104,10 @@ PINNED = TlsDemand(TlsMode.VERIFY, certificates=(SELF_SIGNED.fingerprint,), beca
 # ---- who passes ----------------------------------------------------------------------------------
 
 
-async def test_pinned_certificates_are_shown_each_time(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_pinned_certificates_are_shown_each_time(bed: Bed) -> None:
     """A session from a connection that pins none is not resumed."""
     manners = showing(SELF_SIGNED)
-    sink, courier = await start_sink(manners), start_courier(names=names())
+    sink, courier = await bed.sink(manners), bed.courier(names=names())
     for demand in (TlsDemand(TlsMode.REQUIRED), PINNED, TlsDemand()):
         assert (await deliver(courier, sink, demand)).verdict is Verdict.DELIVERED
     assert manners.tls is not None
@@ -129,32 +127,25 @@ async def test_pinned_certificates_are_shown_each_time(
     ],
 )
 async def test_what_a_connection_is_worth_is_kept_and_counted(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    demand: TlsDemand,
-    shown: Made,
-    words: str,
-    level: str,
+    bed: Bed, demand: TlsDemand, shown: Made, words: str, level: str
 ) -> None:
-    sink = await start_sink(showing(shown))
+    sink = await bed.sink(showing(shown))
     results = TlsResults()
-    courier = start_courier(names=names(), observe_tls=results)
+    courier = bed.courier(names=names(), observe_tls=results)
     for _ in range(2):  # the second on the idle connection of the first
         outcome = await deliver(courier, sink, demand)
         assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, words or "TLSv1.3 verified")
     assert (sink.connections, results.seen, results.news) == (1, [(level, "ok")], [])
 
 
-async def test_clear_text_is_counted_where_tls_was_wanted(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_clear_text_is_counted_where_tls_was_wanted(bed: Bed) -> None:
     results = TlsResults()
-    courier = start_courier(names=names(), observe_tls=results)
-    assert (await deliver(courier, await start_sink(), TlsDemand(TlsMode.NONE))).tls == ""
+    courier = bed.courier(names=names(), observe_tls=results)
+    assert (await deliver(courier, await bed.sink(), TlsDemand(TlsMode.NONE))).tls == ""
     assert results.seen == []
-    assert (await deliver(courier, await start_sink(), TlsDemand())).tls == ""
+    assert (await deliver(courier, await bed.sink(), TlsDemand())).tls == ""
     assert (results.seen, results.news) == ([("opportunistic", "fallback")], [])
-    broken = await start_sink(Manners(broken_tls=True))
+    broken = await bed.sink(Manners(broken_tls=True))
     once = replace(ZONE, max_messages_per_connection=1)
     for _ in range(2):
         assert (await deliver(courier, broken, TlsDemand(), once)).tls == ""
@@ -178,11 +169,11 @@ async def test_clear_text_is_counted_where_tls_was_wanted(
 )
 @pytest.mark.parametrize("demand", [VERIFY, POLICY])
 async def test_what_is_wrong_with_a_certificate_is_said(
-    start_sink: StartSink, start_courier: StartCourier, demand: TlsDemand, shown: Made, words: str
+    bed: Bed, demand: TlsDemand, shown: Made, words: str
 ) -> None:
-    sink = await start_sink(showing(shown))
+    sink = await bed.sink(showing(shown))
     results = TlsResults()
-    courier = start_courier(names=names(), observe_tls=results)
+    courier = bed.courier(names=names(), observe_tls=results)
     reply = await refusal(courier, sink, demand)
     assert reply.startswith("451 4.7.5 ")
     assert f"{HOST} (127.0.0.1:{sink.port})" in reply
@@ -192,26 +183,26 @@ async def test_what_is_wrong_with_a_certificate_is_said(
     assert [result for _, result in results.seen] == ["failed"]
 
 
-async def test_a_pinned_certificate_is_no_other(start_sink: StartSink, start_courier: StartCourier) -> None:
-    sink = await start_sink(showing(RIGHT))
-    reply = await refusal(start_courier(names=names()), sink, PINNED)
+async def test_a_pinned_certificate_is_no_other(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT))
+    reply = await refusal(bed.courier(names=names()), sink, PINNED)
     assert f"not one of the expected ones; its fingerprint is {RIGHT.fingerprint}" in reply
 
 
-async def test_another_host_of_the_route_may_do(start_sink: StartSink, start_courier: StartCourier) -> None:
-    bad, good = await start_sink(showing(EXPIRED)), await start_sink(showing(RIGHT))
+async def test_another_host_of_the_route_may_do(bed: Bed) -> None:
+    bad, good = await bed.sink(showing(EXPIRED)), await bed.sink(showing(RIGHT))
     route = structs.replace(route_to(bad.port, good.port, host=HOST, literal=False), tls=VERIFY)
-    courier = start_courier(names=names())
+    courier = bed.courier(names=names())
     [outcome] = await courier.deliver(make_batch(make_message(), route))
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
 
 
 async def test_authorities_are_read_again_when_their_file_has_changed(
-    start_sink: StartSink, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As an upgrade of ca-certificates replaces it: an authority comes, and goes, without a reload."""
-    sink = await start_sink(showing(RIGHT))
-    courier = start_courier(names=names())
+    sink = await bed.sink(showing(RIGHT))
+    courier = bed.courier(names=names())
     trusted = Path(os.environ["SSL_CERT_FILE"]).read_bytes()
     bundle, another = tmp_path / "bundle.pem", trustme.CA().cert_pem.bytes()
     monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
@@ -252,44 +243,33 @@ DEMANDS = [TlsDemand(TlsMode.REQUIRED), VERIFY, POLICY, PINNED, TlsDemand(TlsMod
 )
 @pytest.mark.parametrize("demand", DEMANDS)
 async def test_nobody_talks_us_into_clear_text(
-    start_sink: StartSink,
-    start_courier: StartCourier,
-    demand: TlsDemand,
-    manners: Manners,
-    script: Script | None,
-    status: str,
+    bed: Bed, demand: TlsDemand, manners: Manners, script: Script | None, status: str
 ) -> None:
-    sink = await start_sink(manners, script=script)
-    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}))
+    sink = await bed.sink(manners, script=script)
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}))
     assert (await refusal(courier, sink, demand)).startswith(f"451 {status} ")
 
 
 @pytest.mark.parametrize("demand", DEMANDS)
-async def test_words_slipped_in_before_the_handshake_are_nothing(
-    start_sink: StartSink, start_courier: StartCourier, demand: TlsDemand
-) -> None:
+async def test_words_slipped_in_before_the_handshake_are_nothing(bed: Bed, demand: TlsDemand) -> None:
     shown = SELF_SIGNED if demand is PINNED else RIGHT
-    sink = await start_sink(replace(showing(shown), injected="250-evil\r\n250 SIZE 1\r\n"))
-    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(shown)}))
+    sink = await bed.sink(replace(showing(shown), injected="250-evil\r\n250 SIZE 1\r\n"))
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(shown)}))
     assert (await deliver(courier, sink, demand)).verdict is Verdict.DELIVERED
     assert sink.messages[0].tls
 
 
-async def test_a_server_that_only_speaks_old_versions_is_not_trusted_with_anything(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_a_server_that_only_speaks_old_versions_is_not_trusted_with_anything(bed: Bed) -> None:
     context = RIGHT.server_context()
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="deprecated"):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    sink = await start_sink(Manners(tls=context))
-    reply = await refusal(start_courier(names=names()), sink, VERIFY)
+    sink = await bed.sink(Manners(tls=context))
+    reply = await refusal(bed.courier(names=names()), sink, VERIFY)
     assert reply.startswith("451 4.7.5 ")
 
 
-async def test_a_server_that_leaves_in_the_handshake_is_no_reason_for_clear_text(
-    start_peer: StartPeer, start_courier: StartCourier
-) -> None:
+async def test_a_server_that_leaves_in_the_handshake_is_no_reason_for_clear_text(bed: Bed) -> None:
     said: list[bytes] = []
 
     async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -300,9 +280,9 @@ async def test_a_server_that_leaves_in_the_handshake_is_no_reason_for_clear_text
         writer.write(b"220 go ahead\r\n")
         await reader.read(1)
 
-    port = await start_peer(leave)
+    port = await bed.peer(leave)
     route = structs.replace(route_to(port, host=HOST, literal=False), tls=TlsDemand(TlsMode.REQUIRED))
-    [outcome] = await start_courier(names=names()).deliver(make_batch(make_message(), route))
+    [outcome] = await bed.courier(names=names()).deliver(make_batch(make_message(), route))
     assert outcome.reply.status == "4.7.5"
     # Twice: it may not have taken the first message of the handshake for its size.
     assert [line.split()[0] for line in said] == [b"EHLO", b"STARTTLS"] * 2
@@ -317,36 +297,30 @@ def vouching(made: Made, *, usage: int = 3, secure: bool = True) -> DnsAnswer[Tl
 
 
 @pytest.mark.parametrize("usage", [2, 3])
-async def test_the_chain_of_a_server_is_seen_whoever_signed_it(
-    start_sink: StartSink, start_courier: StartCourier, usage: int
-) -> None:
+async def test_the_chain_of_a_server_is_seen_whoever_signed_it(bed: Bed, usage: int) -> None:
     root = certificate()
     server = certificate(HOST, issuer=root)
-    sink = await start_sink(showing(server, root))
+    sink = await bed.sink(showing(server, root))
     answer = vouching(root if usage == 2 else server, usage=usage)
-    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": answer}), clock=_Today())
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": answer}), clock=_Today())
     outcome = await deliver(courier, sink, TlsDemand(dane=True))
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 dane")
 
 
-async def test_an_operators_verify_holds_beside_the_records(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    sink = await start_sink(showing(SELF_SIGNED))
-    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)}))
+async def test_an_operators_verify_holds_beside_the_records(bed: Bed) -> None:
+    sink = await bed.sink(showing(SELF_SIGNED))
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)}))
     demand = TlsDemand(TlsMode.VERIFY, dane=True)
     assert "self-signed" in await refusal(courier, sink, demand)
     assert (await deliver(courier, sink, structs.replace(demand, because="mta-sts"))).tls == "TLSv1.3 dane"
 
 
-async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(bed: Bed) -> None:
     root = certificate()
     server = certificate("example.com", "example.net", issuer=root)
-    sink = await start_sink(showing(server, root))
+    sink = await bed.sink(showing(server, root))
     records = {f"_{sink.port}._tcp.{HOST}": vouching(root, usage=2)}
-    courier = start_courier(names=names(**records), clock=_Today())
+    courier = bed.courier(names=names(**records), clock=_Today())
     demand = TlsDemand(dane=True)
     for domain, connections in (("example.com", 1), ("example.com", 1), ("example.net", 2)):
         outcome = await deliver(courier, sink, demand, domain=domain)
@@ -355,14 +329,12 @@ async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(
     assert "not for mx.example.com or example.org" in outcome.reply.text
 
 
-async def test_what_counts_is_whose_mail_it_is_and_not_whose_route(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_what_counts_is_whose_mail_it_is_and_not_whose_route(bed: Bed) -> None:
     """Domains with the same hosts share a line, which has the route of whoever was looked up last."""
     root = certificate()
-    sink = await start_sink(showing(certificate("attacker.example", issuer=root), root))
+    sink = await bed.sink(showing(certificate("attacker.example", issuer=root), root))
     records = {f"_{sink.port}._tcp.{HOST}": vouching(root, usage=2)}
-    courier = start_courier(names=names(**records), clock=_Today())
+    courier = bed.courier(names=names(**records), clock=_Today())
     route = to(sink, TlsDemand(dane=True), domain="attacker.example")
     for recipients in (["a@example.com"], ["x@attacker.example", "a@example.com"]):
         batch = make_batch(make_message(recipients=recipients), route)
@@ -403,12 +375,12 @@ class ImplicitSink(Sink):
         (TlsDemand(TlsMode.DANE, dane=True), "TLSv1.3 dane"),
     ],
 )
-async def test_tls_from_the_first_octet(start_courier: StartCourier, demand: TlsDemand, words: str) -> None:
+async def test_tls_from_the_first_octet(bed: Bed, demand: TlsDemand, words: str) -> None:
     sink = ImplicitSink(RIGHT)
     await sink.start()
     results = TlsResults()
     records = {f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}
-    courier = start_courier(names=names(**records), observe_tls=results)
+    courier = bed.courier(names=names(**records), observe_tls=results)
     outcome = await deliver(courier, sink, demand, AT_ONCE)
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, words)
     assert not any(command.startswith("STARTTLS") for command in sink.commands)
@@ -416,28 +388,24 @@ async def test_tls_from_the_first_octet(start_courier: StartCourier, demand: Tls
     await sink.close()
 
 
-async def test_what_is_wrong_at_the_first_octet_is_said(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
+async def test_what_is_wrong_at_the_first_octet_is_said(bed: Bed) -> None:
     sink = ImplicitSink(EXPIRED)
     await sink.start()
-    reply = await refusal(start_courier(names=names()), sink, VERIFY, AT_ONCE)
+    reply = await refusal(bed.courier(names=names()), sink, VERIFY, AT_ONCE)
     assert "its certificate has expired; zone default requires a valid certificate" in reply
     await sink.close()
     sink = ImplicitSink(WRONG_NAME)
     await sink.start()
-    reply = await refusal(start_courier(names=names()), sink, VERIFY, AT_ONCE)
+    reply = await refusal(bed.courier(names=names()), sink, VERIFY, AT_ONCE)
     assert f"its certificate is for elsewhere.example, another.example, not for {HOST}" in reply
     assert sink.commands == []
     await sink.close()
 
 
-async def test_where_tls_comes_first_there_is_no_clear_text(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain = await start_sink()
+async def test_where_tls_comes_first_there_is_no_clear_text(bed: Bed) -> None:
+    plain = await bed.sink()
     results = TlsResults()
-    courier = start_courier(names=names(), observe_tls=results)
+    courier = bed.courier(names=names(), observe_tls=results)
     for _ in range(2):
         reply = await refusal(courier, plain, TlsDemand(), AT_ONCE)
         assert reply.startswith(f"451 4.7.5 TLS with {HOST} (127.0.0.1:{plain.port}) failed: ")
