@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -15,9 +16,9 @@ from zonerelay.routing.mta_sts import (
     CachedPolicy,
     PolicyLookup,
     StsMode,
-    StsPolicies,
     StsPolicy,
 )
+from zonerelay.telemetry.events.events import StsEvents
 
 CLOCK = ManualClock()
 NOW = CLOCK.now()
@@ -45,8 +46,8 @@ def judged(
     hosts = tuple(MxHost(host, 25, at) for at, host in enumerate(HOSTS))
     route = Route("default", "example.com", hosts, NOW + 300, secure=secure)
     held = None if policy is None else CachedPolicy.of("example.com", "7", policy, NOW)
-    policies = StsPolicies(None, mismatches or Mismatches(), CLOCK)  # type: ignore[arg-type]  # nothing is asked
-    return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), policies)
+    events = cast(StsEvents, mismatches or Mismatches())
+    return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), events)
 
 
 def policy(*patterns: str, mode: StsMode = StsMode.ENFORCE) -> StsPolicy:

@@ -204,6 +204,7 @@ class UserLimitsFile:
         return f"{before}\n{_written(user, table)}" + (f"\n{behind}" if behind else "")
 
     def _table(self, user: str) -> UserLimits:
+        """Return the limits in a table. Raise TypeError, ValueError or ConfigError if it is invalid."""
         path: KeyPath = ("user", user) if user != _DEFAULT else ("default",)
         if user != _DEFAULT:
             check_name(user)
@@ -214,7 +215,14 @@ class UserLimitsFile:
             above = self.text.count("\n", 0, table[0])
             lines = {key: above + line for key, line in line_numbers(part).items()}
             table = document["user"][user] if user != _DEFAULT else document["default"]
-        return _table(table, path, lines)
+        report = Report(lines)
+        options = OPTIONS if user != _DEFAULT else {key: OPTIONS[key] for key in KEYS}
+        for key in dict(table).keys() - options.keys():
+            report.refuse((*path, key), f"unknown key{did_you_mean(key, options)}")
+        found = read_options(UserLimits, table, path, report)
+        report.raise_problems()
+        checked = dataclasses.replace(found, given=frozenset(table))
+        return checked if user != _DEFAULT else checked.check()
 
 
 def _written(user: str, table: UserLimits) -> str:
@@ -283,18 +291,6 @@ def _places(content: str) -> dict[str, tuple[int, int] | dict[str, object]] | No
             return None
         places[name] = (head.start(), end)
     return places
-
-
-def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]) -> UserLimits:
-    """Return the limits in a table. Raise TypeError, ValueError or ConfigError if it is invalid."""
-    report = Report(lines)
-    options = OPTIONS if path[0] == "user" else {key: OPTIONS[key] for key in KEYS}
-    for key in dict(table).keys() - options.keys():
-        report.refuse((*path, key), f"unknown key{did_you_mean(key, options)}")
-    found = read_options(UserLimits, table, path, report)
-    report.raise_problems()
-    checked = dataclasses.replace(found, given=frozenset(table))
-    return checked if path[0] == "user" else checked.check()
 
 
 def lines_of(rails: UserLimits) -> list[str]:

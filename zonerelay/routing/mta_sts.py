@@ -303,7 +303,7 @@ class StsPolicies:
     """Looks up, fetches and caches MTA-STS policies. Without `files` no policy survives a restart."""
 
     names: Resolver
-    observer: StsEvents
+    events: StsEvents
     clock: Clock
     _: KW_ONLY
     files: StsFiles | None = None
@@ -335,7 +335,7 @@ class StsPolicies:
         elif held is not None and held.refresh_from <= self.clock.now():
             self._start_fetch(zone, domain, announced or held.id)
         found = self._found(held, answer, domain if announced else "")
-        self.observer.looked_up(_result(found, answer))
+        self.events.looked_up(_result(found, answer))
         return found
 
     def held(self, domain: str) -> CachedPolicy | None:
@@ -345,10 +345,6 @@ class StsPolicies:
             return None
         self._held.move_to_end(domain)
         return held
-
-    def mismatch(self, held: CachedPolicy, hosts: Sequence[str]) -> None:
-        """Report MX hosts of the domain that are not in its policy."""
-        self.observer.mismatch(held.domain, hosts, mode=held.mode.value)
 
     async def close(self) -> None:
         await cancel_all(*self._fetching.values(), self._loading)
@@ -431,7 +427,7 @@ class StsPolicies:
     def _failed(self, domain: str, problem: str) -> None:
         self._failures[domain] = _FetchFailure(self.clock.now() + RETRY_AFTER, problem)
         held = self.held(domain)
-        self.observer.failed(domain, problem, kept_until=held.expires if held is not None else None)
+        self.events.failed(domain, problem, kept_until=held.expires if held is not None else None)
 
     # ---- keeping ---------------------------------------------------------------------------------
 
@@ -440,7 +436,7 @@ class StsPolicies:
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
-        self.observer.fetched(held.domain, mode=held.mode.value, policy_id=held.id, expires=held.expires)
+        self.events.fetched(held.domain, mode=held.mode.value, policy_id=held.id, expires=held.expires)
         if self.files is None:
             return
         try:
@@ -448,7 +444,7 @@ class StsPolicies:
             if oldest:
                 await FILES.run(self.files.remove, oldest)
         except OSError as error:
-            self.observer.files(f"the policy of {held.domain} cannot be kept: {error}")
+            self.events.files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
         """Wait until the policies on disk have been read."""
@@ -465,7 +461,7 @@ class StsPolicies:
         except OSError as error:
             policies, problems = [], [str(error)]
         for problem in problems:
-            self.observer.files(problem)
+            self.events.files(problem)
         self._held.update((held.domain, held) for held in reversed(policies))
 
 

@@ -7,7 +7,6 @@ The sandbox prints the table `ADDRESSES`; the sink follows `behaviour_of`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
@@ -59,11 +58,7 @@ _NAMED = {
     "close-before-dot": ScriptedReply(close_before_dot=True),
     "close-after-dot": ScriptedReply(close_after_dot=True),
 }
-_LATER_AT: dict[str, Callable[[str], ScriptedReply]] = {
-    "datacmd": lambda reply: ScriptedReply(data=reply),
-    "data": lambda reply: ScriptedReply(final=reply),
-    "early": lambda reply: ScriptedReply(early=reply),
-}
+_LATER_AT = {"datacmd": "data", "data": "final", "early": "early"}
 _USUAL = ScriptedReply()
 
 
@@ -82,7 +77,7 @@ def behaviour_of(recipient: str) -> ScriptedReply:
     if match := _REPLY.match(local):
         return ScriptedReply(rcpt=_reply(match[1], match[2]))
     if match := _LATER.match(local):
-        return _LATER_AT[match[1]](_reply(match[2], None))
+        return msgspec.structs.replace(_USUAL, **{_LATER_AT[match[1]]: _reply(match[2], None)})
     if match := _SLOW.match(local):
         return ScriptedReply(delay=float(match[1]))
     return _NAMED.get(local, _USUAL)

@@ -73,10 +73,7 @@ class Conversion(msgspec.Struct, frozen=True):
         return structs.replace(message, envelope=envelope, eight_bit=False)
 
     def reader(self, read_body: ReadBody) -> ReadBody:
-        def read(message_id: MessageId) -> AsyncIterator[bytes]:
-            return _converted(self.plan, read_body(message_id))
-
-        return read
+        return lambda message_id: _converted(self.plan, read_body(message_id))
 
 
 async def conversion_of(

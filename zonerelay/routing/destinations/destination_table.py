@@ -18,9 +18,10 @@ from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode, StsPolicies
+from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.routing.zones.rule_index import RuleIndex, TextIndex
+from zonerelay.telemetry.events.events import StsEvents
 
 
 class DestinationEntry:
@@ -123,7 +124,7 @@ def _name(host: MxHost) -> str:
 # and only hosts that the policy names. Neither weakens the zone's demand.
 #
 # `Route.terms` names what differs from the zone, so that such mail is a separate destination. Nothing here
-# does I/O. A host outside a policy is reported to `StsPolicies`.
+# does I/O. A host outside a policy is reported.
 
 _VERIFYING = (TlsMode.VERIFY, TlsMode.DANE)
 MTA_STS = "mta-sts"
@@ -157,7 +158,7 @@ def by_policy(
     route: Route,
     entry: DestinationEntry | None,
     found: PolicyLookup,
-    policies: StsPolicies,
+    events: StsEvents,
 ) -> Route | Unroutable:
     """Return the route with the TLS requirements of the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
@@ -167,7 +168,7 @@ def by_policy(
     hosts = tuple(host for host in route.hosts if held.allows(host.name))
     others = [host for host in route.hosts if host not in hosts]
     if others:
-        policies.mismatch(held, [host.name for host in others])
+        events.mismatch(held.domain, [host.name for host in others], mode=held.mode.value)
     if held.mode is StsMode.TESTING:
         return on_terms(zone, route, entry)
     if not hosts:

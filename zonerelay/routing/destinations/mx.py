@@ -120,7 +120,7 @@ class MxRouter:
                 asking.cancel()
         if sts is None or policy is None:
             return ExaminedRoute(on_terms(zone, found, entry), entry)
-        return ExaminedRoute(by_policy(zone, found, entry, policy, sts), entry, policy)
+        return ExaminedRoute(by_policy(zone, found, entry, policy, sts.events), entry, policy)
 
     # ---- a configured next hop ---------------------------------------------------------------
 
