@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.support.relay import LOOPBACK, relay_with, settings
-from tests.support.smarthost import Smarthost
+from tests.support.smarthost import Smarthost, trusted
 from zonerelay.config.settings import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
 from zonerelay.operations.answers import ChangeResult
 from zonerelay.operations.requests import Retry
@@ -21,12 +19,7 @@ MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
 
 @pytest.fixture
 async def smarthost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Smarthost]:
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(LOOPBACK).configure_cert(context)
-    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-    host = Smarthost(tls=context, users={"relay": "right"})
+    host = Smarthost(tls=trusted(LOOPBACK, tmp_path, monkeypatch), users={"relay": "right"})
     await host.start()
     yield host
     await host.close()

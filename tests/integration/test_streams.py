@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import smtplib
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,14 +13,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import trustme
 
 from tests.support.certificates import DAY, make
 from tests.support.control import Workers, control_socket
 from tests.support.credentials import file_of, user
 from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
-from tests.support.smarthost import Smarthost
+from tests.support.smarthost import Smarthost, trusted
 from tests.support.tls_client import trusting
 from tests.support.waiting import until
 from zonerelay.admin.http import ControlSocket
@@ -114,12 +112,7 @@ def recorded(running: Running) -> Callable[[], bool]:
 
 @pytest.fixture
 async def smarthost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Smarthost]:
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(LOOPBACK).configure_cert(context)
-    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-    host = Smarthost(tls=context, users={"relay": PASSWORD})
+    host = Smarthost(tls=trusted(LOOPBACK, tmp_path, monkeypatch), users={"relay": PASSWORD})
     await host.start()
     yield host
     await host.close()

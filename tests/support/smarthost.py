@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+import trustme
+
 from tests.support.mail import Log, Names, make_batch, make_courier, make_logins, make_message
 from zonerelay.config.settings import CredentialSettings, ZoneSettings
 from zonerelay.delivery.auth.oauth import Post, post
@@ -22,6 +25,15 @@ from zonerelay.telemetry.metrics.metrics import SmarthostMetrics
 
 LOOPBACK = "127.0.0.1"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}
+
+
+def trusted(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """Make a certificate for a server that this machine trusts, and no other."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(directory / "authority.pem"))
+    return context
 
 
 @dataclass

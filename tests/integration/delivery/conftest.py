@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
-import trustme
 import uvloop
 
-from tests.support.mail import Bodies, Names, TlsResults, make_courier
+from tests.support.mail import Bodies, Names, TlsResults, make_courier, route_to
 from tests.support.ports import LOOPBACK
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners, Script
-from tests.support.smarthost import Smarthost
-from zonerelay.config.settings import DeliverySettings
+from tests.support.smarthost import LoginBed, Smarthost, trusted
+from zonerelay.config.settings import CredentialSettings, DeliverySettings, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.clock import Clock
+from zonerelay.routing.destinations.route import Route
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -142,26 +141,38 @@ async def bed() -> AsyncIterator[Bed]:
 # Smarthosts.
 
 SMARTHOST_NAME = "smtp.example.net"
-StartSmarthost = Callable[[Smarthost], Awaitable[Smarthost]]
 
 
-@pytest.fixture(scope="session")
-def authority() -> trustme.CA:
-    return trustme.CA()
+class Site(Bed):
+    """A smarthost's site: its hosts have certificates that this machine trusts, and beds log in there."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.directory = directory
+        self._tls = trusted(SMARTHOST_NAME, directory, monkeypatch)
+        self._beds: list[LoginBed] = []
+
+    async def host(self, **options: Any) -> Smarthost:
+        return await self.start(Smarthost(tls=self._tls, **options))
+
+    def login(
+        self,
+        *credentials: CredentialSettings,
+        zone: ZoneSettings,
+        environment: Mapping[str, str] | None = None,
+    ) -> LoginBed:
+        names = Names({SMARTHOST_NAME: (LOOPBACK,)})
+        bed = LoginBed(
+            *credentials, zone=zone, names=names, directory=self.directory, environment=environment
+        )
+        self._beds.append(bed)
+        return bed
+
+    async def close(self) -> None:
+        for bed in self._beds:
+            await bed.close()
+        await super().close()
 
 
-@pytest.fixture
-def start_smarthost(
-    bed: Bed, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> StartSmarthost:
-    """With a certificate that this machine trusts."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(SMARTHOST_NAME).configure_cert(context)
-    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-
-    async def start(host: Smarthost) -> Smarthost:
-        host.tls = host.tls or context
-        return await bed.start(host)
-
-    return start
+def to(*hosts: Smarthost) -> Route:
+    return route_to(*(host.port for host in hosts), host=SMARTHOST_NAME, literal=False)
