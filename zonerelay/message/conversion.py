@@ -318,7 +318,7 @@ class _PartWalker(ABC):
         kept = level if last else level + 1
         del self._delimiters[kept:], self._covered[kept:]
         if last:
-            self._outside()
+            self._entity = None  # lines before the first part, or after the last one
         else:
             self._header, self._is_message = bytearray(), False
         return written + line
@@ -340,7 +340,7 @@ class _PartWalker(ABC):
                 raise NotConvertibleError("the parts are nested too deeply")
             self._delimiters.append(b"--" + boundary.encode("utf-8", "surrogateescape"))
             self._covered.append(covered or kind in ("multipart/signed", "multipart/encrypted"))
-            self._outside()
+            self._entity = None  # lines before the first part, or after the last one
             return self._part(block, encoding, covered) + empty_line
         if kind in ("message/rfc822", "message/global") and encoding in _NO_ENCODING and empty_line:
             self._header, self._is_message = bytearray(), True
@@ -350,10 +350,6 @@ class _PartWalker(ABC):
             kind.startswith("text/"), "" if encoding in _NO_ENCODING else encoding, covered
         )
         return self._leaf_part(block, has_fields) + empty_line
-
-    def _outside(self) -> None:
-        """Start the lines before the first part or after the last one."""
-        self._entity = None
 
     @abstractmethod
     def _part(self, block: bytes, encoding: str, covered: bool) -> bytes: ...

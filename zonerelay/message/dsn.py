@@ -30,8 +30,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.outcome import Attempt, Outcome, Verdict
 
 MAX_REPLY = 512
 """Characters of a remote reply that a report repeats, for each recipient."""
@@ -80,23 +79,15 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
             addresses += [report.delivery.recipient, Mailbox(report.delivery.orcpt)]
         return not all(address.isascii() for address in addresses)
 
-    def last_words(self, report: RecipientReport) -> LastReply:
+    def last_words(self, report: RecipientReport) -> Attempt:
         """Return this outcome's reply, or, when the relay gave up, the peer's reply to the attempt
-        before.
+        before. `host` is `""` for the relay's own reply, `at` is 0.0 without any attempt.
         """
         outcome, last = report.outcome, report.delivery.last
         if outcome.local and outcome.verdict is Verdict.EXPIRED and last is not None and not last.local:
-            return LastReply(last.reply, last.host, last.at)
-        at = self.now if outcome.counts else (last.at if last is not None else None)
-        return LastReply(outcome.reply, "" if outcome.local else outcome.host, at)
-
-
-class LastReply(msgspec.Struct, frozen=True):
-    """The last reply about a recipient and the host that sent it; `host` is `""` for the relay."""
-
-    reply: Reply
-    host: str
-    at: float | None
+            return last
+        at = self.now if outcome.counts else (last.at if last is not None else 0.0)
+        return Attempt(at, outcome.reply, "" if outcome.local else outcome.host)
 
 
 SUBJECTS = {
@@ -280,7 +271,7 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
             host = f"[{host}]"
         text = one_line(str(said.reply), limit=MAX_REPLY, ascii_only=not notice.is_international)
         fields += [field("Remote-MTA", f"dns; {host}"), field("Diagnostic-Code", f"smtp; {text}")]
-    if said.at is not None:
+    if said.at:
         fields.append(field("Last-Attempt-Date", rfc5322_date(said.at)))
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
         fields.append(field("Will-Retry-Until", rfc5322_date(notice.retry_until)))

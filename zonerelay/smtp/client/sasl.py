@@ -126,17 +126,10 @@ def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> SaslMechani
     """Make a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
     SaslError.
     """
-    match name:
-        case "PLAIN":
-            return PlainMechanism(identity)
-        case "LOGIN":
-            return LoginMechanism(identity)
-        case "SCRAM-SHA-256":
-            return ScramMechanism(name, "sha256", identity, nonce)
-        case "SCRAM-SHA-1":
-            return ScramMechanism(name, "sha1", identity, nonce)
-        case "XOAUTH2":
-            return Xoauth2Mechanism(identity)
+    if name in _SCRAM:
+        return ScramMechanism(name, _SCRAM[name], identity, nonce)
+    if name in _MECHANISMS:
+        return _MECHANISMS[name](identity)
     raise SaslError(f"no such mechanism: {name}")
 
 
@@ -319,6 +312,12 @@ class ScramMechanism(SaslMechanism):
 
     def _hmac(self, key: bytes, message: bytes) -> bytes:
         return hmac.digest(key, message, self._digest)
+
+
+_SCRAM = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-1": "sha1"}
+_MECHANISMS: dict[str, Callable[[SaslIdentity], SaslMechanism]] = {
+    each.name: each for each in (PlainMechanism, LoginMechanism, Xoauth2Mechanism)
+}
 
 
 def is_slow(mechanism: SaslMechanism) -> bool:
