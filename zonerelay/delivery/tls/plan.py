@@ -119,22 +119,17 @@ class TlsPolicy:
         """Hosts (`name:port`) whose TLS failed. `opportunistic` sends to them in clear text."""
         self.small = ExpiringSet(clock, SMALL_FOR)
         """Hosts (`name:port`) that answer a handshake only with one group."""
-        self._encrypting: dict[bool, ResumingContext] = {}
-        self._verifying = {
-            small: SystemTrust(functools.partial(self._made, verify=True, small=small))
-            for small in (False, True)
-        }
+        self._encrypting = functools.cache(functools.partial(self._made, verify=False))
+        self._verifying = functools.cache(
+            lambda small: SystemTrust(functools.partial(self._made, verify=True, small=small))
+        )
 
     def now(self) -> float:
         """Return Unix time, with which the dates in certificates are compared."""
         return self._clock.now()
 
     def context(self, *, verify: bool, small: bool) -> ResumingContext:
-        if verify:
-            return self._verifying[small].context()
-        if small not in self._encrypting:
-            self._encrypting[small] = self._made(verify=False, small=small)
-        return self._encrypting[small]
+        return self._verifying(small).context() if verify else self._encrypting(small=small)
 
     def _made(self, *, verify: bool, small: bool) -> ResumingContext:
         context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT, self._clock)

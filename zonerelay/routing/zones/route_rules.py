@@ -123,8 +123,8 @@ def _conditions(route: RouteSettings) -> Iterator[tuple[str, Ask]]:
         senders = AddressPatterns(route.sender)
         yield "sender", lambda mail, _: senders.find(mail.sender)
     if route.header:
-        headers = tuple(_HeaderCondition(text) for text in route.header)
-        yield "header", lambda mail, _: next((each.text for each in headers if each.match(mail)), "")
+        of_header = _header_finder(route.header)
+        yield "header", lambda mail, _: of_header(mail)
     if route.recipient_domain:
         of_recipient = _domain_finder(route.recipient_domain)
         yield "recipient_domain", lambda _, recipient: of_recipient(recipient)
@@ -137,17 +137,13 @@ def _size(mail: RoutedMail) -> str:
     return "" if mail.size is None else f"{mail.size} bytes"
 
 
-class _HeaderCondition:
-    """A condition on a header field."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        name, _, value = text.partition(":")
-        self._name = name.strip().lower()
-        self._value = value.strip().lower()
-
-    def match(self, mail: RoutedMail) -> bool:
-        return any(self._value in value for value in mail.values(self._name))
+def _header_finder(texts: Sequence[str]) -> Callable[[RoutedMail], str]:
+    """Return the look-up of the condition, `Name` or `Name: value`, that matches a field of a message."""
+    parts = [(text, text.lower().partition(":")) for text in texts]
+    wanted = [(text, name.strip(), value.strip()) for text, (name, _, value) in parts]
+    return lambda mail: next(
+        (text for text, name, part in wanted if any(part in value for value in mail.values(name))), ""
+    )
 
 
 def _domain_finder(patterns: Sequence[str]) -> Callable[[str], str]:
