@@ -779,8 +779,7 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     for delivery in await relay.stored():
         await relay.store.update([delivery.key], lambda each: structs.replace(each, next_attempt=1.0))
     await relay.scheduler.start()
-    throttle = relay.scheduler._throttle
-    assert throttle is not None
+    throttle = relay.scheduler.throttle
     sent, slowest = relay.courier.recipients, math.inf
     async with asyncio.timeout(10):
         while sum(recipient.startswith("old") for recipient in sent()) < 100:
@@ -788,7 +787,7 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
             await asyncio.sleep(0.005)
             slowest = min(slowest, throttle.rate)
     assert slowest <= LEAST
-    assert relay.scheduler.throttled_seconds > 0.5
+    assert relay.scheduler.throttle.seconds > 0.5
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
     await relay.until(lambda: not throttle.is_looked_at)

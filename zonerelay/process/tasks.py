@@ -1,4 +1,4 @@
-"""Background tasks that end with their owner, and components whose start is retried.
+"""Background tasks that end with their owner, alarms, and components whose start is retried.
 
 Failure: the loop's exception handler reports an exception that no caller awaits.
 """
@@ -75,6 +75,46 @@ class RepeatedWork(ABC):
 
     @abstractmethod
     async def _run(self) -> None: ...
+
+
+LONGEST_TIMER = 60.0
+"""Seconds after which the clock is read again, because the wall clock may have been set in the meantime."""
+
+
+class Alarm:
+    """Calls `call` when the clock `now` has reached the earliest requested time."""
+
+    def __init__(self, now: Callable[[], float], call: Callable[[], object]) -> None:
+        self._now = now
+        self._call = call
+        self._when: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, when: float) -> None:
+        if self._when is None or when < self._when:
+            self._when = when
+            self._arm()
+
+    def cancel(self) -> None:
+        self._when = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._when is not None:
+            delay = min(max(0.0, self._when - self._now()), LONGEST_TIMER)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._when is not None and self._now() < self._when:
+            self._arm()
+            return
+        self._when = None
+        self._call()
 
 
 async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks may have any result

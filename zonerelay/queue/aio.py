@@ -1,4 +1,4 @@
-"""Event loop helpers of the queue: owned tasks, time-sliced work, alarms, and streams that can be closed
+"""Event loop helpers of the queue: owned tasks, time-sliced work, and streams that can be closed
 early.
 
 No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is reported as a `trouble` event.
@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from zonerelay.process import tasks
 from zonerelay.telemetry.events.events import Events
 
-LONGEST_TIMER = 60.0
-"""Seconds after which the clock is read again, because the wall clock may have been set in the meantime."""
 SLICE = 0.005
 """Seconds of work on the event loop before other tasks get their turn. A longer step is a slice of its own.
 """
@@ -95,42 +93,6 @@ async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> A
     for step in steps:
         await slices.next()
         yield step
-
-
-class Alarm:
-    """Calls `call` when the clock `now` has reached the earliest requested time."""
-
-    def __init__(self, now: Callable[[], float], call: Callable[[], object]) -> None:
-        self._now = now
-        self._call = call
-        self._when: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def set(self, when: float) -> None:
-        if self._when is None or when < self._when:
-            self._when = when
-            self._arm()
-
-    def cancel(self) -> None:
-        self._when = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._when is not None:
-            delay = min(max(0.0, self._when - self._now()), LONGEST_TIMER)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._when is not None and self._now() < self._when:
-            self._arm()
-            return
-        self._when = None
-        self._call()
 
 
 @asynccontextmanager

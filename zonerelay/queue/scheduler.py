@@ -59,8 +59,8 @@ class Scheduler:
         self._events = parts.events
         self._clock = parts.clock
         self._window = window
-        self._throttle = BacklogThrottle(busy, self._unthrottled)
-        self._parts = structs.replace(parts, throttle=self._throttle)
+        self.throttle = BacklogThrottle(busy, self._unthrottled)
+        self._parts = structs.replace(parts, throttle=self.throttle)
         self._configured = _by_name(zones)
         # Withdrawn deliveries and rates outlive a `Zone`: an operator's change continues while settings are
         # replaced, and a reload must not reset a rate that is used up.
@@ -89,7 +89,7 @@ class Scheduler:
         """
         self._running = False
         self._parts = structs.replace(self._parts, orders=None)  # no zone is created from now on
-        self._throttle.stop()
+        self.throttle.stop()
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
             retirement.cancel()
@@ -269,11 +269,6 @@ class Scheduler:
             self.resume(zone, destination.key)
 
     # For status
-
-    @property
-    def throttled_seconds(self) -> float:
-        """Seconds for which the backlog was throttled in favour of new mail."""
-        return self._throttle.seconds
 
     def problems(self) -> tuple[str, ...]:
         """Return problems for an operator: mail in zones that the configuration does not name."""

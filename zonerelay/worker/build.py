@@ -395,7 +395,7 @@ def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
     metrics.read_number(
         "zonerelay_captured_bytes", lambda: None if (found := board.captured) is None else found.octets
     )
-    metrics.read_number("zonerelay_restrained_seconds_total", lambda: parts.scheduler.throttled_seconds)
+    metrics.read_number("zonerelay_restrained_seconds_total", lambda: parts.scheduler.throttle.seconds)
     metrics.declare_zones(parts.zones.names)
 
 

@@ -25,6 +25,7 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
 from zonerelay.outbox.rows.row import Row, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.table import OutboxWriter
+from zonerelay.process.tasks import Alarm
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
 from zonerelay.store.queue.ready import ReadyMail
@@ -138,7 +139,7 @@ class OutboxClaims:
         self._turn_of_due = False
         self._in_doubt = False
         self._wanted = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(asyncio.get_running_loop().time, self.look)
 
     # --- the claimer
 
@@ -153,10 +154,9 @@ class OutboxClaims:
 
     def due_in(self, seconds: float) -> None:
         """Schedule a search in `seconds`, when a released row becomes due."""
-        if seconds < self._around.settings.poll_interval and (
-            self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds
-        ):
-            self._look_in(seconds)
+        if seconds < self._around.settings.poll_interval:
+            # Slightly later, because the database's clock decides whether a row is due.
+            self._alarm.set(asyncio.get_running_loop().time() + seconds + 0.01)
 
     async def run(self) -> None:
         """Claim rows until this is cancelled."""
@@ -209,19 +209,7 @@ class OutboxClaims:
             return
         ahead = await self._keeper.fetch(self._statements.next_due)
         if ahead:
-            self._look_in(max(ahead[0][0], 0.0))
-
-    def _look_in(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if seconds < self._around.settings.poll_interval:
-            # Slightly later, because the database's clock decides whether a row is due.
-            self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self._alarm)
-
-    def _alarm(self) -> None:
-        self._timer = None
-        self.look()
+            self.due_in(max(ahead[0][0], 0.0))
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
         full = list(map(str, self._window.full()))

@@ -27,8 +27,9 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Origin
+from zonerelay.process.tasks import Alarm
 from zonerelay.process.threads import FILES
-from zonerelay.queue.aio import Alarm, Tasks
+from zonerelay.queue.aio import Tasks
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import StoreError

@@ -49,7 +49,8 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio import Alarm, NextIteration, Tasks, in_slices
+from zonerelay.process.tasks import Alarm
+from zonerelay.queue.aio import NextIteration, Tasks, in_slices
 from zonerelay.queue.destination.destinations import (
     PUT_OFF_MOST,
     PUT_OFF_RATE,
