@@ -59,11 +59,7 @@ def test_without_a_from_the_sender_is_taken_for_the_author() -> None:
     [
         ("app@example.net", (), "no key for example.net"),
         ("app@example.com", ("x@other.example",), "no key for other.example"),
-        (
-            "app@example.com",
-            ("a@example.com", "b@example.com"),
-            "the From address is unknown",
-        ),  # nobody's mail
+        ("app@example.com", ("a@example.com", "b@example.com"), "the From address is unknown"),
         ("", (), "the From address is unknown"),
     ],
 )

@@ -91,14 +91,19 @@ def test_what_a_field_does_not_take_is_told_with_its_option() -> None:
     assert caught.value.status == 2
 
 
+def parser_of(words: list[str], parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    for word in words:
+        verbs = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+        parser = verbs.choices[word]
+    return parser
+
+
 def test_each_command_of_an_operation_has_its_fields() -> None:
     parser = arguments.build()
     for operation in OPERATIONS:
         if operation.command:
-            of, words = parser, operation.command.split()
-            for word in words:
-                verbs = next(each for each in of._actions if isinstance(each, argparse._SubParsersAction))
-                of = verbs.choices[word]
+            words = operation.command.split()
+            of = parser_of(words, parser)
             flags = {field.option.flag for field in fields_of(operation.request)} - {""}
             changed = set((operation.flags or {}).values())
             assert len(flags - of._option_string_actions.keys()) <= len(changed), words
@@ -107,14 +112,10 @@ def test_each_command_of_an_operation_has_its_fields() -> None:
 
 def test_a_command_is_the_same_whether_all_are_built_or_it_alone() -> None:
     for words in (["queue", "reroute", "--help"], ["user", "add", "--help"], ["explain", "--help"]):
-        texts = []
-        for built in (arguments.build(), arguments.build(words)):
-            parser = built
-            for word in words[:-1]:
-                verbs = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-                parser = verbs.choices[word]
-            texts.append(parser.format_help())
-        assert texts[0] == texts[1]
+        all_of_them, alone = (
+            parser_of(words[:-1], built) for built in (arguments.build(), arguments.build(words))
+        )
+        assert all_of_them.format_help() == alone.format_help()
 
 
 @pytest.mark.parametrize(
