@@ -13,7 +13,6 @@ from tests.support.waiting import until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
-from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.policy import (
     ACCEPT,
     Decision,
@@ -22,9 +21,7 @@ from zonerelay.inbound.policy import (
     Helo,
     Mail,
     Rcpt,
-    accept,
 )
-from zonerelay.inbound.session.session import MAX_PIPELINED
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
@@ -129,37 +126,6 @@ async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
         gate.open()
         assert [(await talk.line())[:9] for _ in range(3)] == [b"250 2.1.0", b"250 2.1.5", b"250 2.1.5"]
         assert [type(question) for question in gate.questions] == [Mail, Rcpt, Rcpt]
-
-
-async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> None:
-    gate = Gate([Mail])
-    async with talking(policy=gate) as (house, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(b"MAIL FROM:<a@example.org>\r\n")
-        await gate.reached()
-        talk.send(b"NOOP\r\n" * 50_000 + b"QUIT\r\n")
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        assert session.lines.waiting < MAX_PIPELINED + 256 * 1024
-        gate.open()
-        assert (await talk.closed()).count(b"250 2.0.0 OK\r\n") == 50_000
-
-
-async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bounded() -> None:
-    gate = Gate([Headers], accept(add=[("X-New", "1")]))
-    async with talking(policy=gate) as (house, talk):
-        await talk.begin()
-        body = b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n"
-        talk.send(body + b".\r\n")
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        intake = session.intake
-        assert intake is not None
-        assert intake.backlog <= BACKLOG + 512 * 1024
-        await silent(talk)
-        gate.open()
-        assert b"queued" in await talk.line()
-        assert house.store.stored[0].body.endswith(b"X-New: 1\r\n" + body)
 
 
 # Time, stopping, memory.

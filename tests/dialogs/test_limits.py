@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from tests.support.inbound import Hold, Talk, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import MB
-from zonerelay.inbound.cleanup.intake import BACKLOG
 
 
 @pytest.mark.alone
@@ -53,32 +51,6 @@ async def test_waiting_for_our_store_is_not_held_against_the_client() -> None:
         await talk.begin()
         talk.send(b".\r\n")
         assert (await talk.line()).startswith(b"250 ")
-
-
-async def test_reading_pauses_while_the_store_is_behind() -> None:
-    """The kernel's buffers fill up and the client has to wait: nothing else bounds our memory."""
-    async with talking() as (house, talk), contextlib.AsyncExitStack() as stack:
-        hold = house.store.before_write = Hold()
-        stack.callback(hold.go.set)  # a test that fails here ends
-        await talk.begin()
-        body = b"Subject: x\r\n\r\n" + b"y" * (24 * MB) + b"\r\n.\r\n"
-        talk.send(body)
-        await hold.reached.wait()
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        transport, intake = session.transport._transport, session.intake
-        assert transport is not None
-        assert not transport.is_reading()
-        assert intake is not None
-        assert intake.backlog <= BACKLOG + 256 * 1024 + 1024
-        unsent, before = talk.writer.transport.get_write_buffer_size(), -1
-        while unsent != before:  # the kernel's buffers still fill
-            await asyncio.sleep(0.05)
-            unsent, before = talk.writer.transport.get_write_buffer_size(), unsent
-        assert unsent > 0
-        hold.go.set()
-        assert (await talk.line()).startswith(b"250 ")
-        assert house.store.stored[0].body.endswith(body[:-3])
 
 
 async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
@@ -173,27 +145,6 @@ async def begin_chunks(talk: Talk) -> None:
     await talk.begin(opening=b"BDAT %d" % len(CHUNK))
     talk.send(CHUNK)
     assert await talk.line() == b"250 2.0.0 %d octets received" % len(CHUNK)
-
-
-@pytest.mark.parametrize("size", [1_000, 50_000, 300_000])
-async def test_chunks_wait_while_the_store_is_behind(size: int) -> None:
-    """The answer to a chunk does not say that it is stored, but only so much is taken ahead of the store."""
-    count = 6_000_000 // size
-    async with talking() as (house, talk):
-        hold = house.store.before_write = Hold()
-        await begin_chunks(talk)
-        talk.send((b"BDAT %d\r\n" % size + b"z" * size) * count)
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        await asyncio.sleep(0.05)
-        assert session.transport.is_paused
-        assert session.held < 1_000_000
-        hold.go.set()
-        for _ in range(count):
-            assert await talk.line() == b"250 2.0.0 %d octets received" % size
-        talk.send(b"BDAT 0 LAST\r\n")
-        assert (await talk.line()).startswith(b"250 2.0.0 OK queued as")
-        assert len(house.store.stored[0].body) > 6_000_000
 
 
 async def test_a_client_that_waits_for_each_chunk_is_held_up_too() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.inbound import Hold, Talk, listening, talking
-from tests.support.waiting import until
+from tests.support.inbound import Talk, listening, talking
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.inbound.limits.connections import MANY
@@ -190,18 +189,3 @@ async def test_trouble_in_a_command_is_temporary_and_resets_the_transaction() ->
         assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"451 4.3.0 Local error, try again later"
         assert await talk.ask(b"RCPT TO:<b@example.com>") == b"503 5.5.1 Send MAIL first"
         assert len(house.log.named("trouble")) == 1
-
-
-async def test_commands_that_pile_up_behind_a_slow_commit_stop_the_reading() -> None:
-    async with talking() as (house, talk):
-        hold = house.store.before_commit = Hold()
-        await talk.begin()
-        talk.send(b".\r\n" + b"NOOP\r\n" * 90_000)
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        assert session.lines.waiting < 512 * 1024
-        hold.go.set()
-        talk.send(b"QUIT\r\n")
-        replies = await talk.closed()
-        assert replies.count(b"250 2.0.0 OK\r\n") == 90_000
-        assert replies.endswith(b"221 2.0.0 Bye\r\n")

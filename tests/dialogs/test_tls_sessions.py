@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.dialogs.staging import listening_with_tls
-from tests.support.inbound import Hold, House, Talk
+from tests.support.inbound import House, Talk
 from tests.support.tls_client import TlsWire, trusting
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerTls
@@ -50,22 +50,6 @@ async def test_clear_text_in_the_middle_of_tls_ends_the_session(tmp_path: Path) 
             talk.send(b"NOOP\r\n")
             await house.gone()
         assert house.log.reasons() == ["tls"]
-
-
-async def test_reading_stops_in_tls_too_while_the_store_is_behind(tmp_path: Path) -> None:
-    async with listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house:
-        hold = house.store.before_write = Hold()
-        talk = await greeted(house)
-        await talk.begin()
-        body = b"Subject: x\r\n\r\n" + b"y" * 8_000_000 + b"\r\n"
-        talk.send(body + b".\r\n")
-        session = house.session
-        await until(lambda: session.transport.is_paused)
-        assert session.held < 1_500_000
-        hold.go.set()
-        assert b"queued" in await talk.line()
-        assert house.store.stored[0].body.endswith(body)
-        await talk.close()
 
 
 async def test_many_sessions_in_tls_are_all_forgotten(tmp_path: Path) -> None:
