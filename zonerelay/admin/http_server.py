@@ -25,6 +25,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -230,8 +231,7 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Return the routes of the API, of captured mail, and of the page if it is enabled."""
-    api = _LazyComponent(lambda: _api(operators)).serve
-    mailpit = _LazyComponent(lambda: _mailpit(operators)).serve
+    api, mailpit = _lazy(partial(_api, operators)), _lazy(partial(_mailpit, operators))
     some = [
         *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
         web.route("*", "/api/v1/{path:.*}", mailpit),
@@ -244,17 +244,16 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     return [*some, *PageRoutes(operators).routes()]
 
 
-class _LazyComponent:
-    """A component that is loaded on first use, because a relay that is only monitored does not need it."""
+def _lazy(load: Callable[[], Handler]) -> Handler:
+    """Return a handler that is loaded on first use, because a relay that is only monitored needs none."""
+    loaded: list[Handler] = []
 
-    def __init__(self, load: Callable[[], Handler]) -> None:
-        self._load = load
-        self._loaded: Handler | None = None
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if not loaded:
+            loaded.append(await OPERATORS.run(load))
+        return await loaded[0](request)
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        if self._loaded is None:
-            self._loaded = await OPERATORS.run(self._load)
-        return await self._loaded(request)
+    return serve
 
 
 def _api(operators: Operators) -> Handler:

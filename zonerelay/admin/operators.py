@@ -21,7 +21,6 @@ from zonerelay.control.runner import Handler, OnError, Runner
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import addresses_in
-from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import BusyError, ControlError
 from zonerelay.operations.requests import Request
 
@@ -138,8 +137,6 @@ class Operators:
         found: list[str] = []
         for request in questions:
             with contextlib.suppress(ControlError):
-                call = OperationCall(request=request, caller="")
-                async with contextlib.aclosing(self.asking.frames(call)) as frames:
-                    async for frame in frames:
-                        found += addresses_in(frame)
+                frames, _ = await self.asking.all(request, object, "")
+                found += [address for frame in frames for address in addresses_in(frame)]
         return found

@@ -116,6 +116,20 @@ def exact_span(seconds: float) -> str:
     return f"{minutes}m{rest:02}s" if 0 < minutes < 60 else span(left)
 
 
+def until(then: float, now: float) -> str:
+    """Return `now`, or the time that is left until `then`."""
+    return "now" if then <= now else f"in {span(then - now)}"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: `1 delivery`, `12,345 deliveries`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def deliveries(count: int) -> str:
+    return plural(count, "delivery", "deliveries")
+
+
 def when(then: float) -> str:
     """Return a point in time for people, in the local time zone."""
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")

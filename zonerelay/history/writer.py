@@ -82,8 +82,8 @@ class History:
         """When its oldest event was. Known once the file is open."""
         self._now = clock.now
         self._began = clock.now()
-        self._broken: Callable[[str], None] = _nothing
-        self._restored: Callable[[int], None] = _nothing
+        self._broken: Callable[[str], None] = lambda _: None
+        self._restored: Callable[[int], None] = lambda _: None
         self._queue: deque[Event] = deque()
         self._lost: Lost | None = None
         self._lock = threading.Lock()  # of what was lost
@@ -295,10 +295,6 @@ class History:
 def _answer(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _nothing(_: object) -> None:
-    """Ignore the record: there is nothing to report yet."""
 
 
 def file_of(home: Path, worker: int) -> Path:

@@ -18,7 +18,7 @@ from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse
 from zonerelay.admin.page.views import VERBS
 from zonerelay.admin.page.visitor import PageError, PageRequest
-from zonerelay.config.units import parse_duration, when
+from zonerelay.config.units import deliveries, parse_duration, when
 from zonerelay.operations import answers, requests
 
 PATIENCE = 25.0
@@ -32,7 +32,7 @@ async def preview(visitor: PageRequest) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
     found = await visitor.one(requests.QueueCount(filter=wanted, sample=SAMPLE), answers.Count)
     matched = found.matched
-    how_many = _deliveries(matched)
+    how_many = deliveries(matched)
     return await visitor.page(
         "act.html",
         heading=f"{verb.capitalize()} {how_many}?",
@@ -91,7 +91,7 @@ async def _carry_out(
                 break
     if changed is not None:
         done = "put back" if isinstance(request, requests.Undo) else request.done
-        lines.append(f"{_deliveries(changed.changed)} {done}.")
+        lines.append(f"{deliveries(changed.changed)} {done}.")
         if changed.matched - changed.busy > changed.changed:
             lines.append(f"{changed.matched:,} matched; the others were so already, or have left meanwhile.")
         if changed.busy:
@@ -165,10 +165,6 @@ async def resume(visitor: PageRequest) -> web.StreamResponse:
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")
     return await visitor.done(*lines, back="/suspensions", command=command_of(request))
-
-
-def _deliveries(count: int) -> str:
-    return f"{count:,} {'delivery' if count == 1 else 'deliveries'}"
 
 
 def _reason(visitor: PageRequest) -> str:

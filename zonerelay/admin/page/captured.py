@@ -19,6 +19,7 @@ from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
 from zonerelay.capture.parts import MimeParts, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import CaptureRow
+from zonerelay.config.units import plural
 from zonerelay.process.threads import OPERATORS
 
 ROWS = 50
@@ -95,10 +96,7 @@ class CapturedPages:
         message_id = visitor.request.match_info["id"]
         to = [text] if (text := visitor.given("to").strip()) else []
         count = await self.mail.release(message_id, to, visitor.caller)
-        line = (
-            f"Released for {count} {'recipient' if count == 1 else 'recipients'}. The message remains in "
-            "the capture store."
-        )
+        line = f"Released for {plural(count, 'recipient')}. The message remains in the capture store."
         return await visitor.done(line, back=f"/captured/{message_id}")
 
     async def _read(

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from zonerelay.admin.page import filter_text
-from zonerelay.config.units import exact_span, rough_size, span, when
+from zonerelay.config.units import exact_span, rough_size, span, until, when
 from zonerelay.telemetry.logs.redact import printable
 
 HOME = Path(__file__).parent
@@ -95,7 +95,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "path": _path,
     "span": span,
     "exact_span": exact_span,
-    "until": lambda then, now: "now" if then <= now else f"in {span(then - now)}",
+    "until": until,
     "when": when,
     "iso": lambda then: datetime.fromtimestamp(then).astimezone().isoformat(timespec="milliseconds"),
     "size": rough_size,

@@ -81,9 +81,6 @@ class Sessions:
             session.used = self._now()
         return session
 
-    def is_open(self, session: PageSession) -> bool:
-        return session in self.open()
-
     def open(self) -> list[PageSession]:
         """Return the sessions of all operators, the most recently used first."""
         self._expire()

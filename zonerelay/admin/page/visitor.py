@@ -80,11 +80,6 @@ class PageRequest:
     def operates(self) -> bool:
         return self.session is not None and self.session.scope == "operate"
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the session has not ended since the request arrived."""
-        return self.session is not None and self.sessions.is_open(self.session)
-
     def need(self, scope: Scope) -> None:
         """Raise PageError if the session does not have this scope."""
         if scope == "operate" and not self.operates:

@@ -9,12 +9,8 @@ from datetime import datetime
 from zonerelay.config import units
 from zonerelay.telemetry.logs.redact import printable
 
-span, size = units.span, units.rough_size
-
-
-def until(then: float, now: float) -> str:
-    """Return `now`, or the time that is left until `then`."""
-    return "now" if then <= now else f"in {span(then - now)}"
+span, size, until = units.span, units.rough_size, units.until
+plural, deliveries = units.plural, units.deliveries
 
 
 def turn(then: float, ready: int, seconds: float, now: float) -> str:
@@ -56,12 +52,3 @@ def clean_lines(text: str) -> str:
     ends.
     """
     return "\n".join(clean(line) for line in text.split("\n"))
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: `1 delivery`, `12,345 deliveries`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def deliveries(count: int) -> str:
-    return plural(count, "delivery", "deliveries")
