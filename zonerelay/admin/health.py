@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import StoreError
 
 PROBE_TIMEOUT = 5.0
@@ -67,9 +68,7 @@ class ReadinessCheck:
 
     async def close(self) -> None:
         """Cancel a test that hangs. Call this before the store is closed."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
+        await cancel_all(self._running)
 
     async def _try(self) -> None:
         try:

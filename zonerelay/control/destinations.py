@@ -19,6 +19,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
 from zonerelay.operations.answers import DestinationStatus, hurts
+from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
@@ -163,9 +164,7 @@ class DestinationRows:
             await asyncio.wait({self._task}, timeout=PATIENCE)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await cancel_all(self._task)
 
     async def _count(self) -> None:
         began, now = self._clock.monotonic(), self._clock.now()

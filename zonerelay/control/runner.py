@@ -20,6 +20,7 @@ from zonerelay.operations.answers import EndFrame, Frame, Progress
 from zonerelay.operations.catalogue import OperationCall, operation_of
 from zonerelay.operations.errors import BusyError, ControlError, InvalidError, UnexpectedError
 from zonerelay.operations.requests import Drop, QueueChange, QueueCount, Request
+from zonerelay.process.tasks import Tasks, cancel_all
 
 MAX_RUNNING = 96
 WINDOW = 64
@@ -80,7 +81,7 @@ class Runner:
         self._handler = handler
         self._on_error = on_error
         self._most = most
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = Tasks()
 
     async def batches(
         self, call: OperationCall, *, beat: float | None = None
@@ -93,9 +94,7 @@ class Runner:
             raise BusyError(f"the limit of {self._most} concurrent requests is reached; try again")
         call = _previewed(call)
         answer = ResponseStream(call)
-        work = asyncio.create_task(self._run(call.request, answer))
-        self._running.add(work)
-        work.add_done_callback(self._running.discard)
+        work = self._running.start(self._run(call.request, answer))
         try:
             while True:
                 try:
@@ -115,8 +114,7 @@ class Runner:
         finally:
             answer.leave()
             if not operation_of(call.request).completes:
-                work.cancel()
-                await asyncio.wait({work})
+                await cancel_all(work)
 
     async def frames(self, call: OperationCall, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
         """Yield the frames of `batches` one by one."""
@@ -147,9 +145,7 @@ class Runner:
         return found[-1]
 
     async def close(self) -> None:
-        for work in self._running:
-            work.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._running.cancel()
 
     async def _run(self, request: Request, answer: ResponseStream) -> None:
         last: Frame | Exception

@@ -24,6 +24,7 @@ from zonerelay.operations.catalogue import MAX_CALL, OperationCall, decode_call
 from zonerelay.operations.errors import AnotherRelayError, ControlError, InvalidError
 from zonerelay.process.files import identity
 from zonerelay.process.sockets import answers, bound_path
+from zonerelay.process.tasks import cancel_all
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import Settings  # commands that query a relay do not need it
@@ -135,9 +136,7 @@ class WorkerSocket:
             self._path.unlink(missing_ok=True)
         self._server.close()
         self._server = None
-        for task in self._clients:
-            task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        await cancel_all(*self._clients)
         await self._runner.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
