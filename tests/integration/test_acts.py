@@ -80,18 +80,10 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay = Relay(zones=ZONES, retry=retry, clock=ManualClock())
     relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
     await relay.scheduler.start()
-    journal = Journal(tmp_path / "acts", relay.clock)
     dropped = Bin(relay.store, events=relay.events, clock=relay.clock)
-    verbs = Operations(
-        store=relay.store,
-        scheduler=relay.scheduler,
-        settler=relay.settler,
-        events=relay.events,
-        clock=relay.clock,
-        journal=journal,
-        binned=dropped.look,
-    )
-    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock), dropped, verbs)
+    verbs = relay.operations(tmp_path, dropped.look)
+    acts = OperatorActs(verbs, verbs.journal, Zones(ZONES, ROUTES), relay.clock)
+    yield Desk(relay, acts, dropped, verbs)
     await relay.close()
 
 

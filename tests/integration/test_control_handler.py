@@ -64,12 +64,10 @@ from zonerelay.operations.requests import (
     Request,
     Reroute,
     Resolve,
-    Retry,
     Status,
 )
 from zonerelay.queue.operator import operations
-from zonerelay.queue.operator.journal import KEPT, Journal
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.journal import KEPT
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
@@ -134,15 +132,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay = Relay(clock=ManualClock())
     relay.router.gated.add("")  # no route is ever found, so nothing leaves by itself
-    journal = Journal(tmp_path / "acts", relay.clock)
-    verbs = Operations(
-        store=relay.store,
-        scheduler=relay.scheduler,
-        settler=relay.settler,
-        events=relay.events,
-        clock=relay.clock,
-        journal=journal,
-    )
+    verbs = relay.operations(tmp_path)
     router = ScriptedRouter()
     resolver = Resolver(
         DnsSettings(servers=("127.0.0.1:1",)),
@@ -181,7 +171,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             Orders(
                 tmp_path,
                 settler=relay.settler,
-                zone_of=Zones(ZONES, ROUTES).known_before,
+                zone_of=zones.known_before,
                 changed=lambda: None,
                 release=verbs.release_orders,
                 events=relay.events,
@@ -195,7 +185,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             clock=relay.clock,
         ),
         redactor=REDACTOR,
-        acts=OperatorActs(verbs, journal, zones, relay.clock),
+        acts=OperatorActs(verbs, verbs.journal, zones, relay.clock),
         streams=LiveStreams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,
@@ -306,22 +296,6 @@ async def test_hold_and_release_change_the_state_and_are_logged(desk: Desk) -> N
     await desk.change(Release(filter=Filter(state=DeliveryState.HELD)))
     assert await desk.rows(state="ready") == ["a@example.com", "b@example.net"]
     assert [event["verb"] for event in desk.relay.sink.named("operated")] == ["hold", "release"]
-
-
-async def test_retry_makes_deferred_mail_due(desk: Desk) -> None:
-    desk.relay.accept("a@example.com")
-    (delivery,) = await desk.relay.stored()
-    now = desk.relay.clock.now()
-    deferred = delivery.deferred(now + 60, DEFERRED.attempt(now))
-    await desk.relay.store.update([delivery.key], lambda _: deferred)
-    await desk.change(Retry(filter=Filter(state=DeliveryState.DEFERRED)))
-    assert await desk.rows(state="ready") == ["a@example.com"]
-
-
-async def test_drop_removes_without_a_report(desk: Desk) -> None:
-    message = desk.relay.accept("a@example.com", "b@example.com")
-    await desk.change(Drop(filter=Filter(message_id=message.id)))
-    assert await desk.rows() == []
 
 
 async def test_bounce_removes_and_reports_with_the_reason(desk: Desk) -> None:

@@ -50,8 +50,13 @@ READ_AHEAD = 500
 """Rows: what is in the buffers of four sockets and their streams."""
 
 
-async def ask(path: Path, call: OperationCall, answer: type[F]) -> F:
-    (found,) = [each async for each in frames(path, call) if isinstance(each, answer)]
+async def rows(path: Path, request: Request, answer: type[F], caller: str = "") -> list[F]:
+    call = OperationCall(request=request, caller=caller)
+    return [each async for each in frames(path, call) if isinstance(each, answer)]
+
+
+async def ask(path: Path, request: Request, answer: type[F]) -> F:
+    (found,) = await rows(path, request, answer)
     return found
 
 
@@ -127,14 +132,10 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
         reader, writer = await asyncio.open_unix_connection(str(path))
         writer.write(messages.encode(OperationCall(request=QueueList(limit=0))))
         await reader.readline()
-        rows = [
-            each
-            async for each in frames(path, OperationCall(request=QueueList(limit=0)))
-            if isinstance(each, DeliveryRow)
-        ]
+        listed = await rows(path, QueueList(limit=0), DeliveryRow)
         writer.close()
-    assert [len(each.reply) for each in rows[-3:]] == [len(LARGE), 100 * len(LARGE), 100 * len(LARGE)]
-    assert [each.message_id for each in rows] == sorted(
+    assert [len(each.reply) for each in listed[-3:]] == [len(LARGE), 100 * len(LARGE), 100 * len(LARGE)]
+    assert [each.message_id for each in listed] == sorted(
         f"{number:014x}{spool:02x}" for number in range(ROWS) for spool in range(2)
     )
     for spool in spools:
@@ -146,13 +147,9 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
 async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path) -> None:
     together = asyncio.Barrier(3)
     async with relay_of(tmp_path, [Slow(together) for _ in range(3)]) as path, asyncio.timeout(20):
-        rows = [
-            each
-            async for each in frames(path, OperationCall(request=QueueList(limit=0)))
-            if isinstance(each, DeliveryRow)
-        ]
-        assert len(rows) == 3
-        assert (await ask(path, OperationCall(request=QueueCount()), Count)).matched == 3
+        listed = await rows(path, QueueList(limit=0), DeliveryRow)
+        assert len(listed) == 3
+        assert (await ask(path, QueueCount(), Count)).matched == 3
 
 
 class Holder:
@@ -176,12 +173,7 @@ async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_p
     """The id names the first worker: the spool has changed its worker since."""
     workers = [Holder("0" * 16), Holder("a" * 14 + "00")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        wanted = QueueCat(message_id="a" * 14 + "00")
-        found = [
-            each
-            async for each in frames(path, OperationCall(request=wanted, caller="ann"))
-            if isinstance(each, BodyPiece)
-        ]
+        found = await rows(path, QueueCat(message_id="a" * 14 + "00"), BodyPiece, caller="ann")
     assert b"".join(each.octets for each in found) == b"x" * 65536 + b"y"
     assert [each.readers for each in workers] == [["ann"], ["ann"]]
 
@@ -204,11 +196,10 @@ class Lossy:
 async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) -> None:
     workers = [Lossy("aaaa"), Lossy("bbbb")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        assert (
-            await ask(path, OperationCall(request=SpoolAcknowledge(loss="bbbb")), LossDismissal)
-        ).loss == "bbbb"
+        wanted = SpoolAcknowledge(loss="bbbb")
+        assert (await ask(path, wanted, LossDismissal)).loss == "bbbb"
         with pytest.raises(NotFoundError, match="no loss bbbb"):
-            await ask(path, OperationCall(request=SpoolAcknowledge(loss="bbbb")), LossDismissal)
+            await ask(path, wanted, LossDismissal)
     assert [each.losses for each in workers] == [{"aaaa"}, set()]
 
 
@@ -247,13 +238,13 @@ REFUSED, UNKNOWN = ControlError("it is still running"), NotFoundError("no change
 async def test_each_worker_undoes_what_it_has_changed(
     tmp_path: Path, outcomes: list[int | ControlError], changed: int | ControlError, missing: tuple[str, ...]
 ) -> None:
-    call = OperationCall(request=Undo(undoes="a1"))
+    undo = Undo(undoes="a1")
     async with relay_of(tmp_path, list(map(Undoing, outcomes))) as path, asyncio.timeout(20):
         if isinstance(changed, ControlError):
             with pytest.raises(type(changed), match=str(changed)):
-                await ask(path, call, ChangeResult)
+                await ask(path, undo, ChangeResult)
             return
-        *_, result, end = [each async for each in frames(path, call)]
+        *_, result, end = [each async for each in frames(path, OperationCall(request=undo))]
         assert isinstance(result, ChangeResult)
         assert isinstance(end, EndFrame)
         assert (result.changed, result.undoes, end.missing) == (changed, "a1", missing)
@@ -299,15 +290,11 @@ async def test_mail_that_waits_for_a_rate_waits_for_that_of_all_workers(tmp_path
         return of.next_turn, of.waiting, of.turns_seconds
 
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        (whole,) = (await ask(path, OperationCall(request=Status()), RelayStatus)).destinations
+        (whole,) = (await ask(path, Status(), RelayStatus)).destinations
         assert (whole.next_turn, whole.ready, whole.turns_seconds, whole.per_minute) == (*expected, 90)
-        shown = await ask(path, OperationCall(request=QueueShow(message_id="a" * 14 + "01")), MessageDetail)
+        shown = await ask(path, QueueShow(message_id="a" * 14 + "01"), MessageDetail)
         assert turn(shown.deliveries[0]) == expected
-        counted = await ask(path, OperationCall(request=QueueCount(sample=3)), Count)
+        counted = await ask(path, QueueCount(sample=3), Count)
         assert [turn(each) for each in counted.sample] == [expected, expected, (None, 0, 0.0)]
-        listed = [
-            each
-            async for each in frames(path, OperationCall(request=QueueList()))
-            if isinstance(each, DeliveryRow)
-        ]
+        listed = await rows(path, QueueList(), DeliveryRow)
         assert [turn(each) for each in listed] == [expected, expected, (None, 0, 0.0)]

@@ -16,10 +16,9 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import operations as module
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import ChangeCounts, Operations
 from zonerelay.queue.zone import zone
-from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.queue.zone.window import QueueWindow
 from zonerelay.store.contract import MessageNotFoundError
 
 ALL = QueueFilter()
@@ -37,18 +36,7 @@ async def relay() -> AsyncIterator[Relay]:
 
 @pytest.fixture
 def operations(relay: Relay, tmp_path: Path) -> Operations:
-    return operations_of(relay, tmp_path)
-
-
-def operations_of(relay: Relay, tmp_path: Path) -> Operations:
-    return Operations(
-        store=relay.store,
-        scheduler=relay.scheduler,
-        settler=relay.settler,
-        events=relay.events,
-        clock=relay.clock,
-        journal=Journal(tmp_path / "acts", relay.clock),
-    )
+    return relay.operations(tmp_path)
 
 
 async def deferred(relay: Relay, *recipients: str, **more: object) -> MessageId:
@@ -189,7 +177,7 @@ async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await deferred(relay, "b@dead.example")
     monkeypatch.setattr(zone, "CLAIM_PAUSE", 0.2)
-    monkeypatch.setattr(ZonePlan, "is_crowded", True)
+    monkeypatch.setattr(QueueWindow, "is_crowded", True)
     relay.accept("c@dead.example", tell=False)
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: relay.store.asked["claim"] > 1)
@@ -398,7 +386,7 @@ async def test_mail_that_is_being_put_off_is_changed_all_the_same(hop: str, tmp_
     retry = RetrySettings(jitter=0.0, suspend_min=60.0, suspend_max=60.0)
     relay = Relay(zones=(ZoneSettings(next_hop=hop, max_connections=1),), retry=retry)
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
-    operators = operations_of(relay, tmp_path)
+    operators = relay.operations(tmp_path)
     for n in range(3000):
         relay.accept(f"u{n}@example.com", tell=False)
     await relay.scheduler.start()

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from zonerelay.routing.destinations.route import Batch, DestinationKey, Unroutab
 from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
 Make = Callable[..., Relay]
+Start = Callable[..., Awaitable[Relay]]
 MX = ZoneSettings()
 SOON = RetrySettings(jitter=0.0, schedule=(0.02,), suspend_min=0.05, suspend_max=0.2)
 
@@ -66,9 +67,20 @@ async def make() -> AsyncIterator[Make]:
         await relay.close()
 
 
-async def test_mail_is_delivered_and_leaves_the_store(make: Make) -> None:
-    relay = make()
-    await relay.scheduler.start()
+@pytest.fixture
+def start(make: Make) -> Start:
+    """A relay whose scheduler runs."""
+
+    async def started(**more: object) -> Relay:
+        relay = make(**more)
+        await relay.scheduler.start()
+        return relay
+
+    return started
+
+
+async def test_mail_is_delivered_and_leaves_the_store(start: Start) -> None:
+    relay = await start()
     relay.accept("b@example.com", "c@example.com")
     await relay.until_empty()
     assert relay.courier.recipients() == ["b@example.com", "c@example.com"]
@@ -86,9 +98,8 @@ async def test_mail_stored_before_the_start_is_taken_up(make: Make) -> None:
     await relay.until_empty()
 
 
-async def test_delivery_begins_within_a_few_turns_of_the_loop(make: Make) -> None:
-    relay = make()
-    await relay.scheduler.start()
+async def test_delivery_begins_within_a_few_turns_of_the_loop(start: Start) -> None:
+    relay = await start()
     relay.accept("first@example.com")
     await relay.until_empty()
     relay.accept("b@example.com")
@@ -100,9 +111,8 @@ async def test_delivery_begins_within_a_few_turns_of_the_loop(make: Make) -> Non
     assert turns <= 4
 
 
-async def test_an_idle_scheduler_asks_the_store_nothing(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(), ZoneSettings(name="other")))
-    await relay.scheduler.start()
+async def test_an_idle_scheduler_asks_the_store_nothing(start: Start) -> None:
+    relay = await start(zones=(ZoneSettings(), ZoneSettings(name="other")))
     relay.accept("b@example.com")
     await relay.until_empty()
     await asyncio.sleep(0.05)
@@ -111,9 +121,8 @@ async def test_an_idle_scheduler_asks_the_store_nothing(make: Make) -> None:
     assert not relay.store.asked
 
 
-async def test_recipients_of_a_message_share_transactions_up_to_the_limit(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(next_hop="hop", max_recipients_per_transaction=4),))
-    await relay.scheduler.start()
+async def test_recipients_of_a_message_share_transactions_up_to_the_limit(start: Start) -> None:
+    relay = await start(zones=(ZoneSettings(next_hop="hop", max_recipients_per_transaction=4),))
     relay.accept(*(f"u{n}@d{n}.example" for n in range(10)))
     await relay.until_empty()
     assert sorted(len(batch.deliveries) for batch in relay.courier.batches) == [2, 4, 4]
@@ -183,11 +192,10 @@ async def test_batches_have_as_many_domains_as_the_hosts_announced_the_last_time
     assert together(relay) == sorted(batches)
 
 
-async def test_limits_hold_for_zone_and_destination(make: Make) -> None:
+async def test_limits_hold_for_zone_and_destination(start: Start) -> None:
     zone = ZoneSettings(max_connections=5, max_connections_per_destination=2)
-    relay = make(zones=(zone,))
+    relay = await start(zones=(zone,))
     relay.courier.seconds = 0.002
-    await relay.scheduler.start()
     for n in range(120):
         relay.accept(f"u{n}@d{n % 4}.example")
     await relay.until_empty()
@@ -205,11 +213,10 @@ async def test_oldest_message_goes_first(make: Make) -> None:
     assert relay.courier.recipients() == [f"u{n:02}@example.com" for n in range(50)]
 
 
-async def test_a_deferred_delivery_is_tried_again_when_due(make: Make) -> None:
-    relay = make(retry=SOON)
+async def test_a_deferred_delivery_is_tried_again_when_due(start: Start) -> None:
+    relay = await start(retry=SOON)
     answers = iter([DEFERRED, DEFERRED, DELIVERED])
     relay.courier.script = lambda batch: [next(answers)]
-    await relay.scheduler.start()
     relay.accept("b@example.com")
     await relay.until_empty()
     assert len(relay.courier.batches) == 3
@@ -229,9 +236,8 @@ async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) ->
     await relay.until_empty()
 
 
-async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(make: Make) -> None:
-    relay = make()
-    await relay.scheduler.start()
+async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(start: Start) -> None:
+    relay = await start()
     relay.accept("before@example.com")
     await relay.until_empty()
     release = relay.clock.now() + 0.15
@@ -268,10 +274,11 @@ async def test_what_comes_due_one_by_one_is_claimed_together(
     assert asked < 25
 
 
-async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_it_is_due_again(make: Make) -> None:
+async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_it_is_due_again(
+    start: Start,
+) -> None:
     clock = ClockSetBack()
-    relay = make(clock=clock)
-    await relay.scheduler.start()
+    relay = await start(clock=clock)
     accepted = clock.now()
     clock.behind = 0.1
     relay.accept("list@example.com", release=accepted)
@@ -279,9 +286,8 @@ async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_it_is_d
     assert clock.now() >= accepted
 
 
-async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_one(make: Make) -> None:
-    relay = make()
-    await relay.scheduler.start()
+async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_one(start: Start) -> None:
+    relay = await start()
     relay.accept("late@example.com", release=relay.clock.now() + 3600)
     relay.accept("soon@example.com", release=relay.clock.now() + 0.1)
     await relay.until(lambda: relay.store.counts()[queue_of("default")] == QueueCounts(deferred=1))
@@ -289,13 +295,12 @@ async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_
     assert [each.recipient for each in await relay.stored()] == ["late@example.com"]
 
 
-async def test_mail_that_fails_after_its_release_is_tried_again_from_there(make: Make) -> None:
-    relay = make(retry=SOON)
+async def test_mail_that_fails_after_its_release_is_tried_again_from_there(start: Start) -> None:
+    relay = await start(retry=SOON)
     answers = iter([DEFERRED, BOUNCED])
     relay.courier.script = lambda batch: [
         DELIVERED if each.recipient == "a@example.org" else next(answers) for each in batch.deliveries
     ]
-    await relay.scheduler.start()
     relay.accept("b@example.com", age=9 * 86400, release=relay.clock.now() + 0.05)
     await relay.until_empty()
     assert relay.courier.recipients() == ["b@example.com", "b@example.com", "a@example.org"]
@@ -303,15 +308,14 @@ async def test_mail_that_fails_after_its_release_is_tried_again_from_there(make:
     assert [each["kind"] for each in relay.sink.named("dsn")] == ["failed"]
 
 
-async def test_one_recipient_refused_does_not_stop_the_others(make: Make) -> None:
-    relay = make(retry=SOON)
+async def test_one_recipient_refused_does_not_stop_the_others(start: Start) -> None:
+    relay = await start(retry=SOON)
     relay.courier.script = lambda batch: [
         {"bad": BOUNCED, "late": DEFERRED if d.attempts == 0 else DELIVERED}.get(
             d.recipient.split("@")[0], DELIVERED
         )
         for d in batch.deliveries
     ]
-    await relay.scheduler.start()
     relay.accept("bad@example.com", "late@example.com", "good@example.com")
     await relay.until_empty()
     # The bounce to a@example.org is delivered as well.
@@ -324,12 +328,13 @@ async def test_one_recipient_refused_does_not_stop_the_others(make: Make) -> Non
 # Suspension
 
 
-async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> None:
-    relay = make(zones=(MX,), retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(60.0,)))
+async def test_a_dead_destination_is_suspended_and_others_go_on(start: Start) -> None:
+    relay = await start(
+        zones=(MX,), retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(60.0,))
+    )
     relay.courier.script = lambda batch: [
         NO_HOST if batch.route.name == "mx.dead.example" else DELIVERED for _ in batch.deliveries
     ]
-    await relay.scheduler.start()
     for n in range(100):
         relay.accept(f"u{n}@dead.example")
         relay.accept(f"u{n}@live.example")
@@ -354,11 +359,10 @@ async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> N
 
 @pytest.mark.parametrize("zone", [ZoneSettings(), ZoneSettings(next_hop="hop")], ids=["mx", "hop"])
 async def test_mail_that_is_put_off_is_not_reported_as_deferred_and_shows_the_cause(
-    make: Make, zone: ZoneSettings
+    start: Start, zone: ZoneSettings
 ) -> None:
-    relay = make(zones=(zone,), retry=SOON)
+    relay = await start(zones=(zone,), retry=SOON)
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
-    await relay.scheduler.start()
     relay.accept("first@example.com")
     await relay.until(lambda: bool(relay.sink.named("suspended")))
     for n in range(5):
@@ -368,10 +372,9 @@ async def test_mail_that_is_put_off_is_not_reported_as_deferred_and_shows_the_ca
     assert "connection refused" in str(relay.sink.named("suspended")[0]["reply"])
 
 
-async def test_one_probe_at_a_time_until_a_success(make: Make) -> None:
-    relay = make(retry=SOON)
+async def test_one_probe_at_a_time_until_a_success(start: Start) -> None:
+    relay = await start(retry=SOON)
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
-    await relay.scheduler.start()
     for n in range(30):
         relay.accept(f"u{n}@example.com")
     await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
@@ -385,11 +388,10 @@ async def test_one_probe_at_a_time_until_a_success(make: Make) -> None:
     assert relay.courier.most["zone default"] > 1
 
 
-async def test_suspended_mail_expires(make: Make) -> None:
-    relay = make(retry=replace(SOON, max_age=30.0, suspend_min=60.0, suspend_max=60.0))
+async def test_suspended_mail_expires(start: Start) -> None:
+    relay = await start(retry=replace(SOON, max_age=30.0, suspend_min=60.0, suspend_max=60.0))
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     relay.zone_of["a@example.org"] = "elsewhere"
-    await relay.scheduler.start()
     relay.accept("fresh@example.com")
     await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
     attempted = len(relay.courier.batches)
@@ -404,10 +406,9 @@ async def test_suspended_mail_expires(make: Make) -> None:
     ] == []
 
 
-async def test_resume_lifts_a_suspension(make: Make) -> None:
-    relay = make(retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(0.01,)))
+async def test_resume_lifts_a_suspension(start: Start) -> None:
+    relay = await start(retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(0.01,)))
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
-    await relay.scheduler.start()
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
@@ -421,8 +422,8 @@ async def test_resume_lifts_a_suspension(make: Make) -> None:
 # Routes
 
 
-async def test_an_unroutable_domain_bounces_or_waits_as_the_router_says(make: Make) -> None:
-    relay = make(zones=(MX,), retry=SOON)
+async def test_an_unroutable_domain_bounces_or_waits_as_the_router_says(start: Start) -> None:
+    relay = await start(zones=(MX,), retry=SOON)
 
     def unroutable(outcome: Outcome) -> Unroutable:
         return Unroutable(zone="default", name="x", outcome=outcome, expires=0.0)
@@ -435,7 +436,6 @@ async def test_an_unroutable_domain_bounces_or_waits_as_the_router_says(make: Ma
             Outcome(Verdict.DEFERRED, Reply(451, "4.3", "DNS"), Scope.DOMAIN, local=True)
         ),
     }
-    await relay.scheduler.start()
     relay.accept("b@null.example", "c@servfail.example", "d@fine.example")
     await relay.until(lambda: len(relay.sink.named("bounced")) == 1)
     await relay.until(lambda: len(relay.sink.named("deferred")) >= 2)
@@ -469,10 +469,9 @@ async def test_look_ups_at_once_are_bounded(make: Make) -> None:
     await relay.until_empty()
 
 
-async def test_a_router_that_raises_costs_a_deferral(make: Make) -> None:
-    relay = make(zones=(MX,))
+async def test_a_router_that_raises_costs_a_deferral(start: Start) -> None:
+    relay = await start(zones=(MX,))
     relay.router.answers["bug.example"] = RuntimeError("bug")
-    await relay.scheduler.start()
     relay.accept("b@bug.example")
     await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
     assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.router"]
@@ -540,8 +539,8 @@ async def test_a_long_queue_is_claimed_in_batches(make: Make) -> None:
 # Trouble
 
 
-async def test_a_courier_that_raises_costs_a_deferral_and_no_lane(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=1),))
+async def test_a_courier_that_raises_costs_a_deferral_and_no_lane(start: Start) -> None:
+    relay = await start(zones=(ZoneSettings(next_hop="hop", max_connections=1),))
 
     def script(batch: Batch) -> list[Outcome]:
         if batch.deliveries[0].recipient == "bug@example.com":
@@ -551,7 +550,6 @@ async def test_a_courier_that_raises_costs_a_deferral_and_no_lane(make: Make) ->
         return [DELIVERED]
 
     relay.courier.script = script
-    await relay.scheduler.start()
     for name in ("bug", "short", "fine"):
         relay.accept(f"{name}@example.com")
     await relay.until(lambda: len(relay.sink.named("delivered")) == 1)
@@ -605,11 +603,10 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
 
 
 async def test_a_store_that_cannot_be_asked_is_asked_again(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 0.01)
-    relay = make()
-    await relay.scheduler.start()
+    relay = await start()
     await asyncio.sleep(0.01)
     relay.store.refuses = True
     relay.accept("b@example.com")
@@ -618,10 +615,11 @@ async def test_a_store_that_cannot_be_asked_is_asked_again(
     await relay.until_empty()
 
 
-async def test_a_store_that_is_repaired_is_asked_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_repaired_is_asked_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 3600.0)
-    relay = make()
-    await relay.scheduler.start()
+    relay = await start()
     await asyncio.sleep(0.01)
     relay.store.refuses = True
     relay.store.repaired = asyncio.Event()
@@ -652,9 +650,8 @@ async def test_mail_in_an_unknown_zone_waits_until_the_zone_is_back(make: Make) 
     assert sorted(relay.courier.recipients()) == [f"{name}@example.com" for name in "bcde"]
 
 
-async def test_the_default_zone_is_there_though_no_configuration_names_it(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(name="bulk", next_hop="hop"),))
-    await relay.scheduler.start()
+async def test_the_default_zone_is_there_though_no_configuration_names_it(start: Start) -> None:
+    relay = await start(zones=(ZoneSettings(name="bulk", next_hop="hop"),))
     relay.accept("b@example.com", zone="default")
     await relay.until_empty()
     assert not relay.sink.named("zone-missing")
@@ -688,13 +685,12 @@ async def test_a_zone_that_a_reload_takes_away_keeps_its_mail(make: Make) -> Non
 
 
 @pytest.mark.parametrize("policy", list(InDoubtAction))
-async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubtAction) -> None:
-    relay = make(zones=(ZoneSettings(next_hop="hop", in_doubt=policy),), retry=SOON)
+async def test_an_outcome_in_doubt_follows_the_zone(start: Start, policy: InDoubtAction) -> None:
+    relay = await start(zones=(ZoneSettings(next_hop="hop", in_doubt=policy),), retry=SOON)
     first = structs.replace(DEFERRED, in_doubt=True)
     relay.courier.script = lambda batch: [
         first if d.attempts == 0 and d.recipient == "b@example.com" else DELIVERED for d in batch.deliveries
     ]
-    await relay.scheduler.start()
     relay.accept("b@example.com")
     if policy is InDoubtAction.HOLD:
         await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
@@ -713,10 +709,9 @@ async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubtA
 # The end
 
 
-async def test_stop_lets_attempts_end_and_records_them(make: Make) -> None:
-    relay = make()
+async def test_stop_lets_attempts_end_and_records_them(start: Start) -> None:
+    relay = await start()
     relay.courier.seconds = 0.05
-    await relay.scheduler.start()
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.courier.in_flight) == 1)
     stopping = asyncio.create_task(relay.scheduler.stop(2.0))
@@ -742,9 +737,8 @@ async def test_stop_cancels_what_takes_too_long_and_forgets_it(make: Make) -> No
     assert len(claimed) == 5
 
 
-async def test_an_idle_scheduler_stops_at_once(make: Make) -> None:
-    relay = make()
-    await relay.scheduler.start()
+async def test_an_idle_scheduler_stops_at_once(start: Start) -> None:
+    relay = await start()
     async with asyncio.timeout(0.5):
         await relay.scheduler.stop(30.0)
 

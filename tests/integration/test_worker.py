@@ -6,7 +6,6 @@ import asyncio
 import email
 import email.policy
 import smtplib
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,16 +30,11 @@ from zonerelay.telemetry.metrics.metrics import OUTCOMES
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
 
+PATIENT = RetrySettings(schedule=(30.0,), max_age=60.0)
+
 
 def mx_zone(port: int, **changes: object) -> ZoneSettings:
     return ZoneSettings(port=port, allow_private_addresses=True, **changes)  # type: ignore[arg-type]  # as given
-
-
-async def started(stack: AsyncExitStack, **options: object) -> Sink:
-    sink = Sink(**options)  # type: ignore[arg-type]  # as given
-    await sink.start()
-    stack.push_async_callback(sink.close)
-    return sink
 
 
 def report(body: bytes) -> dict[str, str]:
@@ -57,20 +51,16 @@ def report(body: bytes) -> dict[str, str]:
     }
 
 
-async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        dns = await stack.enter_async_context(
-            FakeDns(
-                {
-                    "example.com": {"MX": ["20 away.example.com", "10 mx.example.com"]},
-                    "mx.example.com": {"A": [LOOPBACK]},
-                    "away.example.com": {"A": ["127.0.0.9"]},
-                }
-            )
-        )
-        chosen = settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address)
-        running = await stack.enter_async_context(relay_with(chosen))
+async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Path, sink: Sink) -> None:
+    zones = {
+        "example.com": {"MX": ["20 away.example.com", "10 mx.example.com"]},
+        "mx.example.com": {"A": [LOOPBACK]},
+        "away.example.com": {"A": ["127.0.0.9"]},
+    }
+    async with (
+        FakeDns(zones) as dns,
+        relay_with(settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address)) as running,
+    ):
         await running.send("app@example.org", ["someone@example.com"], MESSAGE)
         (received,) = await sink.wait_for(1)
         await running.until_empty()
@@ -86,11 +76,11 @@ async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Pat
         assert delivered["host"] == "mx.example.com"
 
 
-async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
-        running = await stack.enter_async_context(relay_with(chosen))
+async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(
+    tmp_path: Path, sink: Sink
+) -> None:
+    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
+    async with relay_with(chosen) as running:
         await running.send("app@example.org", ["good@example.com", "reject-550@example.com"], MESSAGE)
         first, bounce = await sink.wait_for(2)
         await running.until_empty()
@@ -105,22 +95,16 @@ async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(tmp_
         assert "Subject: hello" in told["header"]
 
 
-async def test_null_mx_bounces_without_connecting_and_servfail_waits(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        dns = await stack.enter_async_context(
-            FakeDns(
-                {
-                    "nomail.example": {"MX": ["0 ."]},
-                    "example.org": {"MX": ["10 mx.example.org"]},
-                    "mx.example.org": {"A": [LOOPBACK]},
-                },
-                {"broken.example": SERVFAIL},
-            )
-        )
-        retry = RetrySettings(schedule=(30.0,), max_age=60.0)
-        chosen = settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address, retry=retry)
-        running = await stack.enter_async_context(relay_with(chosen))
+async def test_null_mx_bounces_without_connecting_and_servfail_waits(tmp_path: Path, sink: Sink) -> None:
+    zones = {
+        "nomail.example": {"MX": ["0 ."]},
+        "example.org": {"MX": ["10 mx.example.org"]},
+        "mx.example.org": {"A": [LOOPBACK]},
+    }
+    async with (
+        FakeDns(zones, {"broken.example": SERVFAIL}) as dns,
+        relay_with(settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address, retry=PATIENT)) as running,
+    ):
         await running.send("app@example.org", ["a@nomail.example", "b@broken.example"], MESSAGE)
         (bounce,) = await sink.wait_for(1)
         assert "Status: 5.1.10" in report(bounce.body)["status"]
@@ -128,41 +112,31 @@ async def test_null_mx_bounces_without_connecting_and_servfail_waits(tmp_path: P
         await running.until(lambda: running.queued() == 1, what="one left")
 
 
-async def test_a_private_address_is_refused_unless_the_zone_allows_it(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        dns = await stack.enter_async_context(FakeDns({"example.com": {"A": [LOOPBACK]}}))
-        retry = RetrySettings(schedule=(30.0,), max_age=60.0)
-        chosen = settings(tmp_path, zone=ZoneSettings(port=sink.port), dns=dns.address, retry=retry)
-        running = await stack.enter_async_context(relay_with(chosen))
+async def test_a_private_address_is_refused_unless_the_zone_allows_it(tmp_path: Path, sink: Sink) -> None:
+    zone = ZoneSettings(port=sink.port)
+    async with (
+        FakeDns({"example.com": {"A": [LOOPBACK]}}) as dns,
+        relay_with(settings(tmp_path, zone=zone, dns=dns.address, retry=PATIENT)) as running,
+    ):
         await running.send("app@example.org", ["a@example.com"], MESSAGE)
         (deferred, *_) = await running.until_logged("deferred")
         assert "private" in str(deferred["reply"])
         assert sink.connections == 0
 
 
-async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", in_doubt=InDoubtAction.HOLD)
-        running = await stack.enter_async_context(relay_with(settings(tmp_path, zone=zone)))
+async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path, sink: Sink) -> None:
+    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", in_doubt=InDoubtAction.HOLD)
+    async with relay_with(settings(tmp_path, zone=zone)) as running:
         await running.send("app@example.org", ["close-after-dot@example.com"], MESSAGE)
         (deferred, *_) = await running.until_logged("deferred")
         assert deferred["in_doubt"] is True
-        await running.until(
-            lambda: (
-                running.worker.store is not None
-                and running.worker.store.counts()[queue_of("default")].held == 1
-            ),
-            what="held",
-        )
+        counts = running.worker.store.counts
+        await running.until(lambda: counts()[queue_of("default")].held == 1, what="held")
 
 
-async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
-        running = await stack.enter_async_context(relay_with(chosen))
+async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path: Path, sink: Sink) -> None:
+    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
+    async with relay_with(chosen) as running:
 
         def submit() -> None:
             with smtplib.SMTP(*running.address) as client:
@@ -179,24 +153,22 @@ async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path
         assert received.body.endswith("\r\n\r\nö\r\n".encode())
 
 
-async def test_restart_keeps_attempts_and_due_times(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        retry = RetrySettings(schedule=(1.0,), jitter=0.0, max_age=60.0)
-        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"), retry=retry)
-        async with relay_with(chosen) as running:
-            await running.send("app@example.org", ["greylist@example.com"], MESSAGE)
-            (deferred,) = await running.until_logged("deferred")
-        async with relay_with(chosen) as running:
-            assert running.queued() in (0, 1)  # counted in the background
-            await sink.wait_for(1)
-            await running.until_logged("delivered")
-            (delivered,) = running.log.named("delivered")
-            assert delivered["attempt"] == 2
-            assert delivered["id"] == deferred["id"]
-            age = delivered["age"]
-            assert isinstance(age, float)
-            assert 0.9 < age < 5
+async def test_restart_keeps_attempts_and_due_times(tmp_path: Path, sink: Sink) -> None:
+    retry = RetrySettings(schedule=(1.0,), jitter=0.0, max_age=60.0)
+    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"), retry=retry)
+    async with relay_with(chosen) as running:
+        await running.send("app@example.org", ["greylist@example.com"], MESSAGE)
+        (deferred,) = await running.until_logged("deferred")
+    async with relay_with(chosen) as running:
+        assert running.queued() in (0, 1)  # counted in the background
+        await sink.wait_for(1)
+        await running.until_logged("delivered")
+        (delivered,) = running.log.named("delivered")
+        assert delivered["attempt"] == 2
+        assert delivered["id"] == deferred["id"]
+        age = delivered["age"]
+        assert isinstance(age, float)
+        assert 0.9 < age < 5
 
 
 async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Path) -> None:
@@ -247,11 +219,9 @@ async def test_every_counter_is_there_with_0_before_the_first_event(tmp_path: Pa
         assert found["zonerelay_source_refusals"]["two"] == 0
 
 
-async def test_open_connections_to_peers_show_in_the_metrics(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", connection_idle_timeout=60.0)
-        running = await stack.enter_async_context(relay_with(settings(tmp_path, zone=zone)))
+async def test_open_connections_to_peers_show_in_the_metrics(tmp_path: Path, sink: Sink) -> None:
+    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", connection_idle_timeout=60.0)
+    async with relay_with(settings(tmp_path, zone=zone)) as running:
         line = b'zonerelay_outbound_connections{zone="default"} '
         assert line + b"0.0" in running.worker.metrics.exposition()
         await running.send("app@example.org", ["someone@example.com"], MESSAGE)

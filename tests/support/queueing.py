@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Unpack
 
@@ -22,6 +23,8 @@ from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Priority, QueueName, queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.queue.operator.journal import Journal
+from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.bounces import DsnMaker
@@ -300,6 +303,18 @@ class Relay:
 
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: ZoneChoice(self.zone_of.get(recipient, self._default_zone), "")
+
+    def operations(self, directory: Path, binned: Callable[[], None] = lambda: None) -> Operations:
+        """What operators do to this queue, with a journal in `directory`."""
+        return Operations(
+            store=self.store,
+            scheduler=self.scheduler,
+            settler=self.settler,
+            events=self.events,
+            clock=self.clock,
+            journal=Journal(directory / "acts", self.clock),
+            binned=binned,
+        )
 
     def accept(
         self,
