@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -140,7 +140,8 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
             advice=() if identity.supervised else advice(settings, hostname),
         )
         collector.start()
-        await _Lifecycle(worker, notifier, config, channel, log.flush, collector=collector).run()
+        reloading = ConfigReloader(config, worker, notifier, collector.waiting)
+        await _Lifecycle(worker, notifier, reloading, channel, log.flush).run()
     finally:
         collector.stop()
         log.flush()
@@ -151,14 +152,12 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
 class ConfigReloader(RepeatedWork):
     """Reloads the configuration on SIGHUP, of which `begin` is the handler. The file is read and checked in a
     thread, and activated on the event loop, so that its last state becomes active. Objects of the
-    configuration are created within `settling()`. `where` returns the status text of a ready relay, for the
-    service manager.
+    configuration are created within `settling()`.
     """
 
     config: Path
     worker: Worker
     notifier: Notifier
-    where: Callable[[], str]
     settling: Callable[[], AbstractContextManager[None]]
 
     async def _run(self) -> None:
@@ -175,7 +174,7 @@ class ConfigReloader(RepeatedWork):
         if worker.draining:
             return  # a status sent now would revoke that the relay is stopping
         self.notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
-        self.notifier.ready(self.where())
+        self.notifier.ready(_where(worker))
 
     async def _once(self) -> str:
         """Reload the configuration. Return the reason of a refusal, or ""."""
@@ -199,15 +198,10 @@ class _Lifecycle:
 
     worker: Worker
     notifier: Notifier
-    config: InitVar[Path]
+    reloading: ConfigReloader
     channel: socket.socket | None
     flush: Callable[[], object]
-    _: KW_ONLY
-    collector: InitVar[GcTimer]
-
-    def __post_init__(self, config: Path, collector: GcTimer) -> None:
-        self._reloading = ConfigReloader(config, self.worker, self.notifier, self._where, collector.waiting)
-        self._stop = asyncio.Event()
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,9 +212,9 @@ class _Lifecycle:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self.channel, self._hear, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
+        loop.add_signal_handler(signal.SIGHUP, self.reloading.begin)
         allow_reload()
-        self.notifier.ready(self._where())
+        self.notifier.ready(_where(self.worker))
         self.notifier.start_watchdog(loop)
         emptied = await self._until_stopped()
         self.notifier.stopping()
@@ -272,5 +266,7 @@ class _Lifecycle:
         self.flush()
         os._exit(1)
 
-    def _where(self) -> str:
-        return f"listening on {' '.join(self.worker.addresses())}"
+
+def _where(worker: Worker) -> str:
+    """Return the status text of a ready relay, for the service manager."""
+    return f"listening on {' '.join(worker.addresses())}"

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings
-from zonerelay.message.header.headers import field, rfc5322_date
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
@@ -96,27 +95,24 @@ class DailyReport:
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
 
     def _message(self, settings: Settings, text: str, until: float) -> OwnMessage:
-        from zonerelay.message.compose.mime import text_part  # noqa: PLC0415 - needed once a day
+        from zonerelay.message.compose.compose import Address, Draft, compose  # noqa: PLC0415 - once a day
 
         sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")
         recipients = tuple(Recipient(address=Mailbox(each)) for each in settings.report.to)
         identity, now = self._ids.next(), self._clock.now()
         day = datetime.fromtimestamp(until).strftime("%Y-%m-%d")
-        header = "".join(
-            (
-                field("From", f"<{sender}>"),
-                field("To", ", ".join(f"<{each.address}>" for each in recipients)),
-                field("Subject", f"Mail of {self._hostname} until {day}"),
-                field("Date", rfc5322_date(now)),
-                field("Message-ID", f"<{identity}.report@{self._hostname}>"),
-                field("Auto-Submitted", "auto-generated"),
-                field("MIME-Version", "1.0"),
-            )
-        ).encode("utf-8", "replace")
-        body = header + text_part(text, "plain")
+        draft = Draft(
+            message_id=f"<{identity}.report@{self._hostname}>",
+            created=now,
+            author=Address(sender),
+            to=tuple(Address(each.address) for each in recipients),
+            subject=f"Mail of {self._hostname} until {day}",
+            text=text,
+            headers=(("Auto-Submitted", "auto-generated"),),
+        )
         origin = Origin(protocol=PROTOCOL)
         envelope = Envelope(id=identity, sender=sender, recipients=recipients, created=now, origin=origin)
-        return own_mail(envelope, body, self._choose_zone)
+        return own_mail(envelope, compose(draft), self._choose_zone)
 
 
 def latest(at: str, now: float) -> float:
