@@ -69,7 +69,7 @@ async def test_a_reload_lifts_the_suspension_and_retry_has_the_waiting_mail_sent
         assert not [each for each in (await running.status()).problems if "log in" in each]
         await running.ask(Retry(everything=True), ChangeResult)
         await running.until_empty()
-        assert smarthost.messages == ["relay", "relay"]
+        assert smarthost.submitters == ["relay", "relay"]
 
 
 async def test_retry_has_a_refused_login_tried_again_at_once(tmp_path: Path, smarthost: Smarthost) -> None:
@@ -79,7 +79,7 @@ async def test_retry_has_a_refused_login_tried_again_at_once(tmp_path: Path, sma
         smarthost.users = {"relay": "wrong"}  # corrected at the other end: nothing of ours has changed
         await running.ask(Retry(everything=True), ChangeResult)
         await running.until_empty()
-        assert smarthost.messages == ["relay"]
+        assert smarthost.submitters == ["relay"]
 
 
 async def test_mail_of_a_removed_credential_goes_by_the_new_settings(

@@ -274,7 +274,7 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
             await asyncio.to_thread(submit, running.address)
             await running.until_empty()
             await inbound.until(lambda: "the connection has ended" in inbound.text())
-            await outbound.until(lambda: "queued" in outbound.text())
+            await outbound.until(lambda: "message accepted" in outbound.text())
         [begun, _] = running.log.named("transcript-begun")
         assert begun["of"] == "127.0.0.0/8"
         assert begun["seconds"] == 300
@@ -293,7 +293,7 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         assert "outbound < 235 (" in done
         assert "outbound > RCPT TO:<b@example.com>" in done
         assert "outbound * the message as sent:" in done
-        assert "outbound < 250 2.0.0 queued" in done
+        assert "outbound < 250 2.0.0 message accepted" in done
         secrets = [PASSWORD.encode(), b"\0app\0" + PASSWORD.encode(), b"\0relay\0" + PASSWORD.encode()]
         hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]
         assert [each for each in hidden if each in said or each in done] == []
@@ -329,7 +329,7 @@ async def test_a_host_that_hangs_is_shown_with_its_phase_also_by_a_transcript_th
                 await late.until(lambda: "outbound * waits " in late.text())
                 assert f" for {phase.removesuffix(' of')}" in late.text()
                 host.release()
-                await late.until(lambda: "outbound < 250 2.0.0 Ok" in late.text())
+                await late.until(lambda: "outbound < 250 2.0.0 message accepted" in late.text())
                 assert BODY not in late.text()
         host.release()
         await running.until_empty()

@@ -118,6 +118,9 @@ class Sink:
         if self._on_message is not None:
             self._on_message(message)
 
+    def conversation(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Conversation:
+        return Conversation(self, reader, writer)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # start_server runs this as a task
@@ -126,7 +129,7 @@ class Sink:
         self.open_now += 1
         self.open_peak = max(self.open_peak, self.open_now)
         try:
-            await Conversation(self, reader, writer).run()
+            await self.conversation(reader, writer).run()
         except (OSError, EOFError, asyncio.CancelledError):
             pass  # the client left, or the sink is being closed: either way only this connection ends
         finally:

@@ -9,11 +9,14 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
 from tests.support.mail import Log, Names, make_batch, make_courier, make_logins, make_message
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Conversation, Manners
 from zonerelay.config.settings import CredentialSettings, ZoneSettings
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
@@ -36,10 +39,10 @@ def trusted(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.
     return context
 
 
-@dataclass
-class Smarthost:
+@dataclass(eq=False)
+class Smarthost(Sink):
     """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of answer;
-    `messages`: who was logged in for each.
+    `submitters`: who was logged in for each message.
 
     `offers`: the lines of EHLO inside TLS, instead of one with `mechanisms`. `prompts`: what LOGIN asks.
     `plain_prompt`: what PLAIN asks although the response came with AUTH. `auth_reply`: what every AUTH is
@@ -60,84 +63,42 @@ class Smarthost:
     closed: bool = False
     wants_login: bool = True
     logins: list[tuple[str, str, int]] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    connections: int = 0
-    port: int = 0
+    submitters: list[str] = field(default_factory=list)
 
-    async def start(self, port: int = 0) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, LOOPBACK, port)
-        self.port = self._server.sockets[0].getsockname()[1]
+    def __post_init__(self) -> None:
+        super().__init__()
 
-    async def close(self) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def start(self) -> None:
+        self.manners = Manners(greeting="220 smarthost ESMTP", tls=self.tls)
+        await super().start()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self.connections += 1
-        try:
-            if not self.closed:
-                await _Conversation(self, reader, writer).run()
-        except (OSError, EOFError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+    def conversation(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Conversation:
+        return _LoginConversation(self, reader, writer)
 
 
-class _Conversation:
+class _LoginConversation(Conversation):
     def __init__(self, host: Smarthost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(host, reader, writer)
         self._host = host
-        self._reader = reader
-        self._writer = writer
-        self._encrypted = False
         self._user = ""
-        self._sender = ""
 
     async def run(self) -> None:
-        await self._say("220 smarthost ESMTP")
-        while True:
-            line = await self._line()
-            verb, _, argument = line.partition(" ")
-            match verb.upper():
-                case "EHLO":
-                    await self._say(self._greeting())
-                case "STARTTLS":
-                    await self._start_tls()
-                case "AUTH":
-                    await self._auth(argument)
-                case "MAIL":
-                    await self._say(self._mail(argument))
-                case "DATA":
-                    await self._data()
-                case "QUIT":
-                    return
-                case _:
-                    await self._say("250 2.0.0 OK")
+        if not self._host.closed:
+            await super().run()
 
-    def _greeting(self) -> str:
-        offered = ["smarthost"]
-        if self._host.tls is not None and not self._encrypted:
-            offered.append("STARTTLS")
+    async def _command(self, verb: str, argument: str) -> None:
+        if verb == "AUTH":
+            await self._auth(argument)
+        else:
+            await super()._command(verb, argument)
+
+    async def _ehlo(self, argument: str) -> None:
+        offered: tuple[str, ...] = (f"AUTH {self._host.mechanisms}",) if self._host.mechanisms else ()
+        if self._host.tls is not None and not self._tls:
+            offered = ("STARTTLS",)
         elif self._host.offers:
-            offered += self._host.offers
-        elif self._host.mechanisms:
-            offered.append(f"AUTH {self._host.mechanisms}")
-        lines = [f"250-{word}" for word in offered]
-        return "\r\n".join([*lines[:-1], lines[-1].replace("-", " ", 1)])
-
-    async def _start_tls(self) -> None:
-        await self._say("220 2.0.0 go ahead")
-        assert self._host.tls is not None
-        await self._writer.start_tls(self._host.tls)
-        self._encrypted = True
+            offered = self._host.offers
+        await self._reply("\n".join(["250 smarthost", *offered]))
 
     async def _auth(self, argument: str) -> None:
         mechanism, _, first = argument.partition(" ")
@@ -146,12 +107,12 @@ class _Conversation:
             await asyncio.Event().wait()
         if self._host.auth_reply:
             self._host.logins.append((mechanism, "", int(self._host.auth_reply[:3])))
-            await self._say(self._host.auth_reply)
+            await self._reply(self._host.auth_reply)
             return
         user, right = await self._credentials(mechanism, first)
         self._host.logins.append((mechanism, user, 235 if right else 535))
         self._user = user if right else ""
-        await self._say("235 2.7.0 welcome" if right else "535 5.7.8 no such user or password")
+        await self._reply("235 2.7.0 welcome" if right else "535 5.7.8 no such user or password")
 
     async def _credentials(self, mechanism: str, first: str) -> tuple[str, bool]:
         host = self._host
@@ -174,32 +135,23 @@ class _Conversation:
         return await self._ask_with(base64.b64encode(challenge.encode()).decode())
 
     async def _ask_with(self, prompt: str) -> str:
-        await self._say(f"334 {prompt}".rstrip())
+        await self._reply(f"334 {prompt}")
         return base64.b64decode(await self._line()).decode()
 
-    def _mail(self, argument: str) -> str:
+    async def _mail(self, argument: str) -> None:
         if self._host.mail_reply:
-            return self._host.mail_reply
-        if self._host.wants_login and not self._user:
-            return "530 5.7.0 Authentication required"
-        self._sender = argument
-        return "250 2.1.0 OK"
+            await self._reply(self._host.mail_reply)
+        elif self._host.wants_login and not self._user:
+            await self._reply("530 5.7.0 Authentication required")
+        else:
+            await super()._mail(argument)
 
-    async def _data(self) -> None:
-        await self._say("354 go ahead")
-        body = await self._reader.readuntil(b"\r\n.\r\n")
-        self._host.bodies.append(body.removesuffix(b".\r\n").replace(b"\r\n..", b"\r\n."))
-        self._host.messages.append(self._user)
-        await self._say("250 2.0.0 queued")
+    async def _answer_message(self, *given: Any) -> None:
+        self._host.submitters.append(self._user)
+        await super()._answer_message(*given)
 
-    async def _line(self) -> str:
-        line = (await self._reader.readuntil(b"\r\n")).decode().rstrip("\r\n")
-        self._host.lines.append(line)
-        return line
-
-    async def _say(self, text: str) -> None:
-        self._writer.write(f"{self._host.junk}{text}\r\n".encode())
-        await self._writer.drain()
+    async def _send(self, data: bytes) -> None:
+        await super()._send(self._host.junk.encode() + data)
 
 
 class LoginBed:

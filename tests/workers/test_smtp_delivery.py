@@ -60,10 +60,10 @@ async def test_successful_smtp_dispatch(bed: OutboxBed, host: Smarthost) -> None
         assert found["claimed_by"] is found["claim_token"] is None
         assert found["sent_at"] is not None
         assert host.logins == [("PLAIN", "relay", 235)]
-        assert host.messages == ["relay"]
-        assert "STARTTLS" in host.lines
-        assert "MAIL FROM:<box@example.org>" in [line.partition(" SIZE")[0] for line in host.lines]
-        assert b"From: box@example.org\r\n" in host.bodies[0]
+        assert host.submitters == ["relay"]
+        assert "STARTTLS" in host.commands
+        assert "MAIL FROM:<box@example.org>" in [line.partition(" SIZE")[0] for line in host.commands]
+        assert b"From: box@example.org\r\n" in host.messages[0].body
         labels = running.worker.metrics.exposition().decode()
         assert 'zonerelay_deliveries_total{outcome="delivered",zone="mailbox"} 1.0' in labels
         assert "mailbox/" not in labels

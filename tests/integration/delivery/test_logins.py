@@ -60,7 +60,7 @@ async def test_a_connection_is_logged_in_before_mail_is_sent_on_it(place: Place,
     for _ in range(3):
         assert (await bed.send(to(host))).verdict is D
     assert host.logins == [(mechanism, "relay", 235)]
-    assert host.messages == ["relay"] * 3
+    assert host.submitters == ["relay"] * 3
     assert host.connections == 1
     assert bed.standing() == {("default", "main"): 1.0}
     assert bed.events() == []
@@ -125,7 +125,7 @@ async def test_nobody_logs_in_in_clear_text(place: Place) -> None:
         outcome = await place.bed().send(route)
         assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.7.4")
         assert "does not use TLS" in outcome.reply.text
-    assert not [line for line in host.lines if line.startswith(("AUTH", "MAIL"))]
+    assert not [line for line in host.commands if line.startswith(("AUTH", "MAIL"))]
 
 
 async def test_nobody_logs_in_where_the_certificate_was_not_asked_for_unless_the_zone_says_required(
@@ -272,7 +272,7 @@ async def test_a_temporary_refusal_is_the_hosts_and_the_next_one_is_tried(place:
     second = await place.host(users={"relay": PASSWORD})
     bed = place.bed()
     assert (await bed.send(to(busy, second))).verdict is D
-    assert second.messages == ["relay"]
+    assert second.submitters == ["relay"]
     assert bed.events() == []
 
 
@@ -295,7 +295,7 @@ async def test_each_sender_has_its_credential_and_connections_are_not_mixed(
     bed = place.bed(one, two, zone=replace(ZONE_IN, credentials=("one", "two")))
     for sender in ("a@example.org", "b@mail.example.net", "bounce-1@example.com", "", "c@example.org"):
         assert (await bed.send(to(host), sender)).verdict is D
-    assert host.messages == ["one", "two", "one", "two", "one"]
+    assert host.submitters == ["one", "two", "one", "two", "one"]
     assert host.connections == 2
 
 
@@ -363,4 +363,4 @@ def words(lines: Sequence[str]) -> list[str]:
 async def test_the_order_of_events_is_tls_login_mail(place: Place) -> None:
     host = await place.host(users={"relay": PASSWORD})
     await place.bed().send(to(host))
-    assert words(host.lines)[:5] == ["EHLO", "STARTTLS", "EHLO", "AUTH", "MAIL"]
+    assert words(host.commands)[:5] == ["EHLO", "STARTTLS", "EHLO", "AUTH", "MAIL"]
