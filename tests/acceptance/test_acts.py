@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -11,12 +10,13 @@ import re
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.support.crew import AT_ONCE, client_of, relay_of, run, status, until_running
+from tests.support.crew import client_of, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
@@ -136,16 +136,14 @@ def _killed(relay: RelayProcess, request: Request) -> None:
     logs = relay.directory / "acts"
     before = set(logs.glob("*/*.log"))
 
-    async def act() -> None:
-        asking = asyncio.create_task(AT_ONCE(_ask, relay, request))
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(_ask, relay, request)
         while not set(logs.glob("*/*.log")) - before:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(random.uniform(0, 0.03))
+            time.sleep(0.001)
+        time.sleep(random.uniform(0, 0.03))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        await asking
-
-    asyncio.run(act())
+        asking.result()
     relay.wait_for(lambda: not set(pids) & {each.pid for each in status(relay).workers}, what="other workers")
     until_running(relay)
     relay.wait_for(lambda: status(relay).counted, what="all counted")

@@ -41,7 +41,7 @@ def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(tmp_pa
             (told, *_) = relay.events("store-damaged")
             assert told["detail"] == "LevelDB: Corruption: block checksum mismatch"
             assert [event["reason"] for event in relay.events("store-unhealthy")] == ["the spool is damaged"]
-            (problem, *_) = (status(relay)).problems
+            (problem, *_) = status(relay).problems
             assert f"the spool {spool} is damaged (LevelDB: Corruption:" in problem
             listed = run(relay, "queue", "list")
             assert listed.returncode == 1
@@ -75,7 +75,7 @@ def test_hole_in_the_log_is_a_problem_until_an_operator_acknowledges_it(tmp_path
         flip(log, log.read_bytes().find(client.body[1000:1100]))
         relay.start()
         assert relay.http("/readyz")[0] == 200, "what was lost does not come back by refusing more"
-        (problem,) = (status(relay)).problems
+        (problem,) = status(relay).problems
         assert "they refer to" in problem, "what was written together is lost together"
         (told,) = relay.events("store-damaged")
         assert "the spool lost data" in told["detail"]
@@ -85,6 +85,6 @@ def test_hole_in_the_log_is_a_problem_until_an_operator_acknowledges_it(tmp_path
         assert "no reported loss 00000000" in refused.stderr
         done = run(relay, "spool", "acknowledge", identity)
         assert done.stdout == f"{identity}: acknowledged\n"
-        assert (status(relay)).problems == ()
+        assert status(relay).problems == ()
         relay.restart()
-        assert (status(relay)).problems == ()
+        assert status(relay).problems == ()

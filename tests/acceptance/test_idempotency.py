@@ -7,7 +7,6 @@ twice is one message of which an attempt was in doubt.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -30,7 +29,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.crew import AT_ONCE, QUICK, pid_of, relay_of, run
+from tests.support.crew import QUICK, pid_of, relay_of, run
 from tests.support.engines import ENVIRONMENT, shared_tables
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.postgres import shared_postgres
@@ -186,23 +185,23 @@ def door_of(relay: RelayProcess) -> Door:
     return Door(relay, int(port), made.stdout.strip())
 
 
-async def workload(
+def workload(
     relays: Sequence[RelayProcess],
     sink: Sink,
     harm: Callable[[int], None],
     until_empty: Callable[[], None] | None = None,
 ) -> None:
-    clients = Clients(await asyncio.gather(*(AT_ONCE(door_of, relay) for relay in relays)))
+    clients = Clients([door_of(relay) for relay in relays])
     threads = clients.start()
     try:
         for turn in range(KILLS):
-            await asyncio.sleep(PAUSE)
-            await AT_ONCE(harm, turn)
+            time.sleep(PAUSE)
+            harm(turn)
     finally:
         clients.stop()
         for thread in threads:
-            await AT_ONCE(thread.join)
-    await AT_ONCE(until_empty or relays[0].wait_until_empty)
+            thread.join()
+    (until_empty or relays[0].wait_until_empty)()
     arrived: dict[str, set[str]] = defaultdict(set)
     copies = 0
     for received in sink.messages:
@@ -234,12 +233,12 @@ def restarted(relay: RelayProcess) -> None:
     relay.restart()
 
 
-async def test_one_worker(tmp_path: Path, sink: Sink) -> None:
+def test_one_worker(tmp_path: Path, sink: Sink) -> None:
     with relay_with(tmp_path, sink.port, workers=1) as relay:
-        await workload([relay], sink, lambda _: restarted(relay))
+        workload([relay], sink, lambda _: restarted(relay))
 
 
-async def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
+def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
     with relay_with(tmp_path, sink.port, workers=4) as relay:
 
         def harm(turn: int) -> None:
@@ -249,13 +248,13 @@ async def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path,
             with contextlib.suppress(ControlError, ValueError, ProcessLookupError):
                 os.kill(pid_of(relay, turn % 4), signal.SIGKILL)
 
-        await workload([relay], sink, harm)
+        workload([relay], sink, harm)
         workers = {event["id"][-2:] for event in relay.events("accepted")}
         assert workers == {"00", "01", "02", "03"}, "all took mail"
 
 
 @pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS, Backend.S3])
-async def test_two_nodes_on_one_store(tmp_path: Path, sink: Sink, backend: Backend) -> None:
+def test_two_nodes_on_one_store(tmp_path: Path, sink: Sink, backend: Backend) -> None:
     name = f"nodes_{uuid.uuid4().hex[:12]}"
 
     def node(number: int) -> RelayProcess:
@@ -289,4 +288,4 @@ async def test_two_nodes_on_one_store(tmp_path: Path, sink: Sink, backend: Backe
             sql = f"SELECT count(*) FROM {name}.delivery"
             first.wait_for(lambda: shared_postgres().psql(sql).strip() == "0", what="empty", timeout=60)
 
-        await workload(nodes, sink, harm, until_empty)
+        workload(nodes, sink, harm, until_empty)

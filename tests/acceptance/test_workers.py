@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import signal
 import smtplib
 import socket
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.support.crew import (
-    AT_ONCE,
     QUICK,
     client_of,
     edit,
@@ -34,22 +34,22 @@ from zonerelay.operations.answers import ChangeResult, DeliveryRow, MessageDetai
 from zonerelay.operations.requests import CHANGES, ChangeVerb, QueueList, QueueShow
 
 
-async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
+def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
     tmp_path: Path, sink: Sink
 ) -> None:
     with relay_of(tmp_path, sink.port) as relay:
         clients = Regulars(relay.smtp_port)
-        async with clients.at_work():
-            await asyncio.sleep(1)
-            before = await AT_ONCE(relay.metrics)
-            os.kill(await AT_ONCE(pid_of, relay, 1), signal.SIGKILL)
-            await asyncio.sleep(0.3)
+        with clients.at_work():
+            time.sleep(1)
+            before = relay.metrics()
+            os.kill(pid_of(relay, 1), signal.SIGKILL)
+            time.sleep(0.3)
             meanwhile = len(clients.acknowledged)
-            after = await AT_ONCE(relay.metrics)
-            await AT_ONCE(relay.wait_for, lambda: len(relay.events("worker-started")) == 3, what="a start")
+            after = relay.metrics()
+            relay.wait_for(lambda: len(relay.events("worker-started")) == 3, what="a start")
             assert len(clients.acknowledged) > meanwhile, "the other one goes on"
-            await AT_ONCE(until_running, relay)
-        await AT_ONCE(relay.wait_until_empty)
+            until_running(relay)
+        relay.wait_until_empty()
         (ended,) = relay.events("worker-ended")
         assert ended["worker"] == 1
         assert ended["why"] == "killed by SIGKILL"
@@ -59,12 +59,12 @@ async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_a
         assert not [text for text in clients.complaints if "Refused" in text]
         assert sum(clients.complaints.values()) <= 6
         for name in ("zonerelay_messages_accepted_total", "zonerelay_delivery_seconds_count"):
-            assert 0 < before[name] <= after[name] <= (await AT_ONCE(relay.metrics))[name]
-        assert await AT_ONCE(relay.metric, "zonerelay_worker_restarts_total", worker="1") == 1
-        await AT_ONCE(_by_hand, relay)
-        await _hang(relay)
-        await AT_ONCE(relay.wait_until_empty)
-        assert await AT_ONCE(relay.terminate) == 0
+            assert 0 < before[name] <= after[name] <= relay.metrics()[name]
+        assert relay.metric("zonerelay_worker_restarts_total", worker="1") == 1
+        _by_hand(relay)
+        _hang(relay)
+        relay.wait_until_empty()
+        assert relay.terminate() == 0
     assert processes(relay) == []
     assert clients.acknowledged <= tokens(sink.messages).keys()
 
@@ -78,103 +78,98 @@ def _by_hand(relay: RelayProcess) -> None:
     assert "leased from the supervisor" in run(relay, "status").stdout
 
 
-async def _hang(relay: RelayProcess) -> None:
+def _hang(relay: RelayProcess) -> None:
     """A worker that is stopped in its tracks is named to who asks, and replaced."""
-    hung = await AT_ONCE(pid_of, relay, 0)
+    hung = pid_of(relay, 0)
     os.kill(hung, signal.SIGSTOP)
-    listed = await AT_ONCE(run, relay, "queue", "list")
+    listed = run(relay, "queue", "list")
     assert "worker 0" in listed.stderr
     assert listed.returncode == 1
     client = Submitter(relay.smtp_port, prefix="meanwhile")
-    await client.run(1, 3)
+    client.send(1, 3)
     assert len(client.acknowledged) == 3
-    await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["pid"] == hung, what="its end")
+    relay.wait_for(lambda: relay.events("worker-ended")[-1]["pid"] == hung, what="its end")
     why = relay.events("worker-ended")[-1]["why"]
     assert "no heartbeat" in why
     assert "SIGKILL" in why
-    await AT_ONCE(until_running, relay)
-    assert await AT_ONCE(pid_of, relay, 0) != hung
+    until_running(relay)
+    assert pid_of(relay, 0) != hung
 
 
-async def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_path: Path, sink: Sink) -> None:
+def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_path: Path, sink: Sink) -> None:
     with relay_of(tmp_path, sink.port) as relay:
         clients = Regulars(relay.smtp_port)
-        old = {await AT_ONCE(pid_of, relay, worker) for worker in (0, 1)}
-        async with clients.at_work():
-            await asyncio.sleep(0.5)
+        old = {pid_of(relay, worker) for worker in (0, 1)}
+        with clients.at_work():
+            time.sleep(0.5)
             edit(relay, 'hostname = "relay.test"', 'hostname = "other.test"')
             relay.signal(signal.SIGHUP)
-            await AT_ONCE(relay.wait_for, lambda: relay.events("reloaded") != [], what="reloaded")
-            await asyncio.sleep(0.5)
-        assert not old & {await AT_ONCE(pid_of, relay, worker) for worker in (0, 1)}
-        await AT_ONCE(relay.wait_until_empty)
+            relay.wait_for(lambda: relay.events("reloaded") != [], what="reloaded")
+            time.sleep(0.5)
+        assert not old & {pid_of(relay, worker) for worker in (0, 1)}
+        relay.wait_until_empty()
         assert clients.complaints == Counter()
         arrived = tokens(sink.messages)
         assert clients.acknowledged == arrived.keys()
         assert set(arrived.values()) == {1}, "nothing twice"
-        assert "other.test" in (await AT_ONCE(status, relay)).hostname
+        assert "other.test" in status(relay).hostname
 
         edit(relay, f'"{relay.spool}"', f'"{tmp_path / "elsewhere" / "spool"}"')
         relay.signal(signal.SIGHUP)
-        await AT_ONCE(
-            relay.wait_for, lambda: relay.events("reloaded")[-1]["restart_for"] == "spool", what="it"
-        )
+        relay.wait_for(lambda: relay.events("reloaded")[-1]["restart_for"] == "spool", what="it")
         edit(relay, "schedule =", "schedul =")
         relay.signal(signal.SIGHUP)
-        await AT_ONCE(relay.wait_for, lambda: relay.events("reload-refused") != [], what="refused")
-        assert "did you mean schedule" in " ".join((await AT_ONCE(status, relay)).problems)
-        os.kill(await AT_ONCE(pid_of, relay, 1), signal.SIGKILL)
-        await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["worker"] == 1, what="an end")
-        await AT_ONCE(until_running, relay)  # by the configuration that is in force
+        relay.wait_for(lambda: relay.events("reload-refused") != [], what="refused")
+        assert "did you mean schedule" in " ".join(status(relay).problems)
+        os.kill(pid_of(relay, 1), signal.SIGKILL)
+        relay.wait_for(lambda: relay.events("worker-ended")[-1]["worker"] == 1, what="an end")
+        until_running(relay)  # by the configuration that is in force
         assert not (tmp_path / "elsewhere").exists(), "its mail is where it was"
 
 
-async def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path: Path, sink: Sink) -> None:
+def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path: Path, sink: Sink) -> None:
     with relay_of(tmp_path, 1) as relay:
         clients = Regulars(relay.smtp_port)
-        async with clients.at_work():
-            await AT_ONCE(relay.wait_for, lambda: _takers(relay) == {"00", "01"}, what="mail for both")
-        ids = await AT_ONCE(_listed, relay)
+        with clients.at_work():
+            relay.wait_for(lambda: _takers(relay) == {"00", "01"}, what="mail for both")
+        ids = _listed(relay)
         assert len(ids) == len(clients.acknowledged)
         assert ids == sorted(ids), "one list, the oldest first"
         for each in (ids[0], next(one for one in ids if one.endswith("01"))):
-            shown = await AT_ONCE(client_of(relay).ask, QueueShow(message_id=each), MessageDetail)
+            shown = client_of(relay).ask(QueueShow(message_id=each), MessageDetail)
             assert shown.message_id == each
-        assert (await AT_ONCE(_change, relay, "hold")).matched == len(ids)
-        while (await AT_ONCE(_change, relay, "hold")).busy:  # an attempt was under way, and is left alone
-            await asyncio.sleep(0.1)
+        assert _change(relay, "hold").matched == len(ids)
+        while _change(relay, "hold").busy:  # an attempt was under way, and is left alone
+            time.sleep(0.1)
 
         edit(relay, "workers = 2", "workers = 1")
         relay.signal(signal.SIGHUP)
-        await AT_ONCE(relay.wait_for, lambda: _states(relay) == ["running", "emptying"], what="an heir")
-        assert await AT_ONCE(_listed, relay) == ids
+        relay.wait_for(lambda: _states(relay) == ["running", "emptying"], what="an heir")
+        assert _listed(relay) == ids
         # The heir's figures come with its next word, on a busy machine a moment after itself.
         held = len(ids)
-        await AT_ONCE(
-            relay.wait_for,
+        relay.wait_for(
             lambda: relay.metric("zonerelay_queue_deliveries", state="held") == held,
             what="figures of the heir",
         )
         relay.signal(signal.SIGHUP)
-        await AT_ONCE(
-            relay.wait_for, lambda: _taken_up(relay) == [None, 0, 1], what="a reload by the heir too"
-        )
-        assert (await AT_ONCE(status, relay)).problems == ()
+        relay.wait_for(lambda: _taken_up(relay) == [None, 0, 1], what="a reload by the heir too")
+        assert status(relay).problems == ()
         edit(relay, "workers = 1", "workers = 2")
         relay.signal(signal.SIGHUP)
-        await AT_ONCE(until_running, relay)
+        until_running(relay)
 
         edit(relay, "workers = 2", "workers = 1")
         edit(relay, f'"{LOOPBACK}:1"', f'"{LOOPBACK}:{sink.port}"')
-        assert await AT_ONCE(relay.terminate) == 0
-        await AT_ONCE(relay.start)
+        assert relay.terminate() == 0
+        relay.start()
         assert (relay.spool / "01").is_dir()
-        await AT_ONCE(relay.wait_for, lambda: _states(relay) == ["running", "emptying"], what="an heir")
-        await AT_ONCE(_change, relay, "release")
-        await AT_ONCE(relay.wait_until_empty)
-        await AT_ONCE(relay.wait_for, lambda: relay.events("spool-removed") != [], what="an empty spool")
+        relay.wait_for(lambda: _states(relay) == ["running", "emptying"], what="an heir")
+        _change(relay, "release")
+        relay.wait_until_empty()
+        relay.wait_for(lambda: relay.events("spool-removed") != [], what="an empty spool")
         assert not (relay.spool / "01").exists()
-        assert await AT_ONCE(relay.terminate) == 0
+        assert relay.terminate() == 0
     arrived = tokens(sink.messages)
     assert arrived.keys() == clients.acknowledged
     assert set(arrived.values()) == {1}, "nothing twice"
@@ -204,23 +199,24 @@ def _change(relay: RelayProcess, verb: ChangeVerb) -> ChangeResult:
     return client_of(relay).ask(CHANGES[verb](everything=True), ChangeResult)
 
 
-async def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes_on(
+def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes_on(
     tmp_path: Path, sink: Sink
 ) -> None:
     with relay_of(tmp_path, sink.port) as relay:
         client = Submitter(relay.smtp_port, prefix="orphan")
-        load = asyncio.create_task(client.run(8, 100_000))
-        await asyncio.sleep(0.5)
-        relay.kill()
-        await load
-        starts = len(relay.events("starting"))
-        starting = asyncio.create_task(AT_ONCE(relay.start))
-        await AT_ONCE(relay.wait_for, lambda: len(relay.events("starting")) > starts, what="its start")
-        relay.signal(signal.SIGHUP)
-        await starting
+        with ThreadPoolExecutor(1) as thread:
+            load = thread.submit(client.send, 8, 100_000)
+            time.sleep(0.5)
+            relay.kill()
+            load.result()
+            starts = len(relay.events("starting"))
+            starting = thread.submit(relay.start)
+            relay.wait_for(lambda: len(relay.events("starting")) > starts, what="its start")
+            relay.signal(signal.SIGHUP)
+            starting.result()
         assert len(processes(relay)) == 3, "none of the former ones is left"
         assert len(relay.events("supervisor-gone")) == 2
-        await AT_ONCE(relay.wait_until_empty)
+        relay.wait_until_empty()
         assert client.acknowledged <= tokens(sink.messages).keys()
 
 
@@ -234,7 +230,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-async def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path: Path, sink: Sink) -> None:
+def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path: Path, sink: Sink) -> None:
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notify.bind(str(tmp_path / "notify"))
     notify.settimeout(20)
@@ -248,15 +244,15 @@ async def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path:
     edit(relay, f'"{LOOPBACK}:{relay.smtp_port}"', f'"{LOOPBACK}:{port}"')
     relay.smtp_port = port
     with relay, notify:
-        assert f"listening on {LOOPBACK}:{port}, 2 workers" in (await AT_ONCE(notify.recv, 4096)).decode()
+        assert f"listening on {LOOPBACK}:{port}, 2 workers" in notify.recv(4096).decode()
         clients = Regulars(port)
-        async with clients.at_work():
-            await AT_ONCE(relay.wait_for, lambda: _takers(relay) == {"00", "01"}, what="mail for both")
+        with clients.at_work():
+            relay.wait_for(lambda: _takers(relay) == {"00", "01"}, what="mail for both")
         relay.signal(signal.SIGHUP)
-        assert (await AT_ONCE(notify.recv, 4096)).startswith(b"RELOADING=1")
-        assert (await AT_ONCE(notify.recv, 4096)).startswith(b"READY=1")
-        assert await AT_ONCE(relay.terminate) == 0
-        assert await AT_ONCE(notify.recv, 4096) == b"STOPPING=1"
+        assert notify.recv(4096).startswith(b"RELOADING=1")
+        assert notify.recv(4096).startswith(b"READY=1")
+        assert relay.terminate() == 0
+        assert notify.recv(4096) == b"STOPPING=1"
 
 
 def test_a_client_has_its_guesses_once_and_not_once_at_each_worker(tmp_path: Path, sink: Sink) -> None:

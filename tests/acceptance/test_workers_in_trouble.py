@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
+import subprocess
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.crew import (
-    AT_ONCE,
     client_of,
     edit,
     pid_of,
@@ -30,6 +30,7 @@ from tests.support.sink import Sink
 from tests.support.sink_conversation import Received
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
+from tests.support.waiting import until
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import ChangeResult, DeliveryRow, EndFrame, MessageDetail, ZoneStatus
 from zonerelay.operations.errors import NotFoundError
@@ -54,9 +55,7 @@ class Mortal(Policy):
 """
 
 
-async def test_a_configuration_that_workers_die_of_reaches_one_of_them_only(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_a_configuration_that_workers_die_of_reaches_one_of_them_only(tmp_path: Path, sink: Sink) -> None:
     (tmp_path / "mortal.py").write_text(_MORTAL)
     environment = {"PYTHONPATH": str(tmp_path)}
     with relay_of(
@@ -67,32 +66,32 @@ async def test_a_configuration_that_workers_die_of_reaches_one_of_them_only(
         listener={"max_errors": 19},
     ) as relay:
         clients = Regulars(relay.smtp_port, pause=0.02)
-        second = await AT_ONCE(pid_of, relay, 1)
+        second = pid_of(relay, 1)
         good = relay.config.read_text()
-        async with clients.at_work(4):
+        with clients.at_work(4):
             edit(relay, "max_errors = 19", 'policy = "mortal:Mortal"')
-            await _is_refused(relay, 1)  # as it runs
+            _is_refused(relay, 1)  # as it runs
             edit(relay, '"relay.test"', '"other.test"')
-            await _is_refused(relay, 2)  # with new processes
+            _is_refused(relay, 2)  # with new processes
             relay.config.write_text(good)
-            await AT_ONCE(_reload, relay, "reloaded", 1)
-        told = await AT_ONCE(status, relay)
+            _reload(relay, "reloaded", 1)
+        told = status(relay)
         assert (told.hostname, told.problems) == ("relay.test", ())
-        assert await AT_ONCE(pid_of, relay, 1) == second, "nobody has touched it"
+        assert pid_of(relay, 1) == second, "nobody has touched it"
         deaths = [each for each in relay.events("worker-ended") if each["level"] == "error"]
         assert [(each["worker"], each["why"]) for each in deaths] == [(0, "exited with status 70")] * 2
         assert all(each["restart_in"] > 0.4 for each in deaths), "no storm of restarts"
-        await AT_ONCE(relay.wait_until_empty)
-        assert await AT_ONCE(relay.terminate) == 0
+        relay.wait_until_empty()
+        assert relay.terminate() == 0
     assert clients.acknowledged <= tokens(sink.messages).keys()
     assert not [text for text in clients.complaints if "Refused" in text]
 
 
-async def _is_refused(relay: RelayProcess, times: int) -> None:
-    await AT_ONCE(_reload, relay, "reload-refused", times)
-    (problem,) = [each for each in (await AT_ONCE(status, relay)).problems if "stays active" in each]
+def _is_refused(relay: RelayProcess, times: int) -> None:
+    _reload(relay, "reload-refused", times)
+    (problem,) = [each for each in status(relay).problems if "stays active" in each]
     assert problem.endswith("exited with status 70")
-    await AT_ONCE(until_running, relay)
+    until_running(relay)
 
 
 def _reload(relay: RelayProcess, outcome: str, times: int) -> None:
@@ -122,20 +121,21 @@ def _zone(relay: RelayProcess) -> ZoneStatus:
     return zone
 
 
-async def test_the_queue_of_three_workers_is_one_for_every_verb(tmp_path: Path) -> None:
+def test_the_queue_of_three_workers_is_one_for_every_verb(tmp_path: Path) -> None:
     """Nothing of it is due again while the test runs: what is being tried is left alone by every verb."""
     schedule: dict[str, Table] = {"retry": {"schedule": ["1h"], "suspend_min": "1h", "suspend_max": "1h"}}
     recipients = [f"u{number}@d{number % 5}.example" for number in range(30)]
     with relay_of(tmp_path, 1, workers=3, worker_timeout=PATIENT, tables=schedule) as relay:
         clients = [Submitter(relay.smtp_port, prefix=f"c{n}", size=300, recipients=recipients) for n in "abc"]
         # The kernel deals connections out by their ports: of twelve, one of three workers may have none.
-        await asyncio.gather(*(client.run(10, 150) for client in clients))
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda client: client.send(10, 150), clients))
         ids = sorted(each for client in clients for each in client.ids.values())
         assert len(ids) == 450
         assert {each[-2:] for each in ids} == {"00", "01", "02"}
-        await AT_ONCE(relay.wait_for, lambda: _zone(relay).deferred == 450, what="all deferred")
-        await AT_ONCE(_look, relay, ids)
-        await AT_ONCE(_operate, relay)
+        relay.wait_for(lambda: _zone(relay).deferred == 450, what="all deferred")
+        _look(relay, ids)
+        _operate(relay)
         assert relay.events("trouble") == []
 
 
@@ -205,45 +205,45 @@ class _Gated(Sink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = asyncio.Event()
+        self.is_open = False
 
     async def accept(self, message: Received) -> None:
-        await self.gate.wait()
+        await until(lambda: self.is_open, seconds=60)
         await super().accept(message)
 
 
 @pytest.fixture
-async def gated() -> AsyncIterator[_Gated]:
-    async with _Gated() as gated:
+def gated() -> Iterator[_Gated]:
+    with _Gated() as gated:
         yield gated
 
 
-async def test_a_supervisor_waits_for_one_that_is_stopping_but_not_for_one_that_runs(
+def test_a_supervisor_waits_for_one_that_is_stopping_but_not_for_one_that_runs(
     tmp_path: Path, gated: _Gated
 ) -> None:
     with relay_of(tmp_path, gated.port, worker_timeout=PATIENT, shutdown_timeout=PATIENT) as relay:
         client = Submitter(relay.smtp_port, prefix="slow")
-        await client.run(2, 2)
-        await AT_ONCE(relay.wait_for, lambda: _zone(relay).active == 2, what="two deliveries in flight")
-        refused = await AT_ONCE(run, relay, "serve")
+        client.send(2, 2)
+        relay.wait_for(lambda: _zone(relay).active == 2, what="two deliveries in flight")
+        refused = run(relay, "serve")
         assert refused.returncode == 1
         assert "another relay is listening" in refused.stderr
         relay.signal(signal.SIGTERM)
-        await AT_ONCE(relay.wait_for, lambda: status(relay).state == "draining", what="draining")
+        relay.wait_for(lambda: status(relay).state == "draining", what="draining")
         log = tmp_path / "second.log"
         with log.open("wb") as stderr:
             command = (str(PROGRAM), "serve", "--config", str(relay.config))
-            second = await asyncio.create_subprocess_exec(*command, stderr=stderr)
+            second = subprocess.Popen(command, stderr=stderr)
         try:
-            await AT_ONCE(relay.wait_for, lambda: "supervisor-waits" in log.read_text(), what="it waits")
+            relay.wait_for(lambda: "supervisor-waits" in log.read_text(), what="it waits")
             waits = json.loads(log.read_text().splitlines()[0])
             assert str(relay.pid) in waits["processes"].split(", ")
-            gated.gate.set()
-            assert await AT_ONCE(relay.wait) == 0
-            await AT_ONCE(relay.wait_for, lambda: relay.http("/readyz")[0] == 200, what="the second one")
-            await AT_ONCE(relay.wait_until_empty)
+            gated.is_open = True
+            assert relay.wait() == 0
+            relay.wait_for(lambda: relay.http("/readyz")[0] == 200, what="the second one")
+            relay.wait_until_empty()
             second.terminate()
-            assert await second.wait() == 0
+            assert second.wait(60) == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
                 second.kill()

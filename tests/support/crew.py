@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.requests import Status
 
 QUICK: Mapping[str, Table] = {"retry": {"schedule": ["1s"], "suspend_min": "1s", "suspend_max": "1s"}}
-AT_ONCE = asyncio.to_thread
 
 
 def relay_of(

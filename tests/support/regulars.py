@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from tests.support.smtp_client import SmtpClient, connected
 
@@ -24,15 +25,19 @@ class Regulars:
         self._number = 0
         self._stop = False
 
-    @asynccontextmanager
-    async def at_work(self, clients: int = 6) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(self._come_and_go())
+    @contextmanager
+    def at_work(self, clients: int = 6) -> Iterator[None]:
+        """On a thread of their own."""
+        with ThreadPoolExecutor(1) as thread:
+            working = thread.submit(asyncio.run, self._work(clients))
             try:
                 yield
             finally:
                 self._stop = True
+            working.result()
+
+    async def _work(self, clients: int) -> None:
+        await asyncio.gather(*(self._come_and_go() for _ in range(clients)))
 
     async def _come_and_go(self) -> None:
         while not self._stop:

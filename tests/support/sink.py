@@ -59,10 +59,19 @@ class Sink:
         return self
 
     def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _leave(self) -> None:
+        """Begin every connection that was accepted: asyncio loses one whose server is closed before."""
+        assert self._server is not None  # __enter__ has started it
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        while asyncio.all_tasks() - self._tasks - {asyncio.current_task()}:
+            await asyncio.sleep(0)
+        await self.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

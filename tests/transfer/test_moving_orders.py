@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from tests.store.builders import store_message
-from tests.support.crew import AT_ONCE, client_of, relay_of, run, until_running
+from tests.support.crew import client_of, relay_of, run, until_running
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
@@ -69,24 +69,24 @@ async def test_suspended_mail_stays_where_it_has_moved_to(
     source = await filled(tmp_path / "old")
     give(tmp_path / "old", order(**fields))
     with relay_of(tmp_path / "new", sink.port, workers=1) as running:
-        assert await AT_ONCE(running.terminate) == 0
+        assert await asyncio.to_thread(running.terminate) == 0
         give(tmp_path / "new", order("0000000a", user="nobody"))
-        assert await AT_ONCE(migrate, source, running.config) == 0
-        await AT_ONCE(running.start)
+        assert await asyncio.to_thread(migrate, source, running.config) == 0
+        await asyncio.to_thread(running.start)
         await waits(running, sink)
 
 
 async def waits(running: RelayProcess, sink: Sink) -> None:
     """All of it waits for the order, and leaves when that is over."""
     for _ in range(100):  # a relay that runs finds what was left to it within a part of the lease
-        queue = await AT_ONCE(lambda: list(client_of(running).stream(QueueList(limit=0))))
+        queue = await asyncio.to_thread(lambda: list(client_of(running).stream(QueueList(limit=0))))
         rows = [each for each in queue if isinstance(each, DeliveryRow)]
         if len(rows) == MESSAGES:
             break
         await asyncio.sleep(0.2)
     assert len(sink.messages) == 0, "sent although suspended"
     assert [row.order for row in rows] == [ORDER] * MESSAGES
-    resumed = await AT_ONCE(run, running, "resume", ORDER)
+    resumed = await asyncio.to_thread(run, running, "resume", ORDER)
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
     await sink.wait_for(MESSAGES, timeout=30)
 
@@ -95,8 +95,8 @@ async def test_a_target_that_runs_has_the_orders_before_it_has_the_mail(tmp_path
     source = await filled(tmp_path / "old")
     give(tmp_path / "old", order(everything=True))
     with postgres_relay(tmp_path / "new", sink) as running:
-        await AT_ONCE(until_running, running)
-        assert await AT_ONCE(migrate, source, running.config) == 0
+        await asyncio.to_thread(until_running, running)
+        assert await asyncio.to_thread(migrate, source, running.config) == 0
         await waits(running, sink)
 
 
@@ -298,6 +298,6 @@ async def test_an_order_that_is_given_at_a_source_that_runs_goes_along(
         await finish(migration)
 
     monkeypatch.setattr(Migration, "finish", finishing)
-    assert await AT_ONCE(migrate, source, target) == 0
+    assert await asyncio.to_thread(migrate, source, target) == 0
     assert len(stretches) > 4
     assert len(await contents(target)) == MESSAGES
