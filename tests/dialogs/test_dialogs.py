@@ -164,7 +164,7 @@ class Stage:
 
     async def arrived(self) -> None:
         """What the client has sent is with the session: both are on this loop."""
-        assert not any(talk.writer.transport.get_write_buffer_size() for talk in self.clients)
+        await until(lambda: not any(each.writer.transport.get_write_buffer_size() for each in self.clients))
         await asyncio.sleep(0.002)
 
     async def hear(self, step: Step) -> None:
