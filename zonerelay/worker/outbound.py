@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
@@ -27,7 +27,6 @@ from zonerelay.history.writer import DIRECTORY
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
-from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import QueueKind
@@ -100,22 +99,6 @@ class MailReporter:
             clock=context.clock,
             random=context.random,
         )
-
-    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Take new events that are durable (`store.contract.Stored`)."""
-        return 0 if self.webhooks is None else self.webhooks.stored(deliveries, is_next)
-
-    def on_news(self) -> None:
-        if self.webhooks is not None:
-            self.webhooks.notify()
-
-    def on_lost(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that other workers have taken over."""
-        if self.webhooks is not None:
-            self.webhooks.forget(keys)
-
-    def problems(self) -> tuple[str, ...]:
-        return () if self.webhooks is None else self.webhooks.problems()
 
     async def close(self) -> None:
         """Close the webhooks. Call it before the settler stops, because the settler writes the outcomes of

@@ -99,15 +99,15 @@ class Worker:
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
         """Take new mail or new events that are durable (`store.contract.Stored`)."""
-        to = self.parts.scheduler if deliveries[0].queue.is_mail else self.parts.telling
-        return to.stored(deliveries, is_next)
+        to = self.parts.scheduler if deliveries[0].queue.is_mail else self.parts.telling.webhooks
+        return 0 if to is None else to.stored(deliveries, is_next)
 
     def on_news(self, name: QueueName) -> None:
         """Claim mail that other workers have left, some of it new and some deferred."""
         if name.is_mail:
             self.parts.scheduler.wake(name)
-        else:
-            self.parts.telling.on_news()
+        elif (webhooks := self.parts.telling.webhooks) is not None:
+            webhooks.notify()
 
     def on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
@@ -116,8 +116,8 @@ class Worker:
         parts = self.parts
         parts.ids.renumber(number_of(self.settings, self.identity.index, self.store))
         events = {key for key in keys if not key.queue.is_mail}
-        if events:
-            parts.telling.on_lost(events)
+        if events and parts.telling.webhooks is not None:
+            parts.telling.webhooks.forget(events)
         parts.scheduler.give_back(parts.scheduler.withdraw(set(keys) - events))
 
     # ---- reload -----------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Worker:
             parts.scheduler,
             self.store,
             self.history,
-            parts.telling,
+            parts.telling.webhooks,
             parts.leaps,
             parts.operations.journal,
             parts.orders,
