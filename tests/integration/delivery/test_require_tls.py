@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.integration.delivery.conftest import Bed
-from tests.integration.delivery.test_tls_levels import (
+from tests.integration.delivery.test_tls import (
     HOST,
     RIGHT,
     SELF_SIGNED,

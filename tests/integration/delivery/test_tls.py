@@ -1,214 +1,545 @@
-"""STARTTLS by policy, with certificates made for the test."""
+"""Each level of TLS: who passes, who fails and in which words, and who tries to talk us out of it."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import itertools
+import os
 import ssl
-from dataclasses import dataclass, replace
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trustme
+from msgspec import structs
 
 from tests.integration.delivery.conftest import Bed
-from tests.support.mail import TEXT, ZONE, Bodies, Names, make_batch, make_message, route_to
-from tests.support.sink_conversation import Manners
+from tests.support.certificates import DAY, Made, make
+from tests.support.mail import ZONE, Bodies, Names, TlsResults, make_batch, make_message, route_to
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners, Script
 from zonerelay.config.settings import DeliverySettings, TlsMode, ZoneSettings
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.delivery.tls import plan
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.routing.destinations.route import Route, TlsDemand
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 
-D, F = Verdict.DELIVERED, Verdict.DEFERRED
-NAMES = Names({"mx.example.com": ("127.0.0.1",)})
-
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    authority: trustme.CA
-    right: ssl.SSLContext
-    wrong_name: ssl.SSLContext
-    untrusted: ssl.SSLContext
+HOST = "mx.example.com"
+NOW = time.time()
 
 
-def server_context(authority: trustme.CA, name: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(name).configure_cert(context)
-    return context
-
-
-@pytest.fixture(scope="module")
-def certificates() -> Certificates:
-    authority, stranger = trustme.CA(), trustme.CA()
-    return Certificates(
-        authority,
-        server_context(authority, "mx.example.com"),
-        server_context(authority, "another.example.com"),
-        server_context(stranger, "mx.example.com"),
+def certificate(*names: str, issuer: Made | None = None, starts: float = -DAY, ends: float = DAY) -> Made:
+    common_name = "" if names else "Test authority"
+    return make(
+        *names,
+        issuer=issuer,
+        common_name=common_name,
+        authority=not names,
+        starts=NOW + starts,
+        ends=NOW + ends,
     )
 
 
-@pytest.fixture
-def trusted(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+AUTHORITY = certificate()
+RIGHT = certificate(HOST, "*.example.org", issuer=AUTHORITY)
+WRONG_NAME = certificate("elsewhere.example", "another.example", issuer=AUTHORITY)
+EXPIRED = certificate(HOST, issuer=AUTHORITY, starts=-2 * DAY, ends=-DAY)
+NOT_YET = certificate(HOST, issuer=AUTHORITY, starts=DAY, ends=2 * DAY)
+SELF_SIGNED = certificate(HOST)
+STRANGER = make(common_name="Another authority", authority=True, starts=NOW - DAY, ends=NOW + DAY)
+UNKNOWN_ISSUER = certificate(HOST, issuer=STRANGER)
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The test's authority is the machine's only trusted one."""
     path = tmp_path_factory.mktemp("tls") / "authority.pem"
-    certificates.authority.cert_pem.write_to_path(str(path))
+    path.write_bytes(AUTHORITY.pem)
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
 
 
-def zone(mode: TlsMode) -> ZoneSettings:
-    return replace(ZONE, tls=mode)
+def names(**records: DnsAnswer[TlsaRecord]) -> Names:
+    return Names({HOST: ("127.0.0.1",)}, secure=[HOST], records=records)
 
 
-@pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED])
-@pytest.mark.parametrize("which", ["right", "wrong_name", "untrusted"])
-async def test_encrypted_whatever_the_certificate_says(
-    bed: Bed, certificates: Certificates, mode: TlsMode, which: str
-) -> None:
-    sink = await bed.sink(Manners(tls=getattr(certificates, which)))
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    for _ in range(3):
-        [outcome] = await courier.deliver(make_batch(make_message(), route, zone(mode)))
-        assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3")
-    assert [(received.tls, received.body) for received in sink.messages] == [(True, TEXT)] * 3
-    assert sink.connections == 1
-    assert [command.split()[0] for command in sink.commands[:4]] == ["EHLO", "STARTTLS", "EHLO", "MAIL"]
+def to(sink: Sink, demand: TlsDemand | None, *, domain: str = "example.com") -> Route:
+    route = route_to(sink.port, host=HOST, literal=False)
+    return structs.replace(route, tls=demand, name=domain)
 
 
-@pytest.mark.usefixtures("trusted")
-async def test_verified_certificate_is_accepted(bed: Bed, certificates: Certificates) -> None:
-    sink = await bed.sink(Manners(tls=certificates.right))
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.VERIFY)))
-    assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3 verified")
+async def deliver(
+    courier: SmtpCourier,
+    sink: Sink,
+    demand: TlsDemand | None,
+    zone: ZoneSettings = ZONE,
+    *,
+    domain: str = "example.com",
+) -> Outcome:
+    """Without a demand of its route the zone says what is wanted."""
+    message = make_message(recipients=[f"anybody@{domain}"])
+    [outcome] = await courier.deliver(make_batch(message, to(sink, demand, domain=domain), zone))
+    return outcome
 
 
-@pytest.mark.usefixtures("trusted")
-@pytest.mark.parametrize("which", ["wrong_name", "untrusted"])
-async def test_certificate_that_does_not_verify_is_refused(
-    bed: Bed, certificates: Certificates, which: str
-) -> None:
-    sink = await bed.sink(Manners(tls=getattr(certificates, which)))
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.VERIFY)))
-    assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.7.5")
-    assert sink.messages == []
+async def refusal(
+    courier: SmtpCourier, sink: Sink, demand: TlsDemand | None, zone: ZoneSettings = ZONE
+) -> str:
+    """Why the host was not used; nothing of the mail was told to anybody."""
+    outcome = await deliver(courier, sink, demand, zone)
+    assert (outcome.verdict, outcome.scope) == (Verdict.DEFERRED, Scope.HOST)
+    assert not sink.messages
+    assert not any(command.startswith("MAIL") for command in sink.commands)
     assert courier.pool.open_connections("default") == 0
+    return str(outcome.reply)
 
 
-@pytest.mark.parametrize("mode", [TlsMode.REQUIRED, TlsMode.VERIFY])
-async def test_required_tls_is_never_given_up(bed: Bed, certificates: Certificates, mode: TlsMode) -> None:
-    without, broken = await bed.sink(), await bed.sink(Manners(broken_tls=True))
-    courier = bed.courier(names=NAMES)
-    route = route_to(without.port, broken.port, host="mx.example.com", literal=False)
+def showing(made: Made, *above: Made) -> Manners:
+    return Manners(tls=made.server_context(*above))
+
+
+VERIFY = TlsDemand(TlsMode.VERIFY)
+POLICY = TlsDemand(TlsMode.VERIFY, because="mta-sts")
+PINNED = TlsDemand(TlsMode.VERIFY, certificates=(SELF_SIGNED.fingerprint,), because="destination")
+
+
+# ---- who passes ----------------------------------------------------------------------------------
+
+
+async def test_pinned_certificates_are_shown_each_time(bed: Bed) -> None:
+    """A session from a connection that pins none is not resumed."""
+    manners = showing(SELF_SIGNED)
+    sink, courier = await bed.sink(manners), bed.courier(names=names())
+    for demand in (TlsDemand(TlsMode.REQUIRED), PINNED, TlsDemand()):
+        assert (await deliver(courier, sink, demand)).verdict is Verdict.DELIVERED
+    assert manners.tls is not None
+    assert (sink.connections, manners.tls.session_stats()["hits"]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("demand", "shown", "words", "level"),
+    [
+        (TlsDemand(), SELF_SIGNED, "TLSv1.3", "opportunistic"),
+        (TlsDemand(TlsMode.REQUIRED), EXPIRED, "TLSv1.3", "required"),
+        (VERIFY, RIGHT, "TLSv1.3 verified", "verify"),
+        (POLICY, RIGHT, "TLSv1.3 mta-sts", "mta-sts"),
+        (PINNED, SELF_SIGNED, "TLSv1.3 verified", "verify"),
+        (TlsDemand(TlsMode.VERIFY, names=("*.elsewhere", "another.example")), WRONG_NAME, "", "verify"),
+        (TlsDemand(TlsMode.VERIFY, names=("host.example.org",)), RIGHT, "TLSv1.3 verified", "verify"),
+    ],
+)
+async def test_what_a_connection_is_worth_is_kept_and_counted(
+    bed: Bed, demand: TlsDemand, shown: Made, words: str, level: str
+) -> None:
+    sink = await bed.sink(showing(shown))
+    results = TlsResults()
+    courier = bed.courier(names=names(), observe_tls=results)
+    for _ in range(2):  # the second on the idle connection of the first
+        outcome = await deliver(courier, sink, demand)
+        assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, words or "TLSv1.3 verified")
+    assert (sink.connections, results.seen, results.news) == (1, [(level, "ok")], [])
+
+
+async def test_clear_text_is_counted_where_tls_was_wanted(bed: Bed) -> None:
+    results = TlsResults()
+    courier = bed.courier(names=names(), observe_tls=results)
+    assert (await deliver(courier, await bed.sink(), TlsDemand(TlsMode.NONE))).tls == ""
+    assert results.seen == []
+    assert (await deliver(courier, await bed.sink(), TlsDemand())).tls == ""
+    assert (results.seen, results.news) == ([("opportunistic", "fallback")], [])
+    broken = await bed.sink(Manners(broken_tls=True))
+    once = replace(ZONE, max_messages_per_connection=1)
     for _ in range(2):
-        [outcome] = await courier.deliver(make_batch(make_message(), route, zone(mode)))
-        assert (outcome.verdict, outcome.scope) == (F, Scope.HOST)
-        assert outcome.reply.status in ("4.7.4", "4.7.5")
-    assert not any(command.startswith("MAIL") for sink in (without, broken) for command in sink.commands)
-    capable = await bed.sink(Manners(tls=certificates.right))
-    if mode is TlsMode.REQUIRED:
-        route = route_to(without.port, capable.port, host="mx.example.com", literal=False)
-        assert (await courier.deliver(make_batch(make_message(), route, zone(mode))))[0].verdict is D
+        assert (await deliver(courier, broken, TlsDemand(), once)).tls == ""
+    assert results.seen[1:] == [("opportunistic", "fallback")] * 2
+    [news] = results.news  # of the second connection nothing new is known
+    assert news.startswith(f"{HOST}: TLS with {HOST} (127.0.0.1:{broken.port}) failed: ")
+
+
+# ---- who fails, in which words -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (EXPIRED, "its certificate has expired"),
+        (NOT_YET, "its certificate is not valid yet"),
+        (SELF_SIGNED, "its certificate is self-signed"),
+        (UNKNOWN_ISSUER, "not issued by an authority that this machine trusts"),
+        (WRONG_NAME, f"its certificate is for elsewhere.example, another.example, not for {HOST}"),
+    ],
+)
+@pytest.mark.parametrize("demand", [VERIFY, POLICY])
+async def test_what_is_wrong_with_a_certificate_is_said(
+    bed: Bed, demand: TlsDemand, shown: Made, words: str
+) -> None:
+    sink = await bed.sink(showing(shown))
+    results = TlsResults()
+    courier = bed.courier(names=names(), observe_tls=results)
+    reply = await refusal(courier, sink, demand)
+    assert reply.startswith("451 4.7.5 ")
+    assert f"{HOST} (127.0.0.1:{sink.port})" in reply
+    assert words in reply
+    who = "the MTA-STS policy of example.com" if demand is POLICY else "zone default"
+    assert reply.endswith(f"; {who} requires a valid certificate")
+    assert [result for _, result in results.seen] == ["failed"]
+
+
+async def test_a_pinned_certificate_is_no_other(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT))
+    reply = await refusal(bed.courier(names=names()), sink, PINNED)
+    assert f"not one of the expected ones; its fingerprint is {RIGHT.fingerprint}" in reply
+
+
+async def test_another_host_of_the_route_may_do(bed: Bed) -> None:
+    bad, good = await bed.sink(showing(EXPIRED)), await bed.sink(showing(RIGHT))
+    route = structs.replace(route_to(bad.port, good.port, host=HOST, literal=False), tls=VERIFY)
+    courier = bed.courier(names=names())
+    [outcome] = await courier.deliver(make_batch(make_message(), route))
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
+
+
+async def test_authorities_are_read_again_when_their_file_has_changed(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As an upgrade of ca-certificates replaces it: an authority comes, and goes, without a reload."""
+    sink = await bed.sink(showing(RIGHT))
+    courier = bed.courier(names=names())
+    trusted = Path(os.environ["SSL_CERT_FILE"]).read_bytes()
+    bundle, another = tmp_path / "bundle.pem", trustme.CA().cert_pem.bytes()
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+    for authorities, is_trusted in ((another, False), (another + trusted, True), (another, False)):
+        draft = tmp_path / "draft"
+        draft.write_bytes(authorities)
+        draft.replace(bundle)
+        if is_trusted:
+            assert (await deliver(courier, sink, VERIFY)).verdict is Verdict.DELIVERED
+            courier.pool.close_idle()
+            sink.messages.clear()
+            sink.commands.clear()
+        else:
+            await refusal(courier, sink, VERIFY)
+
+
+# ---- downgrade attempts --------------------------------------------------------------------------
+
+
+def refuse(code: str) -> Script:
+    return lambda verb, _: f"{code} not now" if verb == "STARTTLS" else None
+
+
+DEMANDS = [TlsDemand(TlsMode.REQUIRED), VERIFY, POLICY, PINNED, TlsDemand(TlsMode.DANE, dane=True)]
+
+
+@pytest.mark.parametrize(
+    ("manners", "script", "status"),
+    [
+        (Manners(), None, "4.7.4"),
+        (Manners(esmtp=False), None, "4.7.4"),
+        (showing(RIGHT), refuse("454 4.7.0"), "4.7.4"),
+        (showing(RIGHT), refuse("500 5.5.1"), "4.7.4"),
+        (showing(RIGHT), refuse("250 2.0.0"), "4.7.4"),
+        (Manners(broken_tls=True), None, "4.7.5"),
+    ],
+    ids=["STARTTLS stripped", "EHLO refused", "454", "500", "250", "handshake broken"],
+)
+@pytest.mark.parametrize("demand", DEMANDS)
+async def test_nobody_talks_us_into_clear_text(
+    bed: Bed, demand: TlsDemand, manners: Manners, script: Script | None, status: str
+) -> None:
+    sink = await bed.sink(manners, script=script)
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}))
+    assert (await refusal(courier, sink, demand)).startswith(f"451 {status} ")
+
+
+@pytest.mark.parametrize("demand", [TlsDemand(), *DEMANDS])
+async def test_words_slipped_in_before_the_handshake_are_nothing(bed: Bed, demand: TlsDemand) -> None:
+    shown = SELF_SIGNED if demand is PINNED else RIGHT
+    sink = await bed.sink(replace(showing(shown), injected="250-evil\r\n250 SIZE 1\r\n"))
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(shown)}))
+    assert (await deliver(courier, sink, demand)).verdict is Verdict.DELIVERED
+    assert sink.messages[0].tls
+
+
+async def test_a_server_that_only_speaks_old_versions_is_not_trusted_with_anything(bed: Bed) -> None:
+    context = RIGHT.server_context()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    sink = await bed.sink(Manners(tls=context))
+    reply = await refusal(bed.courier(names=names()), sink, VERIFY)
+    assert reply.startswith("451 4.7.5 ")
+
+
+async def test_a_server_that_leaves_in_the_handshake_is_no_reason_for_clear_text(bed: Bed) -> None:
+    said: list[bytes] = []
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mx ESMTP\r\n")
+        said.append(await reader.readline())
+        writer.write(b"250-mx\r\n250 STARTTLS\r\n")
+        said.append(await reader.readline())
+        writer.write(b"220 go ahead\r\n")
+        await reader.read(1)
+
+    port = await bed.peer(leave)
+    route = structs.replace(route_to(port, host=HOST, literal=False), tls=TlsDemand(TlsMode.REQUIRED))
+    [outcome] = await bed.courier(names=names()).deliver(make_batch(make_message(), route))
+    assert outcome.reply.status == "4.7.5"
+    # Twice: it may not have taken the first message of the handshake for its size.
+    assert [line.split()[0] for line in said] == [b"EHLO", b"STARTTLS"] * 2
+
+
+# ---- DANE, on both loops -------------------------------------------------------------------------
+
+
+def vouching(made: Made, *, usage: int = 3, secure: bool = True) -> DnsAnswer[TlsaRecord]:
+    record = TlsaRecord(usage, 1, 1, hashlib.sha256(made.public_key_der).digest())
+    return DnsAnswer(DnsStatus.OK, (record,), 1e12, secure)
+
+
+@pytest.mark.parametrize("usage", [2, 3])
+async def test_the_chain_of_a_server_is_seen_whoever_signed_it(bed: Bed, usage: int) -> None:
+    root = certificate()
+    server = certificate(HOST, issuer=root)
+    sink = await bed.sink(showing(server, root))
+    answer = vouching(root if usage == 2 else server, usage=usage)
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": answer}), clock=_Today())
+    outcome = await deliver(courier, sink, TlsDemand(dane=True))
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 dane")
+
+
+async def test_an_operators_verify_holds_beside_the_records(bed: Bed) -> None:
+    sink = await bed.sink(showing(SELF_SIGNED))
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)}))
+    demand = TlsDemand(TlsMode.VERIFY, dane=True)
+    assert "self-signed" in await refusal(courier, sink, demand)
+    assert (await deliver(courier, sink, structs.replace(demand, because="mta-sts"))).tls == "TLSv1.3 dane"
+
+
+async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(bed: Bed) -> None:
+    root = certificate()
+    server = certificate("example.com", "example.net", issuer=root)
+    sink = await bed.sink(showing(server, root))
+    records = {f"_{sink.port}._tcp.{HOST}": vouching(root, usage=2)}
+    courier = bed.courier(names=names(**records), clock=_Today())
+    demand = TlsDemand(dane=True)
+    for domain, connections in (("example.com", 1), ("example.com", 1), ("example.net", 2)):
+        outcome = await deliver(courier, sink, demand, domain=domain)
+        assert (outcome.verdict, sink.connections) == (Verdict.DELIVERED, connections)
+    outcome = await deliver(courier, sink, demand, domain="example.org")
+    assert "not for mx.example.com or example.org" in outcome.reply.text
+
+
+async def test_what_counts_is_whose_mail_it_is_and_not_whose_route(bed: Bed) -> None:
+    """Domains with the same hosts share a line, which has the route of whoever was looked up last."""
+    root = certificate()
+    sink = await bed.sink(showing(certificate("attacker.example", issuer=root), root))
+    records = {f"_{sink.port}._tcp.{HOST}": vouching(root, usage=2)}
+    courier = bed.courier(names=names(**records), clock=_Today())
+    route = to(sink, TlsDemand(dane=True), domain="attacker.example")
+    for recipients in (["a@example.com"], ["x@attacker.example", "a@example.com"]):
+        batch = make_batch(make_message(recipients=recipients), route)
+        outcomes = await courier.deliver(batch)
+        assert {outcome.verdict for outcome in outcomes} == {Verdict.DEFERRED}
+        assert "not for mx.example.com" in outcomes[0].reply.text
+    batch = make_batch(
+        make_message(recipients=["x@Attacker.example"]), structs.replace(route, name="example.com")
+    )
+    assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DELIVERED]
+    batch = make_batch(make_message(recipients=["a@example.com"]), route)
+    assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DEFERRED]
+
+
+# ---- what the zone says ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "shown", "tls"),
+    [
+        (TlsMode.NONE, RIGHT, ""),
+        (TlsMode.OPPORTUNISTIC, SELF_SIGNED, "TLSv1.3"),
+        (TlsMode.REQUIRED, WRONG_NAME, "TLSv1.3"),
+        (TlsMode.VERIFY, RIGHT, "TLSv1.3 verified"),
+    ],
+)
+async def test_a_zone_is_content_with(bed: Bed, mode: TlsMode, shown: Made, tls: str) -> None:
+    sink = await bed.sink(showing(shown))
+    outcome = await deliver(bed.courier(names=names()), sink, None, replace(ZONE, tls=mode))
+    assert (outcome.verdict, outcome.tls, sink.messages[0].tls) == (Verdict.DELIVERED, tls, bool(tls))
+    said = [command.split()[0] for command in sink.commands[:4]]
+    assert said == (["EHLO", "STARTTLS", "EHLO", "MAIL"] if tls else ["EHLO", "MAIL", "RCPT", "DATA"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "manners", "status"),
+    [
+        (TlsMode.REQUIRED, Manners(), "4.7.4"),
+        (TlsMode.REQUIRED, Manners(broken_tls=True), "4.7.5"),
+        (TlsMode.VERIFY, Manners(), "4.7.4"),
+        (TlsMode.VERIFY, showing(WRONG_NAME), "4.7.5"),
+        (TlsMode.VERIFY, showing(UNKNOWN_ISSUER), "4.7.5"),
+    ],
+)
+async def test_a_zone_is_not_content_with(bed: Bed, mode: TlsMode, manners: Manners, status: str) -> None:
+    sink = await bed.sink(manners)
+    reply = await refusal(bed.courier(names=names()), sink, None, replace(ZONE, tls=mode))
+    assert reply.startswith(f"451 {status} ")
 
 
 async def test_opportunistic_falls_back_to_clear_text_and_remembers_the_host(bed: Bed) -> None:
     sink = await bed.sink(Manners(broken_tls=True))
     clock = ManualClock()
-    courier = bed.courier(names=NAMES, clock=clock, settings=DeliverySettings(quit_timeout=0.5))
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    once = replace(zone(TlsMode.OPPORTUNISTIC), max_messages_per_connection=1)
+    courier = bed.courier(names=names(), clock=clock, settings=DeliverySettings(quit_timeout=0.5))
     connections = []
     for pause in (0.0, 10.0, 3600.0, 10.0):
         clock.advance(pause)
-        [outcome] = await courier.deliver(make_batch(make_message(), route, once))
-        assert (outcome.verdict, outcome.tls) == (D, "")
+        outcome = await deliver(courier, sink, None, replace(ZONE, max_messages_per_connection=1))
+        assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "")
         connections.append(sink.connections)
     assert connections == [3, 4, 7, 8]  # a failed handshake costs two more, at first and after an hour
     assert not any(received.tls for received in sink.messages)
 
 
-async def test_server_that_declines_starttls_goes_on_in_clear_text(
-    bed: Bed, certificates: Certificates
-) -> None:
-    sink = await bed.sink(
-        Manners(tls=certificates.right),
-        script=lambda verb, _: "454 4.7.0 not now" if verb == "STARTTLS" else None,
-    )
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.OPPORTUNISTIC)))
-    assert (outcome.verdict, outcome.tls) == (D, "")
-    assert sink.connections == 1
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.REQUIRED)))
-    assert outcome.verdict is F
+async def test_server_that_declines_starttls_goes_on_in_clear_text(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT), script=refuse("454 4.7.0"))
+    outcome = await deliver(bed.courier(names=names()), sink, None)
+    assert (outcome.verdict, outcome.tls, sink.connections) == (Verdict.DELIVERED, "", 1)
 
 
-async def test_tls_is_not_used_when_the_zone_says_none(bed: Bed, certificates: Certificates) -> None:
-    sink = await bed.sink(Manners(tls=certificates.right))
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.NONE)))
-    assert (outcome.verdict, outcome.tls) == (D, "")
+def at_ehlo(number: int, reply: str) -> Script:
+    """Answer the first EHLO of a sink, or the second, which comes inside TLS."""
+    asked = itertools.count(1)
+    return lambda verb, _: reply if verb == "EHLO" and next(asked) == number else None
 
 
-async def test_words_injected_before_the_handshake_are_discarded(
-    bed: Bed, certificates: Certificates
-) -> None:
-    sink = await bed.sink(Manners(tls=certificates.right, injected="250-evil\r\n250 SIZE 1\r\n"))
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.OPPORTUNISTIC)))
-    assert outcome.verdict is D  # had the injected SIZE counted, the message would have been too large
-
-
-async def test_capabilities_are_asked_again_inside_tls(bed: Bed, certificates: Certificates) -> None:
-    asked = 0
-
-    def script(verb: str, _: str) -> str | None:
-        nonlocal asked
-        asked += verb == "EHLO"
-        return "250 sink\nSIZE 1\nSTARTTLS" if verb == "EHLO" and asked == 1 else None
-
-    sink = await bed.sink(Manners(tls=certificates.right), script=script)
-    courier = bed.courier(names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.REQUIRED)))
-    assert outcome.verdict is D
+async def test_capabilities_are_asked_again_inside_tls(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT), script=at_ehlo(1, "250 sink\nSIZE 1\nSTARTTLS"))
+    outcome = await deliver(bed.courier(names=names()), sink, TlsDemand(TlsMode.REQUIRED))
+    assert outcome.verdict is Verdict.DELIVERED
 
 
 @pytest.mark.parametrize("reply", ["421 4.7.0 too many connections", "554 5.7.1 bad reputation"])
 async def test_a_host_that_does_not_want_us_inside_tls_is_not_asked_in_clear_text(
-    bed: Bed, certificates: Certificates, reply: str
+    bed: Bed, reply: str
 ) -> None:
-    asked = 0
-
-    def script(verb: str, _: str) -> str | None:
-        nonlocal asked
-        asked += verb == "EHLO"
-        return reply if verb == "EHLO" and asked == 2 else None
-
-    sink = await bed.sink(Manners(tls=certificates.right), script=script)
-    courier = bed.courier(names=NAMES)
-    batch = make_batch(
-        make_message(),
-        route_to(sink.port, host="mx.example.com", literal=False),
-        zone(TlsMode.OPPORTUNISTIC),
-    )
-    [outcome] = await courier.deliver(batch)
-    assert (outcome.verdict, outcome.scope, sink.connections) == (F, Scope.HOST, 1)
+    sink = await bed.sink(showing(RIGHT), script=at_ehlo(2, reply))
+    courier = bed.courier(names=names())
+    outcome = await deliver(courier, sink, None)
+    assert (outcome.verdict, outcome.scope, sink.connections) == (Verdict.DEFERRED, Scope.HOST, 1)
     assert reply in outcome.reply.text
-    [outcome] = await courier.deliver(batch)
-    assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3")
+    outcome = await deliver(courier, sink, None)
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3")
 
 
-async def test_long_body_through_tls_is_byte_exact(bed: Bed, certificates: Certificates) -> None:
-    sink = await bed.sink(Manners(tls=certificates.right))
+async def test_long_body_through_tls_is_byte_exact(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT))
     bodies = Bodies(b".dots and text\r\n" * 200_000)
-    courier = bed.courier(bodies, names=NAMES)
-    route = route_to(sink.port, host="mx.example.com", literal=False)
-    batch = make_batch(make_message(bodies.body), route, zone(TlsMode.REQUIRED))
-    [outcome] = await courier.deliver(batch)
-    assert outcome.verdict is D
+    courier = bed.courier(bodies, names=names())
+    batch = make_batch(make_message(bodies.body), to(sink, TlsDemand(TlsMode.REQUIRED)))
+    assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DELIVERED]
     assert sink.messages[0].body == bodies.body
+
+
+# ---- resumption -----------------------------------------------------------------------------------
+
+
+async def resume(courier: SmtpCourier, sink: Sink, mode: TlsMode, count: int = 1) -> None:
+    """Send each message on a connection of its own."""
+    for _ in range(count):
+        once = replace(ZONE, tls=mode, max_messages_per_connection=1)
+        outcome = await deliver(courier, sink, None, once)
+        assert outcome.verdict is Verdict.DELIVERED, outcome
+        while courier.pool.open_connections("default"):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.VERIFY])
+async def test_later_connections_resume_until_the_certificate_must_be_shown_again(
+    bed: Bed, mode: TlsMode
+) -> None:
+    context = RIGHT.server_context()
+    sink, clock = await bed.sink(Manners(tls=context)), ManualClock()
+    courier = bed.courier(names=names(), clock=clock)
+    await resume(courier, sink, mode, 4)
+    assert (sink.connections, context.session_stats()["hits"]) == (4, 3)
+    clock.advance(plan.LIFETIME + 1)
+    await resume(courier, sink, mode, 2)
+    assert context.session_stats()["hits"] == 4
+
+
+async def test_what_was_not_verified_is_not_resumed_where_it_must_be(bed: Bed) -> None:
+    context = RIGHT.server_context()
+    sink, courier = await bed.sink(Manners(tls=context)), bed.courier(names=names())
+    await resume(courier, sink, TlsMode.REQUIRED)
+    await resume(courier, sink, TlsMode.VERIFY)
+    assert context.session_stats()["hits"] == 0
+
+
+# ---- TLS from the first octet --------------------------------------------------------------------
+
+AT_ONCE = replace(ZONE, tls_on_connect=True)
+
+
+class ImplicitSink(Sink):
+    """Speaks TLS from the first octet, as smarthosts do on port 465."""
+
+    def __init__(self, made: Made) -> None:
+        super().__init__()
+        self._context = made.server_context()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, self.host, 0, ssl=self._context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("demand", "words"),
+    [
+        (TlsDemand(), "TLSv1.3"),
+        (TlsDemand(TlsMode.REQUIRED), "TLSv1.3"),
+        (VERIFY, "TLSv1.3 verified"),
+        (TlsDemand(TlsMode.DANE, dane=True), "TLSv1.3 dane"),
+    ],
+)
+async def test_tls_from_the_first_octet(bed: Bed, demand: TlsDemand, words: str) -> None:
+    sink = await bed.start(ImplicitSink(RIGHT))
+    results = TlsResults()
+    records = {f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}
+    courier = bed.courier(names=names(**records), observe_tls=results)
+    outcome = await deliver(courier, sink, demand, AT_ONCE)
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, words)
+    assert not any(command.startswith("STARTTLS") for command in sink.commands)
+    assert results.seen == [(demand.mode, "ok")]
+
+
+async def test_what_is_wrong_at_the_first_octet_is_said(bed: Bed) -> None:
+    sink = await bed.start(ImplicitSink(EXPIRED))
+    reply = await refusal(bed.courier(names=names()), sink, VERIFY, AT_ONCE)
+    assert "its certificate has expired; zone default requires a valid certificate" in reply
+    sink = await bed.start(ImplicitSink(WRONG_NAME))
+    reply = await refusal(bed.courier(names=names()), sink, VERIFY, AT_ONCE)
+    assert f"its certificate is for elsewhere.example, another.example, not for {HOST}" in reply
+    assert sink.commands == []
+
+
+async def test_where_tls_comes_first_there_is_no_clear_text(bed: Bed) -> None:
+    plain = await bed.sink()
+    results = TlsResults()
+    courier = bed.courier(names=names(), observe_tls=results)
+    for _ in range(2):
+        reply = await refusal(courier, plain, TlsDemand(), AT_ONCE)
+        assert reply.startswith(f"451 4.7.5 TLS with {HOST} (127.0.0.1:{plain.port}) failed: ")
+    assert results.seen == [("opportunistic", "failed")] * 2
+    # The random bytes of a handshake may contain a line end, so the sink may take a part of it for a command.
+    assert not any(command.startswith(("EHLO", "HELO")) for command in plain.commands)
+
+
+class _Today(ManualClock):
+    """DANE-TA looks at dates."""
+
+    def now(self) -> float:
+        return NOW
