@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, TypeVar, get_type_hints
 
@@ -277,30 +277,22 @@ async def _follow(call: ApiCall, request: requests.Request) -> Answer:
     fields = {"Content-Type": EVENTS, "X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
         return web.Response(headers=fields)
-    response = web.StreamResponse(headers=fields)
-    asked = call.asked(request)
-    async with call.admitted(), aclosing(call.operators.asking.frames(asked, beat=BEAT)) as frames:
-        await _stream(call, response, frames)
+    response, quiet = web.StreamResponse(headers=fields), 0
+    frames = call.operators.asking.frames(call.asked(request), beat=BEAT)
+    async with call.admitted(), aclosing(frames):
+        async for frame in frames:
+            if not response.prepared:  # from here on, an error can only be reported in the stream
+                await response.prepare(call.request)
+                await response.write(b": zonerelay\n\n")
+            if not isinstance(frame, answers.Progress):
+                kind = str(frame.__struct_config__.tag).encode("ascii")
+                await response.write(b"event: %b\ndata: %b\n\n" % (kind, msgspec.json.encode(frame)))
+                continue
+            quiet += 1
+            if quiet % QUIET_BEATS == 0:
+                await response.write(b": still here\n\n")
     response.force_close()
     return response
-
-
-async def _stream(call: ApiCall, response: web.StreamResponse, frames: AsyncIterator[answers.Frame]) -> None:
-    quiet = 0
-    async for frame in frames:
-        if not response.prepared:  # from here on, an error can only be reported in the stream
-            await response.prepare(call.request)
-            await response.write(b": zonerelay\n\n")
-        if not isinstance(frame, answers.Progress):
-            await response.write(b"event: %b\ndata: %b\n\n" % (_kind(frame), msgspec.json.encode(frame)))
-            continue
-        quiet += 1
-        if quiet % QUIET_BEATS == 0:
-            await response.write(b": still here\n\n")
-
-
-def _kind(frame: answers.Frame) -> bytes:
-    return str(frame.__struct_config__.tag).encode("ascii")
 
 
 # --- operations that the HTTP process answers without the relay ------------------------------------------
