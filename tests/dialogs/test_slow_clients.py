@@ -122,17 +122,6 @@ async def test_a_body_that_comes_fast_enough_may_take_long(opening: bytes) -> No
         assert house.log.reasons() == []
 
 
-async def test_between_chunks_a_client_has_the_idle_time() -> None:
-    async with talking(idle_timeout=0.15) as (house, talk):
-        await talk.begin(opening=b"BDAT 12")
-        talk.send(b"Subject: x\r\n")
-        assert await talk.line() == b"250 2.0.0 12 octets received"
-        assert await talk.line() == TIMEOUT
-        assert await talk.closed() == b""
-        assert house.log.reasons() == ["idle-timeout"]
-        await until(lambda: house.store.aborted == house.store.begun)
-
-
 async def test_chunks_have_the_transaction_time_together() -> None:
     async with talking(transaction_timeout=0.2) as (house, talk):
         await talk.begin(opening=b"BDAT 0")
