@@ -9,7 +9,6 @@ import pytest
 
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
-from tests.support.memory_store import MemoryStore
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
@@ -118,10 +117,3 @@ async def test_who_is_looked_for_is_found_without_reading_the_others(store: Part
     found = [each.recipient async for each in store.scan(wanted=wanted)]
     assert found == ["a@d7.example"] * 5
     assert len(decoded) == 50
-
-
-async def test_every_store_leaves_out_whom_nobody_looks_for() -> None:
-    memory = MemoryStore()
-    await store_message(memory, 1, "a@one.example", "b@two.example")
-    found = [each.recipient async for each in memory.scan(wanted=lambda to: to.startswith("b@"))]
-    assert found == ["b@two.example"]

@@ -108,8 +108,8 @@ class PostgresServer:
         return self._process.pid
 
     def start(self) -> None:
-        command = [str(self._programs.bin / "postgres"), "-D", str(self.data)]
-        self._process = self._launched(command) if self._launcher else self._popen(command)
+        program = str(self._programs.bin / "postgres")
+        self._process = self._popen(program, "-D", str(self.data), launcher=self._launcher)
         deadline = time.monotonic() + START_TIMEOUT
         while self.psql("SELECT 1", check=False) != "1":
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -171,10 +171,8 @@ class PostgresServer:
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
         made = self._popen(
-            [
-                *(str(self._programs.bin / "initdb"), "-D", str(self.data), "-U", "mail", "-E", "UTF8"),
-                *("--locale=C", "--no-sync", f"--auth={auth}", f"--pwfile={secret}"),
-            ]
+            *(str(self._programs.bin / "initdb"), "-D", str(self.data), "-U", "mail", "-E", "UTF8"),
+            *("--locale=C", "--no-sync", f"--auth={auth}", f"--pwfile={secret}"),
         )
         if made.wait(60):
             raise PostgresError(f"initdb failed:\n{self.log()}")
@@ -184,28 +182,13 @@ class PostgresServer:
         with (self.data / "postgresql.conf").open("a") as file:
             file.write("\n" + "\n".join(lines) + "\n")
 
-    def _popen(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        owner = self._owner
-        with (self.directory / "log").open("ab") as log:
-            return subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=self._programs.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                user=None if owner is None else owner.pw_uid,
-                group=None if owner is None else owner.pw_gid,
-                extra_groups=None if owner is None else [],
-            )
-
-    def _launched(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _popen(self, *command: str, launcher: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         owner = self._owner
         become = [] if owner is None else ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
         groups = ["--clear-groups"] if become else []
         with (self.directory / "log").open("ab") as log:
             return subprocess.Popen(
-                [*self._launcher, *become, *groups, *command],
+                [*launcher, *become, *groups, *command],
                 cwd=self.directory,
                 env=self._programs.environment,
                 stdin=subprocess.DEVNULL,
