@@ -304,7 +304,9 @@ class Relay:
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: ZoneChoice(self.zone_of.get(recipient, self._default_zone), "")
 
-    def operations(self, directory: Path, binned: Callable[[], None] = lambda: None) -> Operations:
+    def operations(
+        self, directory: Path = Path("no-home"), binned: Callable[[], None] = lambda: None
+    ) -> Operations:
         """What operators do to this queue, with a journal in `directory`."""
         return Operations(
             store=self.store,

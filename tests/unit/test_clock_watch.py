@@ -20,8 +20,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.journal import Act, Journal
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.journal import Act
 from zonerelay.queue.orders.order import SUSPEND, Order
 from zonerelay.queue.settle.settler import SettlerCallbacks
 
@@ -37,16 +36,6 @@ class Watched(Relay):
     def __init__(self) -> None:
         retry = RetrySettings(schedule=(MINUTE,), jitter=0.0)
         super().__init__(zones=(ZoneSettings(next_hop="hop"),), retry=retry, clock=ManualClock())
-
-    def operations(self, journal: Path = Path("no-act")) -> Operations:
-        return Operations(
-            store=self.store,
-            scheduler=self.scheduler,
-            settler=self.settler,
-            events=self.events,
-            clock=self.clock,
-            journal=Journal(journal, self.clock),
-        )
 
     def watch(self, leaps: ClockLeaps | None = None) -> ClockWatch:
         return ClockWatch(self.operations(), events=self.events, clock=self.clock, leaps=leaps)
@@ -155,6 +144,7 @@ async def test_nothing_is_read_while_the_clock_goes_on_as_it_should(relay: Watch
 
 
 async def test_an_undo_restores_due_times_by_the_clock_as_it_is_now(relay: Watched, tmp_path: Path) -> None:
+    (tmp_path / "acts").mkdir()
     operations = relay.operations(tmp_path)
     await deferred(relay)
     hold = Act(id="00000001", at=relay.clock.now(), verb="hold")
