@@ -183,7 +183,7 @@ class Crowd:
         for _ in range(MOST_TURNS):
             await asyncio.sleep(0)
         self.check()
-        limits = self.listener._admission._limits
+        limits = self.listener._admission
         assert (self.memory.used, self.memory.holders) == (0, set())
         assert (limits.count, limits._clients, limits._networks) == (0, {}, {})
         assert not self.listener._admission.sessions, "nothing of a session is left when it is over"

@@ -24,7 +24,7 @@ import pwd
 import re
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from time import monotonic, thread_time
@@ -32,14 +32,7 @@ from time import monotonic, thread_time
 import msgspec
 
 from zonerelay import durable
-from zonerelay.inbound.cleanup.submit import (
-    DEFAULT_OPTIONS,
-    Acceptance,
-    Principal,
-    Rejection,
-    Submit,
-    SubmittedEnvelope,
-)
+from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Rejection, SubmittedEnvelope
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.address import recipient_key
 from zonerelay.process.tasks import Tasks
@@ -94,12 +87,8 @@ class _ScanResult(msgspec.Struct):
     spent: dict[int, float] = msgspec.field(default_factory=lambda: defaultdict(float))
 
 
-class LocalSubmission(msgspec.Struct, frozen=True):
-    """How local programs submit mail: their client data, and the function to call."""
-
-    principal: Principal
-    submit: Submit
-
+LocalSubmit = Callable[[SubmittedEnvelope, Pieces], Awaitable[Acceptance | Rejection]]
+"""Submits mail of a program on this machine."""
 
 Take = Callable[[SubmittedEnvelope, bytes], str]
 """`take(envelope, message)` blocks. It returns "" if the relay has accepted the message, or the reason of a
@@ -298,16 +287,16 @@ class DropDirectory:
         return f"{text} {email.utils.formatdate()}\n".encode("ascii", "replace")
 
 
-def take_by(local: Callable[[], LocalSubmission | None]) -> Take:
+def take_by(local: Callable[[], LocalSubmit | None]) -> Take:
     """Return the function that submits a file by the rules of the listener that sendmail(1) would have used.
     Call this on the event loop.
     """
     loop = asyncio.get_running_loop()
 
     async def submit(envelope: SubmittedEnvelope, message: bytes) -> Acceptance | Rejection:
-        if (found := local()) is None:
+        if (submit_here := local()) is None:
             raise NoListenerError("no [[listener]] accepts mail without TLS and a login")
-        return await found.submit(found.principal, envelope, [message], DEFAULT_OPTIONS)
+        return await submit_here(envelope, [message])
 
     def take(envelope: SubmittedEnvelope, message: bytes) -> str:
         submitted = submit(envelope, message.replace(b"\n", b"\r\n"))

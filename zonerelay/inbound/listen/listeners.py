@@ -33,7 +33,7 @@ from zonerelay.inbound.cleanup.submit import (
     SubmitOptions,
     SubmittedEnvelope,
 )
-from zonerelay.inbound.drop_directory import LocalSubmission
+from zonerelay.inbound.drop_directory import LocalSubmit
 from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.http_listener import HttpListener, OpenHttp
@@ -205,7 +205,7 @@ class Listeners:
         first = next((each for each in self._kept if each.settings.address == self._first), self._kept[0])
         return await first.submissions.submit(principal, envelope, pieces, options)
 
-    def local(self) -> LocalSubmission | None:
+    def local(self) -> LocalSubmit | None:
         """Return how programs on this machine submit mail: to the first listener that accepts it unencrypted
         and without a login, as `zonerelay.sendmail` does.
         """
@@ -217,7 +217,7 @@ class Listeners:
             address = parse_listen(settings.address)
             here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
             principal = Principal(protocol="LOCAL", address=here, helo="localhost", may_relay=address.is_unix)
-            return LocalSubmission(principal, kept.submissions.submit)
+            return partial(kept.submissions.submit, principal)
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:

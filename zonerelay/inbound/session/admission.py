@@ -27,14 +27,14 @@ _TOO_MANY = {
 }
 
 
-class Admission(Generic[S]):
-    """Admits connections to one listener within its limits."""
+class Admission(ConnectionLimits, Generic[S]):
+    """Admits connections to one listener within its limits. `count` is the number of those that are open."""
 
     def __init__(self, settings: ListenerSettings, *, memory: SessionMemory, metrics: Metrics) -> None:
+        super().__init__(settings)
         self._is_unix = settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics
-        self._limits = ConnectionLimits(settings)
         self.configure(settings)
         self._empty: asyncio.Future[None] | None = None
         self.sessions: set[S] = set()
@@ -43,12 +43,7 @@ class Admission(Generic[S]):
     def configure(self, settings: ListenerSettings) -> None:
         """Apply these settings to new connections. Open connections stay."""
         self._access = AccessPolicy(settings)
-        self._limits.settings = settings
-
-    @property
-    def count(self) -> int:
-        """The number of open connections that were admitted."""
-        return self._limits.count
+        self.settings = settings
 
     def welcome(self, session: S, peer: object) -> tuple[Client, ServerReply | None]:
         """Identify the client of a new connection and count it, or return the refusal."""
@@ -62,7 +57,7 @@ class Admission(Generic[S]):
         memory = self._memory
         if memory.tight:
             return client, replies.TOO_MUCH_MEMORY
-        reason = self._limits.enter(_counted_as(client))
+        reason = self.enter(_counted_as(client))
         if reason is not None:
             return client, _TOO_MANY[reason]
         memory.holders.add(session)
@@ -72,7 +67,7 @@ class Admission(Generic[S]):
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
         """Count the connection as one of the client that PROXY or XCLIENT names, or return the refusal."""
         named = self._access.named(address, port, by=client)
-        reason = self._limits.move(_counted_as(client), _counted_as(named))
+        reason = self.move(_counted_as(client), _counted_as(named))
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
 
     def farewell(self, session: S, client: Client) -> None:
@@ -80,7 +75,7 @@ class Admission(Generic[S]):
         holders = self._memory.holders
         if session in holders:
             holders.discard(session)
-            self._limits.leave(_counted_as(client))
+            self.leave(_counted_as(client))
             self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:

@@ -194,17 +194,17 @@ class ClientState:
     @property
     def info(self) -> ClientInfo:
         """The client data for a policy."""
-        tls = self.tls
+        origin = self.origin
         if self.kept is None:
             self.kept = {}
         return ClientInfo(
-            address=self.client.address,
-            port=self.client.port,
-            helo=self.helo,
-            user=self.user.name if self.user is not None else "",
-            tls=tls.version if tls is not None else "",
-            certificate=tls.certificate if tls is not None else "",
-            listener=self._settings.address,
+            address=origin.client_address,
+            port=origin.client_port,
+            helo=origin.helo,
+            user=origin.user,
+            tls=origin.tls,
+            certificate=origin.certificate,
+            listener=origin.listener,
             extended=self._extended,
             kept=self.kept,
         )
