@@ -150,7 +150,6 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
     with (
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
-        patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.queue.keeper.INTERVAL", 60.0),
