@@ -267,7 +267,7 @@ async def _assemble(
         busy=CpuDemand().since_last,
         resumed=sending.logins.forgive,
     )
-    telling = MailReporter(context, store=store, settler=settler, ids=ids)
+    telling = MailReporter(context=context, store=store, settler=settler, ids=ids)
     listeners = Listeners(
         settings,
         hostname=context.hostname,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
@@ -48,23 +49,23 @@ if TYPE_CHECKING:
     from zonerelay.worker.tables import Tables
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MailReporter:
     """Creates webhook events for accepted and delivered mail. `webhooks` is None until a webhook is
     configured or the spool holds events of one. `reporter` is None while no webhook is configured.
     """
 
-    def __init__(
-        self, context: WorkerContext, *, store: Store, settler: Settler, ids: MessageIdSource
-    ) -> None:
-        self.webhooks: Webhooks | None = None
-        self.reporter: Webhooks | None = None
-        self._context = context
-        self._store, self._settler, self._ids = store, settler, ids
+    context: WorkerContext
+    store: Store
+    settler: Settler
+    ids: MessageIdSource
+    webhooks: Webhooks | None = None
+    reporter: Webhooks | None = None
 
     async def configure(self, settings: Settings) -> None:
         """Apply the webhook settings. Raise StoreError before anything has changed."""
         if self.webhooks is None:
-            kinds = {queue.kind for queue in await self._store.queues()}
+            kinds = {queue.kind for queue in await self.store.queues()}
             if not settings.webhook and QueueKind.WEBHOOK not in kinds:
                 return
             self.webhooks = self._build(settings)
@@ -74,7 +75,7 @@ class MailReporter:
     def _build(self, settings: Settings) -> Webhooks:
         from zonerelay.webhook.webhooks import Webhooks  # noqa: PLC0415 - see above
 
-        context = self._context
+        context = self.context
 
         def records(since: float) -> Sequence[tuple[float, str, Mapping[str, Field]]]:
             from zonerelay.history.reader import Histories  # noqa: PLC0415 - loads SQLite
@@ -89,9 +90,9 @@ class MailReporter:
 
         return Webhooks(
             hostname=context.hostname,
-            store=self._store,
-            write=self._settler.write,
-            ids=self._ids,
+            store=self.store,
+            write=self.settler.write,
+            ids=self.ids,
             hashed=lambda: hashing_redactor(settings, context.redactor),
             records=records,
             environment=context.environment,

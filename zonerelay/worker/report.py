@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -34,22 +35,20 @@ LONGEST = 7 * 24 * 3600.0
 """The longest period that a report covers."""
 
 
+@dataclass(eq=False, repr=False)
 class DailyReport:
-    """Sends the daily report. `configure` starts and stops it. Call `close` once."""
+    """Sends the daily report. `configure` starts and stops it. Call `close` once. `status` returns the status
+    of the whole relay and raises ControlError.
+    """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        settler: Settler,
-        ids: MessageIdSource,
-        choose_zone: ChooseZone,
-        status: Callable[[], Awaitable[RelayStatus]],
-    ) -> None:
-        """Create the report. `status` returns the status of the whole relay and raises ControlError."""
-        self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
-        self._settler, self._ids = settler, ids
-        self._choose_zone, self._status = choose_zone, status
+    context: WorkerContext
+    _: KW_ONLY
+    settler: Settler
+    ids: MessageIdSource
+    choose_zone: ChooseZone
+    status: Callable[[], Awaitable[RelayStatus]]
+
+    def __post_init__(self) -> None:
         self._tasks = Tasks()
 
     async def configure(self, settings: Settings) -> None:
@@ -66,11 +65,11 @@ class DailyReport:
             try:
                 await self._look(settings, note)
             except Exception as error:  # noqa: BLE001 - a report that failed is tried again
-                self._events.error("report", error)
+                self.context.events.error("report", error)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _look(self, settings: Settings, note: Path) -> None:
-        now = self._clock.now()
+        now = self.context.clock.now()
         last = _read(note)
         if last is None:
             # The first report covers the time from now on.
@@ -84,35 +83,35 @@ class DailyReport:
         since = max(last, due - LONGEST)
         queue: RelayStatus | ControlError
         try:
-            queue = await self._status()
+            queue = await self.status()
         except ControlError as error:
             queue = error
-        text = await REPORTS.run(report, settings, self._hostname, (since, due), queue)
+        text = await REPORTS.run(report, settings, self.context.hostname, (since, due), queue)
         stored = asyncio.Event()
         submit = self._message(settings, text, due)
-        self._settler.write([submit], stored.set)
+        self.settler.write([submit], stored.set)
         await stored.wait()
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
 
     def _message(self, settings: Settings, text: str, until: float) -> OwnMessage:
         from zonerelay.message.compose.compose import Address, Draft, compose  # noqa: PLC0415 - once a day
 
-        sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")
+        sender = Mailbox(settings.report.sender or f"postmaster@{self.context.hostname}")
         recipients = tuple(Recipient(address=Mailbox(each)) for each in settings.report.to)
-        identity, now = self._ids.next(), self._clock.now()
+        identity, now = self.ids.next(), self.context.clock.now()
         day = datetime.fromtimestamp(until).strftime("%Y-%m-%d")
         draft = Draft(
-            message_id=f"<{identity}.report@{self._hostname}>",
+            message_id=f"<{identity}.report@{self.context.hostname}>",
             created=now,
             author=Address(sender),
             to=tuple(Address(each.address) for each in recipients),
-            subject=f"Mail of {self._hostname} until {day}",
+            subject=f"Mail of {self.context.hostname} until {day}",
             text=text,
             headers=(("Auto-Submitted", "auto-generated"),),
         )
         origin = Origin(protocol=PROTOCOL)
         envelope = Envelope(id=identity, sender=sender, recipients=recipients, created=now, origin=origin)
-        return own_mail(envelope, compose(draft), self._choose_zone)
+        return own_mail(envelope, compose(draft), self.choose_zone)
 
 
 def latest(at: str, now: float) -> float:
