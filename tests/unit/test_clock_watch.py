@@ -26,6 +26,7 @@ from zonerelay.queue.settle.settler import SettlerCallbacks
 
 DAY = 86_400.0
 MINUTE = 60.0
+NOWHERE = Path("no-act")
 
 
 class Watched(Relay):
@@ -38,7 +39,7 @@ class Watched(Relay):
         super().__init__(zones=(ZoneSettings(next_hop="hop"),), retry=retry, clock=ManualClock())
 
     def watch(self, leaps: ClockLeaps | None = None) -> ClockWatch:
-        return ClockWatch(self.operations(), events=self.events, clock=self.clock, leaps=leaps)
+        return ClockWatch(self.operations(NOWHERE), events=self.events, clock=self.clock, leaps=leaps)
 
     async def one(self) -> Delivery:
         (stored,) = await self.stored()
@@ -162,7 +163,7 @@ async def test_an_undo_restores_due_times_by_the_clock_as_it_is_now(relay: Watch
 
 
 async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_ends(relay: Watched) -> None:
-    operations = relay.operations()
+    operations = relay.operations(NOWHERE)
     order = Order(id="0123abcd", effect=SUSPEND, reason="a test", who="ann", since=relay.clock.now())
     await deferred(relay)
     await changed(relay, held=True, act=order.id)
@@ -180,7 +181,7 @@ async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_en
 async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_release_of_a_sender(
     relay: Watched,
 ) -> None:
-    operations = relay.operations()
+    operations = relay.operations(NOWHERE)
     await deferred(relay)
     await operations.hold(QueueFilter())
     relay.clock.step(-DAY)
