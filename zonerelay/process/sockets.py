@@ -191,12 +191,15 @@ def _address_of(descriptor: int, name: str) -> str:
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN
             ):
                 raise ValueError(f"{what} is not a listening stream socket; use ListenStream= and Accept=no")
-            bound = handed.getsockname()
+            return bound_address(handed)
     except OSError as error:
         raise ValueError(f"{what} is not a socket: {error.strerror}") from error
-    if isinstance(bound, str):
-        return str(ListenAddress(path=bound))
-    return str(ListenAddress(host=bound[0], port=bound[1]))
+
+
+def bound_address(bound: socket.socket) -> str:
+    """Return the address that a socket is bound to, as in the configuration."""
+    name = bound.getsockname()
+    return str(ListenAddress(path=name) if isinstance(name, str) else ListenAddress(name[0], name[1]))
 
 
 ANSWER_TIMEOUT = 2.0

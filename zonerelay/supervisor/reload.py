@@ -21,12 +21,13 @@ import msgspec
 
 from zonerelay.config.load import ConfigError, read_copy
 from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
+from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.model.clock import Clock
 from zonerelay.process.sockets import Notifier
 from zonerelay.process.tasks import RepeatedWork
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
-from zonerelay.supervisor.sockets import BindError, RelaySockets
+from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.child import Child
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
@@ -108,7 +109,7 @@ class RelayReload(RepeatedWork):
             self.sockets.open(addresses, count_of(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
-        except (ReloadRejectedError, BindError) as error:
+        except (ReloadRejectedError, ListenError) as error:
             self._refuse(str(error))
             if self.workers.edition != edition:
                 await self._take_back(before, old, rolled=rolled)

@@ -26,6 +26,7 @@ from zonerelay.config.checks import advice
 from zonerelay.config.load import read_copy
 from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.socket import control_socket_path, limits_socket_path
+from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
@@ -49,7 +50,7 @@ from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.reload import RelayReload
-from zonerelay.supervisor.sockets import BindError, RelaySockets
+from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
 from zonerelay.telemetry.events.events import http_request
@@ -137,7 +138,7 @@ class Supervisor:
             async with AsyncExitStack() as stack:
                 stack.callback(self.log.emit, "info", "stopped", {})
                 await self._run(stack)
-        except (BindError, ControlError) as error:
+        except (ListenError, ControlError) as error:
             raise StartError(str(error)) from error
         finally:
             self.log.flush()

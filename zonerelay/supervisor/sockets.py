@@ -14,13 +14,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from zonerelay.config.endpoints import join_port, parse_listen
-from zonerelay.inbound.listen.listening_socket import BACKLOG, bound_group, explained
-from zonerelay.process.sockets import InheritedSockets, bound_path
-
-
-class BindError(Exception):
-    """A listening socket cannot be opened. The message tells the operator why."""
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.inbound.listen.listening_socket import BACKLOG, ListenError, bound_group, explained
+from zonerelay.process.sockets import InheritedSockets, bound_address, bound_path
 
 
 class RelaySockets:
@@ -32,13 +28,13 @@ class RelaySockets:
         self._paths: dict[str, Path] = {}
 
     def open(self, addresses: Iterable[str], workers: int) -> None:
-        """Listen at further addresses, for this number of workers. Raise BindError, with nothing changed."""
+        """Listen at further addresses, for so many workers. Raise ListenError, with nothing changed."""
         made: dict[str, list[socket.socket]] = {}
         try:
             for address in addresses:
                 if address not in self._open:
                     made[address] = self._listen(address, workers)
-        except BindError:
+        except ListenError:
             for group in made.values():
                 _close(group)
             raise
@@ -54,8 +50,7 @@ class RelaySockets:
 
     def addresses(self) -> list[str]:
         """Return the addresses of listeners as in the configuration, with real ports in place of port 0."""
-        names = [group[0].getsockname() for group in self._open.values()]
-        return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
+        return [bound_address(group[0]) for group in self._open.values()]
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptors that a new process inherits."""
@@ -79,7 +74,7 @@ class RelaySockets:
                 each.setblocking(False)
                 each.listen(BACKLOG)
         except OSError as error:
-            raise BindError(f"cannot listen on {text}: {explained(error)}") from error
+            raise ListenError(f"cannot listen on {text}: {explained(error)}") from error
         if address.is_unix:
             self._paths[text] = path
         return made

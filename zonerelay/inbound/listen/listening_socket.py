@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
-from zonerelay.process.sockets import InheritedSockets, bound_path
+from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.process.sockets import InheritedSockets, bound_address, bound_path
 
 BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
 
@@ -173,8 +173,7 @@ class ListeningSocket:
         """
         if self._server is None:
             return []
-        names = [each.getsockname() for each in self._server.sockets]
-        return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
+        return [bound_address(each) for each in self._server.sockets]
 
     async def start(self, address: str) -> None:
         """Start to listen. Raise ListenError if the address cannot be used."""
