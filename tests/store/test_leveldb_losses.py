@@ -17,7 +17,6 @@ from tests.support.waiting import until
 from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store import records
-from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, judge, newest_log, read_mark
 from zonerelay.store.leveldb.damage.format import BLOCK, read_log, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_KEPT, Loss, Losses
@@ -346,9 +345,3 @@ async def test_unreadable_last_id_is_made_again_behind_all_that_were_given(tmp_p
     assert spool.store.last_message_id() == last
     assert spool.store.problems() == (problem,)
     await spool.store.close()
-
-
-async def test_second_opener_does_not_judge_files_that_are_being_written(spool: Spool) -> None:
-    await store_message(spool.store, 1)
-    with pytest.raises(StoreOpenError, match=r"another zonerelay has opened"):
-        await Spool(spool.settings.path).open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -10,7 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -84,11 +85,7 @@ class RedisServer:
 
     def ask(self, *words: str) -> bytes:
         """One command with a short answer, as it comes."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5)
-            connection.connect(str(self.socket))
-            parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
-            connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
+        with self._asked(words) as connection:
             answer = b""
             while not answer.endswith(b"\r\n"):
                 answer += connection.recv(65536)
@@ -96,14 +93,18 @@ class RedisServer:
 
     def query(self, *words: str) -> bytes:
         """One command with a long answer; what it takes is up to who reads it."""
+        with self._asked(words, ("QUIT",)) as connection, connection.makefile("rb") as answer:
+            return answer.read()
+
+    @contextlib.contextmanager
+    def _asked(self, *commands: Sequence[str]) -> Iterator[socket.socket]:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5)
             connection.connect(str(self.socket))
-            for command in (words, ("QUIT",)):
-                parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in command]
-                connection.sendall(f"*{len(command)}\r\n{''.join(parts)}".encode())
-            with connection.makefile("rb") as answer:
-                return answer.read()
+            for words in commands:
+                parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
+                connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
+            yield connection
 
     def configure(self, name: str, value: str) -> None:
         assert self.ask("CONFIG", "SET", name, value) == b"+OK\r\n"

@@ -1,8 +1,9 @@
 """A process with a small file system of its own: fills it with keys, and removes them again.
 
-    python -m tests.store.keys.full_worker ENGINE DIRECTORY MEGABYTES
+    python -m tests.store.keys.full_worker ENGINE DIRECTORY [MEGABYTES]
 
 Asserts what the port promises without room: refused writes leave nothing, and what makes room is written.
+Without a size the file system has few inodes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Write, pages
+from zonerelay.store.leveldb.spool import LevelDb
 
 LARGE = 64 * 1024
 
@@ -69,5 +71,23 @@ async def main(name: str, directory: Path, megabytes: int) -> None:
     print(len(stored))
 
 
+async def without_inodes(directory: Path) -> None:
+    """Say what a file system without inodes makes of a write, and of a start of LevelDB."""
+    mount_tmpfs(directory, 64 * 1024 * 1024, files=100)
+    engine = PLACES["directory"](directory).engine()
+    partition = await open_partition(engine, 0, token="worker", clock=SystemClock())
+    assert len(await fill(partition)) > 10
+    try:
+        await partition.write(Write({b"more": bytes(LARGE)}))
+    except StoreFullError as error:
+        print(error)
+    try:
+        LevelDb(directory / "spool", write_buffer=LARGE).open()
+    except StoreError as error:
+        print(error)
+    await partition.close()
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+    name, place, *size = sys.argv[1:]
+    asyncio.run(main(name, Path(place), int(size[0])) if size else without_inodes(Path(place)))
