@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,11 +52,11 @@ class Stage:
         await self.running.worker.reload(self.chosen)
 
 
-def keys(directory: Path) -> tuple[DkimSettings, ...]:
+def keys(directory: Path, *entries: DkimSettings) -> tuple[DkimSettings, ...]:
     """The entries with files that are there."""
-    for name in ("rsa.pem", "ed.pem"):
-        (directory / name).write_bytes(PEMS[name]())
-    return tuple(replace(each, key_file=directory / each.key_file.name) for each in ENTRIES)
+    for each in entries or ENTRIES:
+        (directory / each.key_file.name).write_bytes(PEMS[each.key_file.name]())
+    return tuple(replace(each, key_file=directory / each.key_file.name) for each in entries or ENTRIES)
 
 
 def srs_settings(directory: Path) -> SrsSettings:
@@ -70,14 +71,15 @@ async def staged(
     *,
     manners: Manners | None = None,
     sign: bool = False,
+    signing: Sequence[DkimSettings] = (),
     srs: bool = False,
     **zone: object,
 ) -> AsyncIterator[Stage]:
     async with Sink(manners=manners) as sink:
         hop = f"{LOOPBACK}:{sink.port}"
         chosen = settings(directory, zone=ZoneSettings(next_hop=hop, srs=srs, **zone))  # type: ignore[arg-type]
-        if sign:
-            chosen = replace(chosen, dkim=keys(directory))
+        if sign or signing:
+            chosen = replace(chosen, dkim=keys(directory, *signing))
         if srs:
             chosen = replace(chosen, srs=srs_settings(directory))
         async with relay_with(chosen) as running:
@@ -294,3 +296,59 @@ async def test_nothing_is_signed_for_strangers_who_write_to_a_rewritten_sender(t
         assert returned.recipients == ("ann@first.example",)
         assert returned.body.startswith(b"Received: ")
         assert 'signatures_total{result="no_key"} 1.0' in running.metrics()
+
+
+# Keys that change while the relay runs.
+
+OLD, NEW, ED = (
+    entry("example.com", "old"),
+    entry("example.com", "new", "rsa2.pem"),
+    entry("example.com", "ed", "ed.pem"),
+)
+
+
+async def selectors(stage: Stage) -> list[str]:
+    """Of the signatures of a message that is sent now; they all hold."""
+    sent = len(stage.sink.messages)
+    await stage.running.send(
+        "ann@example.com", ["bob@example.net"], MESSAGE.replace(b"app@example.org", b"ann@example.com")
+    )
+    message = (await stage.sink.wait_for(sent + 1))[-1].body
+    found = [each.decode() for each in re.findall(rb" s=([a-z0-9]+);", message)]
+    assert verified(message, records((OLD, NEW, ED))) == [True] * len(found)
+    return found
+
+
+async def test_a_reload_brings_new_keys_and_a_bad_one_leaves_the_old_ones(tmp_path: Path) -> None:
+    async with staged(tmp_path, signing=[OLD]) as stage:
+        assert await selectors(stage) == ["old"]
+        await stage.reload(dkim=keys(tmp_path, NEW, ED))
+        assert await selectors(stage) == ["new", "ed"]
+        bad = keys(tmp_path, OLD)
+        bad[0].key_file.write_text("no key")
+        await stage.reload(dkim=bad)
+        (refused,) = stage.running.log.named("reload-refused")
+        assert str(refused["first"]).startswith("dkim[0].key_file: ")
+        assert "is not a private key in PEM" in stage.running.worker.problems[0]
+        assert await selectors(stage) == ["new", "ed"]
+        await stage.reload(dkim=())
+        assert stage.running.worker.problems == ()
+        assert await selectors(stage) == []
+
+
+async def test_a_key_whose_time_comes_signs_from_then_on_without_a_reload(tmp_path: Path) -> None:
+    """The clock is the machine's here; the very second is in the unit tests."""
+    async with staged(tmp_path, signing=[OLD]) as stage:
+        assert await selectors(stage) == ["old"]
+        change = time.time() + 0.3
+        await stage.reload(
+            dkim=keys(tmp_path, replace(OLD, not_after=change), replace(NEW, not_before=change))
+        )
+        await stage.running.until(lambda: time.time() > change, what="the change")
+        assert await selectors(stage) == ["new"]
+
+
+async def test_keys_that_end_soon_are_spoken_of_at_the_start(tmp_path: Path) -> None:
+    async with staged(tmp_path, signing=[replace(OLD, not_after=time.time() + 86_400)]) as stage:
+        (advice,) = stage.running.log.named("advice")
+        assert str(advice["note"]).startswith("dkim[0].not_after: this key ends on")

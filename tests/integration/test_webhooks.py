@@ -1,20 +1,26 @@
-"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool."""
+"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool; a secret
+is read before each post.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from random import Random
 
 import pytest
 from msgspec import structs
+from standardwebhooks import Webhook
 
 from tests.support.mail import make_message
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Sink, make_events
 from tests.support.webhooks import Answer, Receiver
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings
+from zonerelay.config.tables.store import webhook_keys
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource
@@ -23,6 +29,7 @@ from zonerelay.store.contract import Change, OwnMessage
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook import courier as couriers
 from zonerelay.webhook.courier import EventPosition, WebhookCourier
+from zonerelay.webhook.endpoint import Endpoint
 from zonerelay.webhook.webhooks import Webhooks
 
 COUNT = 100
@@ -128,3 +135,21 @@ async def test_webhooks_that_get_the_same_text_share_a_stored_message() -> None:
         ["hook0", "hook1", "hook4"],
         ["hook2"],
     ]
+
+
+async def test_a_secret_that_was_replaced_signs_the_next_event(tmp_path: Path) -> None:
+    """It is read before each post, so a new one needs no restart and no signal."""
+    file = tmp_path / "secret"
+    with Receiver() as receiver:
+        settings = WebhookSettings(name="hook", url=receiver.url(), secret=str(file), private=True)
+        endpoint = Endpoint(settings, SystemClock(), partial(webhook_keys, settings, {}))
+        for secret in ("whsec_" + "A" * 32, "whsec_" + "B" * 32):
+            file.write_text(secret)
+            assert (await endpoint.post("msg_1", b'{"type": "message.delivered"}')).ok
+            post = receiver.taken()[-1]
+            Webhook(secret).verify(post.body, post.headers)
+        file.unlink()
+        answer = await endpoint.post("msg_2", b"{}")
+        assert not answer.ok
+        assert "cannot be read" in answer.text
+        await endpoint.poster.close()
