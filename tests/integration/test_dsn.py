@@ -1,4 +1,4 @@
-"""Wishes of senders in a whole relay: reports (RFC 3461), passed on to a peer with DSN and honoured elsewhere,
+"""Wishes of senders in a whole relay: reports (RFC 3461), passed on to a peer with DSN, honoured elsewhere,
 and mail that is held back (RFC 4865), also through a restart.
 """
 

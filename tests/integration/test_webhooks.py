@@ -1,4 +1,4 @@
-"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool; a secret
+"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool. A secret
 is read before each post.
 """
 
