@@ -189,12 +189,12 @@ class ConnectionPool:
         return bool(there)
 
     async def close(self) -> None:
-        """Close idle connections and wait until they are closed. Active connections are closed when they are
-        given back.
+        """Close idle connections, and wait until they and those that were closing are closed. Active ones are
+        closed when they are given back.
         """
         self._closed = True
-        closing = [slot for idle in self._idle_in.values() for slot in idle]
         self.close_idle()
+        closing = [slot for slots in self._closing.values() for slot in slots]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
