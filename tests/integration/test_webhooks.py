@@ -1,5 +1,6 @@
-"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool. A secret
-is read before each post.
+"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool.
+
+The secret of a webhook is read before each post.
 """
 
 from __future__ import annotations
