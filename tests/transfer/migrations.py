@@ -28,6 +28,7 @@ from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_f
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
+from zonerelay.cli.main import main as zonerelay
 from zonerelay.cli.spool.stopped import opened
 from zonerelay.config.load import load
 from zonerelay.model.delivery import Delivery
@@ -50,7 +51,7 @@ LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
 Row = tuple[Message, Delivery, bytes]
 
 
-def configured(home: Path, engine: str, **more: str) -> Path:
+def configured(home: Path, engine: str = "leveldb", **more: str) -> Path:
     """The configuration of a relay with an empty queue of its own. `more` are options of [spool]."""
     home.mkdir()
     options = {"backend": engine, "path": f"{home}/spool", "min_free_space": "0", **more}
@@ -70,6 +71,11 @@ def configured(home: Path, engine: str, **more: str) -> Path:
     path = home / "zonerelay.toml"
     path.write_text(text)
     return path
+
+
+def spool(config: Path, *words: str) -> int:
+    """Call `zonerelay spool` as an operator does."""
+    return zonerelay(["spool", *words, "--config", str(config)])
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import smtplib
 import socketserver
 import threading
 import time
@@ -56,6 +57,17 @@ def hop() -> Iterator[int]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
+
+
+def submit(port: int, body: bytes) -> None:
+    """A message with every wish for three recipients, of whom the hop takes the first."""
+    with smtplib.SMTP("127.0.0.1", port) as client:
+        client.ehlo("client.example.org")
+        client.docmd("MAIL FROM:<a@example.org> RET=HDRS ENVID=QQ+2B1 BODY=8BITMIME")
+        client.docmd("RCPT TO:<good@Example.NET> NOTIFY=NEVER")
+        client.docmd("RCPT TO:<bad@example.net> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;orig+2Bx@example.net")
+        client.docmd("RCPT TO:<bad2@example.net>")
+        assert client.data(body)[0] == 250
 
 
 async def import_into(store: Store, home: Path, system: str, place: str) -> ImportResult:

@@ -10,25 +10,14 @@ import pytest
 
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool
-from tests.transfer.test_exchange import contents, fill
-from zonerelay.cli.main import main
+from tests.transfer.migrations import configured, spool
+from tests.transfer.queues import rows
+from tests.transfer.test_exchange import fill
 from zonerelay.config.settings import Backend
 from zonerelay.store.contract import StoredKey
 from zonerelay.transfer import loader
 
 KEYS = [(f"{number:032x}", StoredKey(message_id(number), "d" * 32, NOW + number)) for number in (1, 2)]
-
-
-def configured(home: Path, **spool: str) -> Path:
-    home.mkdir()
-    path = home / "zonerelay.toml"
-    values = {"path": f"{home}/spool", "min_free_space": "0", **spool}
-    path.write_text("[spool]\n" + "".join(f'{key} = "{value}"\n' for key, value in values.items()))
-    return path
-
-
-def spool(config: Path, *words: str) -> int:
-    return main(["spool", *words, "--config", str(config)])
 
 
 @pytest.mark.parametrize(
@@ -43,8 +32,8 @@ def spool(config: Path, *words: str) -> int:
 def test_a_backup_is_restored_exactly_into_any_engine(
     tmp_path: Path, source: Backend, target: Backend
 ) -> None:
-    one = configured(tmp_path / "one", backend=source.value)
-    other = configured(tmp_path / "other", backend=target.value)
+    one = configured(tmp_path / "one", source.value)
+    other = configured(tmp_path / "other", target.value)
 
     async def made() -> object:
         async with Spool(tmp_path / "one" / "spool", backend=source) as opened:
@@ -52,12 +41,12 @@ def test_a_backup_is_restored_exactly_into_any_engine(
             await opened.store.keep_keys(KEYS)
             # The relay runs: the spool is open, and locked.
             assert await asyncio.to_thread(spool, one, "backup", str(tmp_path / "backup")) == 0
-            return await contents(opened.store)
+            return await rows(opened.store)
 
     async def restored() -> object:
         async with Spool(tmp_path / "other" / "spool", backend=target) as opened:
             assert list((await opened.store.kept_keys())[0]) == KEYS
-            return await contents(opened.store)
+            return await rows(opened.store)
 
     stored = asyncio.run(made())
     sheet = json.loads((tmp_path / "backup" / "backup.json").read_text())

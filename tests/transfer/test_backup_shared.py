@@ -14,8 +14,9 @@ from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import SECRET
-from tests.transfer.test_backup import spool
-from tests.transfer.test_exchange import contents, fill
+from tests.transfer.migrations import spool
+from tests.transfer.queues import rows
+from tests.transfer.test_exchange import fill
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
@@ -57,7 +58,7 @@ def test_a_backup_beside_a_relay_is_restored_exactly(tmp_path: Path, backend: Ba
         async with one:
             await fill(one.store)
             await one.store.claim(queue_of("default"), 1, now=NOW)
-            stored = await contents(one.store)
+            stored = await rows(one.store)
             node = one.store.node
             assert await asyncio.to_thread(spool, config, "backup", str(tmp_path / "backup")) == 0
             assert (one.store.node, one.store.unhealthy()) == (node, None)
@@ -65,7 +66,7 @@ def test_a_backup_beside_a_relay_is_restored_exactly(tmp_path: Path, backend: Ba
 
     async def restored() -> object:
         async with other:
-            return await contents(other.store)
+            return await rows(other.store)
 
     stored = asyncio.run(made())
     assert spool(configuration_of(other), "restore", str(tmp_path / "backup")) == 0

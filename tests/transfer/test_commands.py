@@ -18,6 +18,7 @@ from tests.store.spools import Spool
 from tests.support import slimta, zonemta
 from tests.support.command import PROGRAM
 from tests.support.ports import wait_until
+from tests.transfer.migrations import configured, spool
 from zonerelay.cli.main import main
 from zonerelay.store.contract import Finish
 
@@ -25,25 +26,15 @@ from zonerelay.store.contract import Finish
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The configuration of a stopped relay with three messages in its spool."""
+    config = configured(tmp_path / "home")
     asyncio.run(_fill(tmp_path / "home" / "spool"))
-    return made_config(tmp_path / "home")
-
-
-def made_config(home: Path) -> Path:
-    home.mkdir(exist_ok=True)
-    path = home / "zonerelay.toml"
-    path.write_text(f'[spool]\npath = "{home}/spool"\nmin_free_space = "0"\n')
-    return path
+    return config
 
 
 async def _fill(path: Path) -> None:
     async with Spool(path) as spool:
         for number in (1, 2, 3):
             await store_message(spool.store, number, f"to@{number}.example.net", held=number == 3)
-
-
-def spool(config: Path, *words: str) -> int:
-    return main(["spool", *words, "--config", str(config)])
 
 
 def test_a_message_of_a_stopped_relay_is_read_and_rendered(
@@ -69,8 +60,7 @@ def test_mail_moves_to_another_relay(
     target = str(tmp_path / "mail.tar")
     assert spool(config, "export", target, "--state", "held") == 0
     assert capsys.readouterr().out == f"1 message with 1 delivery in {target}.\n"
-    other = tmp_path / "other.toml"
-    other.write_text(f'[spool]\npath = "{tmp_path}/b/spool"\nmin_free_space = "0"\n')
+    other = configured(tmp_path / "b")
     assert spool(other, "import", target) == 0
     assert capsys.readouterr().out == "1 message with 1 delivery imported.\n"
     assert spool(other, "import", target, "--json") == 0
@@ -127,7 +117,7 @@ def test_an_import_that_is_killed_again_and_again_adds_everything_once(
 ) -> None:
     """And again, when all of it has been delivered."""
     count = 1500
-    config, other = (made_config(tmp_path / name) for name in ("home", "other"))
+    config, other = (configured(tmp_path / name) for name in ("home", "other"))
     asyncio.run(_fill_with(tmp_path / "home" / "spool", count))
     target = tmp_path / "mail"
     assert spool(config, "export", str(target)) == 0
@@ -168,7 +158,7 @@ def test_the_spool_stays_the_relays_own(config: Path, tmp_path: Path) -> None:
     target = tmp_path / "mail"
     assert spool(config, "export", str(target)) == 0
     home = tmp_path / "other"
-    other = made_config(home)
+    other = configured(home)
     if os.geteuid() == 0:
         os.chown(home, 1, 1)
     assert spool(other, "import", str(target)) == 0
@@ -183,8 +173,7 @@ def test_the_room_is_looked_at_first(
 ) -> None:
     target = str(tmp_path / "mail")
     assert spool(config, "export", target) == 0
-    other = tmp_path / "other.toml"
-    other.write_text(f'[spool]\npath = "{tmp_path}/b/spool"\nmin_free_space = "1 TB"\n')
+    other = configured(tmp_path / "b", min_free_space="1 TB")
     capsys.readouterr()
     assert spool(other, "import", target) == 2
     assert "requires 12 KB, but only 0 B are free" in capsys.readouterr().err

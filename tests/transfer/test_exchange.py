@@ -13,6 +13,7 @@ from msgspec import structs
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
+from tests.transfer.queues import rows
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Ret
 from zonerelay.model.message_id import MessageId, first_at
@@ -62,18 +63,6 @@ async def commit(store: Store, envelope: Envelope, deliveries: list[Delivery], b
         )
 
 
-async def contents(store: Store) -> dict[str, tuple[Message, list[Delivery], bytes]]:
-    ids = {each.message_id async for each in store.scan()}
-    return {
-        each: (
-            await store.read_message(each),
-            await store.deliveries_of(each),
-            await body_of(store, each),
-        )
-        for each in sorted(ids)
-    }
-
-
 async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None) -> list[UnusableMessage]:
     matcher = FilterMatcher(wanted or QueueFilter(), NOW)
     faults: list[UnusableMessage] = []
@@ -115,20 +104,20 @@ async def test_mail_goes_out_and_comes_in_exactly_as_it_was(tmp_path: Path, vari
         tmp_path / "a", backend=backend, places={one: tmp_path / one for one in places}
     ) as first:
         await fill(first.store)
-        before = await contents(first.store)
+        before = await rows(first.store)
         assert await export_to(tmp_path / name, first.store) == []
     others = {one: tmp_path / f"second-{one}" for one in places}
     async with Spool(tmp_path / "b", backend=backend, places=others) as second:
         loaded, faults = await import_from(tmp_path / name, second.store, tmp_path)
         assert (loaded.messages, loaded.deliveries, faults) == (2, 3, [])
-        assert await contents(second.store) == before
+        assert await rows(second.store) == before
         again, _ = await import_from(tmp_path / name, second.store, tmp_path)
         assert (again.messages, again.already) == (0, 3)
         for each in [each async for each in second.store.scan()]:
             await second.store.settle([Finish(each)])
         again, _ = await import_from(tmp_path / name, second.store, tmp_path)
         assert (again.messages, again.already) == (0, 3)
-        assert await contents(second.store) == {}
+        assert await rows(second.store) == []
 
 
 async def test_parts_of_a_message_are_imported_one_by_one(tmp_path: Path, spool: Spool) -> None:
@@ -162,7 +151,7 @@ async def test_another_message_under_the_same_id_stays(tmp_path: Path, spool: Sp
         loaded, _ = await import_from(tmp_path / "mail", other.store, tmp_path)
         assert loaded.messages == 2
         assert await body_of(other.store, message_id(2)) == b"Subject: mine\r\n\r\n"
-        assert LARGE in [body for _, _, body in (await contents(other.store)).values()]
+        assert LARGE in [body for _, _, body in (await rows(other.store))]
 
 
 class Full:
@@ -189,7 +178,7 @@ async def test_mail_of_the_future_gets_an_id_of_today(tmp_path: Path, spool: Spo
     await export_to(tmp_path / "mail", spool.store)
     async with Spool(tmp_path / "other") as other:
         await import_from(tmp_path / "mail", other.store, tmp_path)
-        ((message, _, _),) = (await contents(other.store)).values()
+        ((message, _, _),) = await rows(other.store)
         assert message.id < first_at(NOW + 1)
         assert message.envelope.created == NOW * 2
 
@@ -200,10 +189,10 @@ async def test_an_import_that_broke_off_goes_on(tmp_path: Path, spool: Spool) ->
     async with Spool(tmp_path / "other") as other:
         with pytest.raises(StoreFullError):
             await import_from(tmp_path / "mail", Full(other.store), tmp_path)
-        assert len(await contents(other.store)) == 1
+        assert len(await rows(other.store)) == 1
         loaded, _ = await import_from(tmp_path / "mail", other.store, tmp_path)
         assert loaded.messages == 1
-        assert await contents(other.store) == await contents(spool.store)
+        assert await rows(other.store) == await rows(spool.store)
 
 
 async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> None:
@@ -230,7 +219,7 @@ async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> 
             await loader.load(Source(messages=1, octets=1, read=read))
             assert (loader.loaded.messages, loader.loaded.unusable) == (messages, 1)
             register.path.unlink()
-        ((message, deliveries, stored),) = (await contents(spool.store)).values()
+        ((message, deliveries, stored),) = await rows(spool.store)
     assert stored == b"Subject: x\r\n\r\n.bare\r\n"
     assert not message.plain_lines
     assert message.headers == (("Subject", "x"),)
@@ -291,7 +280,7 @@ async def test_a_body_that_was_edited_is_refused(tmp_path: Path, spool: Spool) -
     async with Spool(tmp_path / "other") as other:
         loaded, faults = await import_from(tmp_path / "mail", other.store, tmp_path)
         assert (loaded.messages, len(faults)) == (0, 2)
-        assert await contents(other.store) == {}
+        assert await rows(other.store) == []
 
 
 class Interrupted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import smtplib
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.store.spools import Spool
 from tests.support.exim import EximSender
 from tests.support.ports import wait_until
 from tests.support.senders import Server
-from tests.transfer.queues import hop, import_into, rows
+from tests.transfer.queues import hop, import_into, rows, submit
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import Notify, Ret
 from zonerelay.transfer.others import exim as reader
@@ -33,23 +32,13 @@ def spool_of_exim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         each.chmod(0o755)
     exim = EximSender(directory)
     with hop() as port, exim.receiving(Server(port=port), options="dsn_advertise_hosts = *\n") as own:
-        submit(own)
+        submit(own, BODY)
         log = directory / "log" / "main"
         assert wait_until(lambda: log.read_text().count(" == ") == 2, timeout=20), log.read_text()
         asyncio.run(refused(directory / "spool"))
     # Another test may run an Exim at this moment.
     monkeypatch.setattr(reader, "_PROGRAMS", (b"no-exim",))
     return directory / "spool"
-
-
-def submit(port: int) -> None:
-    with smtplib.SMTP("127.0.0.1", port) as client:
-        client.ehlo("client.example.org")
-        client.docmd("MAIL FROM:<a@example.org> RET=HDRS ENVID=QQ+2B1 BODY=8BITMIME")
-        client.docmd("RCPT TO:<good@Example.NET> NOTIFY=NEVER")
-        client.docmd("RCPT TO:<bad@example.net> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;orig+2Bx@example.net")
-        client.docmd("RCPT TO:<bad2@example.net>")
-        assert client.data(BODY)[0] == 250
 
 
 async def refused(spool: Path) -> None:

@@ -24,9 +24,9 @@ from tests.transfer.migrations import (
     contents,
     fill,
     queue,
+    spool,
     tell,
 )
-from zonerelay.cli.main import main
 from zonerelay.history.database import insert, open_for_reading, open_for_writing
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
@@ -38,7 +38,7 @@ from zonerelay.transfer.stored import TransferError
 
 
 def migrate(source: Path, target: Path, *more: str) -> int:
-    return main(["spool", "migrate", "--config", str(source), "--to", str(target), *more])
+    return spool(source, "migrate", "--to", str(target), *more)
 
 
 def test_a_queue_goes_round_all_engines_and_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from tests.support.crew import client_of, relay_of, run, until_running
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
-from tests.transfer.migrations import Story, configured, contents, queue
-from zonerelay.cli.main import main
+from tests.transfer.migrations import Story, configured, contents, queue, spool
 from zonerelay.cli.spool import migrate as migrate_module
 from zonerelay.operations.answers import DeliveryRow
 from zonerelay.operations.requests import QueueList
@@ -44,16 +43,16 @@ def orders_of(home: Path) -> dict[str, Order]:
     return {each.id: each for each in msgspec.json.decode(raw, type=list[Order])}
 
 
-async def filled(home: Path, engine: str = "leveldb", **more: str) -> Path:
-    config = configured(home, engine, **more)
+async def filled(home: Path, engine: str = "leveldb", messages: int = MESSAGES) -> Path:
+    config = configured(home, engine)
     async with queue(config) as store:
-        for number in range(1, MESSAGES + 1):
+        for number in range(1, messages + 1):
             await store_message(store, number * 256, f"to-{number}@example.net")
     return config
 
 
 def migrate(source: Path, target: Path) -> int:
-    return main(["spool", "migrate", "--config", str(source), "--to", str(target), "--json"])
+    return spool(source, "migrate", "--to", str(target), "--json")
 
 
 def postgres_relay(home: Path, sink: Sink, *, workers: int = 2) -> RelayProcess:
@@ -101,7 +100,7 @@ async def test_a_target_that_runs_has_the_orders_before_it_has_the_mail(tmp_path
 
 
 def test_orders_are_merged_with_those_of_the_target(tmp_path: Path) -> None:
-    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    source, target = asyncio.run(filled(tmp_path / "old", messages=1)), configured(tmp_path / "new", "disk")
     now = time.time()
     ended = {"ended": now - 5}
     give(
@@ -120,7 +119,6 @@ def test_orders_are_merged_with_those_of_the_target(tmp_path: Path) -> None:
         order("00000005", zone="e"),
         order("0000000a", zone="a", reason="of the target"),
     )
-    asyncio.run(filled_again(source))
     assert migrate(source, target) == 0
     merged = orders_of(tmp_path / "new")
     in_force = {identity for identity, each in merged.items() if each.is_in_force(time.time())}
@@ -219,12 +217,11 @@ def test_a_relay_of_the_target_on_another_machine_refuses_the_migration(
 
 
 def test_a_restore_keeps_the_orders_that_are_in_force(tmp_path: Path) -> None:
-    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    source, target = asyncio.run(filled(tmp_path / "old", messages=1)), configured(tmp_path / "new", "disk")
     give(tmp_path / "old", order("00000001", zone="a"), order("00000002", zone="b"))
-    asyncio.run(filled_again(source))
-    assert main(["spool", "backup", str(tmp_path / "backup"), "--config", str(source)]) == 0
+    assert spool(source, "backup", str(tmp_path / "backup")) == 0
     give(tmp_path / "new", order("00000002", zone="b", ended=time.time()), order("00000003", zone="c"))
-    assert main(["spool", "restore", str(tmp_path / "backup"), "--config", str(target)]) == 0
+    assert spool(target, "restore", str(tmp_path / "backup")) == 0
     merged = orders_of(tmp_path / "new")
     in_force = {identity for identity, each in merged.items() if each.is_in_force(time.time())}
     assert in_force == {"00000001", "00000003"}
@@ -232,18 +229,12 @@ def test_a_restore_keeps_the_orders_that_are_in_force(tmp_path: Path) -> None:
 
 def test_mail_that_is_imported_from_a_backup_has_its_orders(tmp_path: Path) -> None:
     """As `spool restore` advises where the queue is not empty."""
-    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    source, target = asyncio.run(filled(tmp_path / "old", messages=1)), configured(tmp_path / "new", "disk")
     give(tmp_path / "old", order(zone="default"))
-    asyncio.run(filled_again(source))
-    assert main(["spool", "backup", str(tmp_path / "backup"), "--config", str(source)]) == 0
-    assert main(["spool", "import", str(tmp_path / "backup" / "00.tar"), "--config", str(target)]) == 0
+    assert spool(source, "backup", str(tmp_path / "backup")) == 0
+    assert spool(target, "import", str(tmp_path / "backup" / "00.tar")) == 0
     assert orders_of(tmp_path / "new") == orders_of(tmp_path / "old")
     assert len(asyncio.run(contents(target))) == 1
-
-
-async def filled_again(config: Path) -> None:
-    async with queue(config) as store:
-        await store_message(store, 256, "to@example.net")
 
 
 @pytest.mark.parametrize(
@@ -266,17 +257,12 @@ def test_suspended_mail_is_held_where_it_is_imported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], is_held: bool
 ) -> None:
     """The relay there has no such order. At MX hosts every destination may be the one that is meant."""
-    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    source = asyncio.run(filled(tmp_path / "old", messages=1))
+    target = configured(tmp_path / "new", "disk")
     give(tmp_path / "old", order(**fields))
-
-    async def fill() -> None:
-        async with queue(source) as store:
-            await store_message(store, 256, "to-1@example.net")
-
-    asyncio.run(fill())
-    assert main(["spool", "export", str(tmp_path / "mail"), "--config", str(source)]) == 0
+    assert spool(source, "export", str(tmp_path / "mail")) == 0
     assert ("suspended by operators" in capsys.readouterr().out) is is_held
-    assert main(["spool", "import", str(tmp_path / "mail"), "--config", str(target)]) == 0
+    assert spool(target, "import", str(tmp_path / "mail")) == 0
     (row,) = asyncio.run(contents(target)).values()
     assert (row[1].held, row[1].act) == ((True, ORDER) if is_held else (False, ""))
 

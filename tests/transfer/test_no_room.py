@@ -16,8 +16,7 @@ import pytest
 
 from tests.acceptance.test_full_disk import mounted
 from tests.store.builders import message_id, store_message
-from tests.transfer.migrations import configured, contents, queue
-from zonerelay.cli.main import main
+from tests.transfer.migrations import configured, contents, queue, spool
 from zonerelay.cli.spool import backup as backup_module
 from zonerelay.cli.spool import exchange
 from zonerelay.cli.spool import migrate as migrate_module
@@ -85,10 +84,6 @@ def left(home: Path) -> list[str]:
     """Files beside the spool that should not be there."""
     names = (str(each.relative_to(home)) for each in home.rglob("*") if each.is_file())
     return [name for name in names if name.startswith(("captured", "history", "."))]
-
-
-def spool(config: Path, *words: str) -> int:
-    return main(["spool", *words, "--config", str(config)])
 
 
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:

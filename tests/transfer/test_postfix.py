@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import smtplib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from tests.store.spools import Spool
 from tests.support.ports import wait_until
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
-from tests.transfer.queues import hop, import_into, rows
+from tests.transfer.queues import hop, import_into, rows, submit
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import BodyType, Notify, Ret
 from zonerelay.transfer.others import reading
@@ -37,20 +36,14 @@ def postfix(tools: PostfixTools, monkeypatch: pytest.MonkeyPatch) -> Iterator[Po
         instance = PostfixInstance(tools, directory, PostfixSettings(next_hop=f"[127.0.0.1]:{port}"))
         try:
             with instance:
-                submit(instance)
+                defer(instance)
                 yield instance
         finally:
             subprocess.run(["rm", "-rf", str(directory)], check=True)
 
 
-def submit(postfix: PostfixInstance) -> None:
-    with smtplib.SMTP("127.0.0.1", postfix.smtp_port) as client:
-        client.ehlo()
-        client.docmd("MAIL FROM:<a@example.org> RET=HDRS ENVID=QQ+2B1 BODY=8BITMIME")
-        client.docmd("RCPT TO:<good@example.net> NOTIFY=NEVER")
-        client.docmd("RCPT TO:<bad@example.net> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;orig+2Bx@example.net")
-        client.docmd("RCPT TO:<bad2@example.net>")
-        assert client.data(BODY)[0] == 250
+def defer(postfix: PostfixInstance) -> None:
+    submit(postfix.smtp_port, BODY)
     deferred = postfix.queue / "deferred"
     assert wait_until(lambda: any(each.is_file() for each in deferred.rglob("*")), timeout=20)
 

@@ -6,14 +6,12 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.store.spools import Spool
-from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.slimta import fill_queue
 from tests.transfer.queues import import_into, rows
@@ -36,12 +34,6 @@ X-Set: by its own program
 .dot \xff
 end
 """.replace(b"\n", b"\r\n")
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer(port=free_port()) as started:
-        yield started
 
 
 def check(found: list[tuple[Message, list[Delivery], bytes]], *, attempts: int, delivered: bool) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.store.spools import Spool
-from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from tests.transfer.queues import import_into, rows
 from zonerelay.model.clock import SystemClock
@@ -18,12 +16,6 @@ from zonerelay.transfer.stored import TransferError
 
 OFFSET = 4
 BODY = "Subject: x\r\n\r\n.dot\r\nend\r\n"
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer(port=free_port()) as started:
-        yield started
 
 
 def do(server: RedisServer, database: int, *commands: tuple[str, ...]) -> None:
