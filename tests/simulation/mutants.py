@@ -228,7 +228,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Limits over workers: a place is given once.
     "place-given-twice": (18, "limits.authority:SlotAllocator._in_use", 0),
     # Limits over workers: places of a site.
-    "site-given-twice": (7, "limits.authority:SlotAllocator._at_site", ()),
+    "site-given-twice": (34, "limits.authority:SlotAllocator._at_site", ()),
     # Limits over workers: a turn is given once.
     "turn-given-twice": (7, "limits.authority:Calendar.add", None),
     # Limits over workers: a new supervisor learns of turns.
