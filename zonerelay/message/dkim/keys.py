@@ -135,28 +135,28 @@ class DkimKeys:
         old: DkimKeys | None = None,
     ) -> None:
         self._loaded: dict[bytes, PrivateKey] = {}  # by the SHA-256 of the file
-        self._known: dict[bytes, PrivateKey] = {} if old is None else old._loaded
+        known: dict[bytes, PrivateKey] = {} if old is None else old._loaded
         self._ascii_domain = ascii_domain
         self._entries: dict[str, list[DkimEntry]] = {}
         self.entries: list[DkimEntry] = []
         loaded: dict[Path, PrivateKey] = {}
+
+        def load(pem: bytes) -> PrivateKey:
+            """Return an already loaded key if possible, because testing a key is expensive."""
+            digest = hashlib.sha256(pem).digest()
+            key = known.get(digest) or self._loaded.get(digest) or load_private_key(pem)
+            self._loaded[digest] = key
+            return key
+
         for at, each in enumerate(settings):
             if each.key_file not in loaded:
                 try:
-                    loaded[each.key_file] = read_key(each.key_file, read, self._load)
+                    loaded[each.key_file] = read_key(each.key_file, read, load)
                 except ValueError as error:
                     raise ValueError(f"dkim[{at}].key_file: {error}") from None
             entry = _entry(each, loaded[each.key_file], f"dkim[{at}]", ascii_domain)
             self.entries.append(entry)
             self._entries.setdefault(entry.domain, []).append(entry)
-        self._known = {}
-
-    def _load(self, pem: bytes) -> PrivateKey:
-        """Return an already loaded key if possible, because testing a key is expensive."""
-        digest = hashlib.sha256(pem).digest()
-        key = self._loaded.get(digest) or self._known.get(digest) or load_private_key(pem)
-        self._loaded[digest] = key
-        return key
 
     def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
         """Return the keys that sign for the domain, RSA before Ed25519; none when no entry is for it."""
