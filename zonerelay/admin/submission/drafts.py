@@ -37,7 +37,7 @@ from zonerelay.outbox.drafts import (
     checked_subject,
     checked_text,
 )
-from zonerelay.routing.addresses import Networks
+from zonerelay.routing.addresses import networks_of
 from zonerelay.smtp.server.params import MailCommand
 
 address = lru_cache(maxsize=1024)(drafts.address)
@@ -392,7 +392,7 @@ def _options(given: Submission, origin: SubmissionOrigin, faults: FieldErrors) -
             faults.add("/zone", "there is no such zone")
         elif not listener.zone_header or not (
             {origin.user, "*"} & set(listener.zone_header_users)
-            or Networks(listener.zone_header_networks).match(origin.client)
+            or networks_of(listener.zone_header_networks).match(origin.client)
         ):
             faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
     return SubmitOptions(

@@ -20,7 +20,7 @@ from zonerelay.admin.requests import OPTIONS, VISIT, answered, dress, visit_of
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.config.settings import ListenerSettings, UnsafeListener
 from zonerelay.inbound.listen.http_listener import PRIVATE
-from zonerelay.routing.addresses import Networks
+from zonerelay.routing.addresses import networks_of
 
 
 class SubmissionServer:
@@ -32,7 +32,6 @@ class SubmissionServer:
         self._operators = operators
         self._rules = rules
         self._api = Api(operators, SUBMISSION, is_open=False)
-        self._proxies = (rules().xclient_networks, Networks(rules().xclient_networks))
         self._server = web.Server(
             self._handle,  # type: ignore[arg-type]  # the verbs need no more than a BaseRequest
             **OPTIONS,
@@ -52,7 +51,7 @@ class SubmissionServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         transport, rules = request.transport, self._rules()
         secure = transport is not None and bool(transport.get_extra_info(PRIVATE))
-        visit = visit_of(request, self._trusted(rules), secure=secure)
+        visit = visit_of(request, networks_of(rules.xclient_networks), secure=secure)
         if UnsafeListener.CLEARTEXT_AUTH in rules.unsafe or rules.address.startswith("unix:"):
             visit.private = True
         VISIT.set(visit)
@@ -65,8 +64,3 @@ class SubmissionServer:
         if not visit.who or not request.content.at_eof():
             response.force_close()  # the rest of a body is not read to keep a connection open
         return response
-
-    def _trusted(self, rules: ListenerSettings) -> Networks:
-        if self._proxies[0] is not rules.xclient_networks:
-            self._proxies = (rules.xclient_networks, Networks(rules.xclient_networks))
-        return self._proxies[1]
