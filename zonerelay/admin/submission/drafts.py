@@ -24,6 +24,7 @@ from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key
 from zonerelay.inbound.cleanup.submit import SubmitOptions, SubmittedEnvelope
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
+from zonerelay.inbound.state.rewriting import ZoneHeader
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
@@ -37,7 +38,6 @@ from zonerelay.outbox.drafts import (
     checked_subject,
     checked_text,
 )
-from zonerelay.routing.addresses import networks_of
 from zonerelay.smtp.server.params import MailCommand
 
 address = lru_cache(maxsize=1024)(drafts.address)
@@ -390,10 +390,7 @@ def _options(given: Submission, origin: SubmissionOrigin, faults: FieldErrors) -
     if given.zone:
         if given.zone not in {each.name for each in origin.settings.zone}:
             faults.add("/zone", "there is no such zone")
-        elif not listener.zone_header or not (
-            {origin.user, "*"} & set(listener.zone_header_users)
-            or networks_of(listener.zone_header_networks).match(origin.client)
-        ):
+        elif (header := ZoneHeader.of(listener)) is None or not header.trusts(origin.client, origin.user):
             faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
     return SubmitOptions(
         idempotency_key=origin.key, zone=given.zone, notes=tuple(notes), partial=given.partial

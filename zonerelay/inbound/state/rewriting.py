@@ -30,7 +30,7 @@ from zonerelay.message.header.address_fields import change_addresses
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
-from zonerelay.routing.addresses import Networks
+from zonerelay.routing.addresses import Networks, networks_of
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressTable
 from zonerelay.smtp.client.transaction import original_recipient
@@ -50,7 +50,7 @@ class ZoneHeader(msgspec.Struct, frozen=True):
         if not settings.zone_header:
             return None
         users = frozenset(settings.zone_header_users)
-        return cls(settings.zone_header.lower(), users, Networks(settings.zone_header_networks))
+        return cls(settings.zone_header.lower(), users, networks_of(settings.zone_header_networks))
 
     def trusts(self, client_address: str, user: str) -> bool:
         if user and (user in self.users or _ANY in self.users):
