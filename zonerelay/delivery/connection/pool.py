@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -50,6 +51,8 @@ IN_THE_WAY = 0.3
 """Seconds for which a connection is idle before it is closed for another worker. Most connections are used
 again sooner.
 """
+LOOKED_AT = 100
+"""The number of idle connections of which one is closed to make room for another."""
 
 # Idle connections, in the order in which they became idle.
 _Idle = dict[Slot, OutgoingSession]
@@ -352,8 +355,9 @@ class ConnectionPool:
                 del self._lines[zone]
 
     def _make_room(self, zone: str) -> None:
-        if idle := self._idle_in.get(zone):  # the first one has been idle longest
-            self._dismiss(min(idle.values(), key=lambda each: (each.expects_more, each.transactions > 1)))
+        if idle := self._idle_in.get(zone):
+            longest = islice(idle.values(), LOOKED_AT)  # those that have been idle longest
+            self._dismiss(min(longest, key=lambda each: (each.expects_more, each.transactions > 1)))
 
     def _evict_at(self, route: Route) -> None:
         """Close an idle connection at the site, of the same destination if there is one."""
