@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.support.relay import LOOPBACK, relay_with, settings
+from tests.support.peer import Handler, Peer
+from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
 from zonerelay.cli.main import main
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.operations.answers import AddressPlan, Explanation, HostPlan
@@ -21,24 +22,17 @@ from zonerelay.smtp.client.transaction import BdatFailure
 from zonerelay.supervisor.merge.merging import combined
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def next_hop(serve: Serve) -> AsyncIterator[int]:
-    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except (OSError, EOFError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(guarded, LOOPBACK, 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+async def sending_to(
+    handler: Handler, directory: Path, retry: RetrySettings = QUICK
+) -> AsyncIterator[Running]:
+    """A relay whose next hop does what the coroutine does."""
+    async with Peer(handler) as peer:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{peer.port}")
+        async with relay_with(settings(directory, zone=zone, retry=retry)) as running:
+            yield running
 
 
 async def test_a_host_that_swallows_bdat_gets_data_at_the_next_attempt_and_explain_says_so(
@@ -62,18 +56,16 @@ async def test_a_host_that_swallows_bdat_gets_data_at_the_next_attempt_and_expla
             else:
                 writer.write(b"250 ok\r\n")
 
-    async with next_hop(serve) as port:
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
-        async with relay_with(settings(tmp_path, zone=zone)) as running:
-            for _ in range(2):
-                await running.send("app@example.org", ["b@example.com"], MESSAGE)
-                await running.until_empty()
-            assert len(running.log.named("deferred")) == 1
-            assert not running.log.named("deferred")[0].get("in_doubt")
-            found = await running.explain()
-            config = tmp_path / "relay.toml"
-            config.write_text(f'[admin]\nsocket = "{tmp_path}/control.sock"\n')
-            assert await asyncio.to_thread(main, ["explain", "b@example.com", "--config", str(config)]) == 0
+    async with sending_to(serve, tmp_path) as running:
+        for _ in range(2):
+            await running.send("app@example.org", ["b@example.com"], MESSAGE)
+            await running.until_empty()
+        assert len(running.log.named("deferred")) == 1
+        assert not running.log.named("deferred")[0].get("in_doubt")
+        found = await running.explain()
+        config = tmp_path / "relay.toml"
+        config.write_text(f'[admin]\nsocket = "{tmp_path}/control.sock"\n')
+        assert await asyncio.to_thread(main, ["explain", "b@example.com", "--config", str(config)]) == 0
     words = f"127.0.0.1: it gets DATA instead of BDAT for a day: {BdatFailure.UNANSWERED}"
     assert words in " ".join(capsys.readouterr().out.split())
     assert commands.count("BDAT") == 1
@@ -105,7 +97,7 @@ def test_what_one_worker_has_met_is_in_the_explanation_of_all() -> None:
 JUNK = [b"\r\n", b"hello\r\n", b"\n\0\r\n* spam filter *\r\n", b"\r\n" * 20, b"x" * 9000 + b"\r\n"]
 
 
-def chatty(junk: bytes, taken: list[bytes], *, behind: bool = False, offers: bytes = b"") -> Serve:
+def chatty(junk: bytes, taken: list[bytes], *, behind: bool = False, offers: bytes = b"") -> Handler:
     """A server with `junk` in front of each line of each reply, or behind it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,16 +131,14 @@ async def test_lines_without_a_code_are_skipped_and_the_message_is_sent_once(
     tmp_path: Path, junk: bytes, behind: bool, offers: bytes
 ) -> None:
     taken: list[bytes] = []
-    async with next_hop(chatty(junk, taken, behind=behind, offers=offers)) as port:
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
-        async with relay_with(settings(tmp_path, zone=zone)) as running:
-            for _ in range(2):
-                await running.send("app@example.org", ["b@example.com"], MESSAGE)
-                await running.until_empty()
-            assert [each["reply"] for each in running.log.named("delivered")] == ["250 taken really"] * 2
-            assert not running.log.named("deferred")
-            [odd] = running.log.named("reply-without-code")
-            assert odd["host"] == LOOPBACK
+    async with sending_to(chatty(junk, taken, behind=behind, offers=offers), tmp_path) as running:
+        for _ in range(2):
+            await running.send("app@example.org", ["b@example.com"], MESSAGE)
+            await running.until_empty()
+        assert [each["reply"] for each in running.log.named("delivered")] == ["250 taken really"] * 2
+        assert not running.log.named("deferred")
+        [odd] = running.log.named("reply-without-code")
+        assert odd["host"] == LOOPBACK
     assert b"".join(taken).count(b"Subject: hello") == 2
 
 
@@ -168,15 +158,13 @@ async def test_too_much_junk_after_the_final_dot_is_in_doubt_and_waits_its_turn(
                 writer.write(b"250 ok\r\n")
 
     retry = RetrySettings(schedule=(600.0,), jitter=0.0)
-    async with next_hop(serve) as port:
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
-        async with relay_with(settings(tmp_path, zone=zone, retry=retry)) as running:
-            began = time.time()
-            await running.send("app@example.org", ["b@example.com"], MESSAGE)
-            [deferred] = await running.until_logged("deferred")
-            # Another message is no reason to try the first one again.
-            await running.send("app@example.org", ["b@example.com"], MESSAGE)
-            await running.until_logged("deferred", 2)
+    async with sending_to(serve, tmp_path, retry) as running:
+        began = time.time()
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        [deferred] = await running.until_logged("deferred")
+        # Another message is no reason to try the first one again.
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_logged("deferred", 2)
     assert len(taken) == 2
     assert deferred["in_doubt"]
     assert float(str(deferred["next_attempt"])) >= began + 590
@@ -194,13 +182,11 @@ async def test_a_report_says_in_words_what_a_host_sent_instead_of_a_reply(tmp_pa
         writer.write(b"(\\'junk\\')\r\n" * 200)
         await reader.read()
 
-    async with next_hop(serve) as port:
-        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
-        async with relay_with(settings(tmp_path, zone=zone)) as running:
-            await running.send("app@example.org", ["b@example.com"], MESSAGE)
-            deferred = (await running.until_logged("deferred"))[0]
+    async with sending_to(serve, tmp_path) as running:
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        deferred = (await running.until_logged("deferred"))[0]
     where = "the greeting" if at == "greeting" else "EHLO"
     assert deferred["reply"] == (
-        f"451 4.4.2 {LOOPBACK}:{port} failed at {where}: "
+        f"451 4.4.2 {running.worker.settings.zone[0].next_hop} failed at {where}: "
         "more than 100 lines are not SMTP replies; the first is: (\\'junk\\')"
     )

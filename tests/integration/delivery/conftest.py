@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from tests.support.mail import Bodies, Names, TlsResults, make_courier, route_to
+from tests.support.peer import Handler, Peer
 from tests.support.ports import LOOPBACK
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners, Script
@@ -24,9 +25,6 @@ from zonerelay.routing.destinations.route import Route
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 TO_THE_BODY = (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n")
@@ -53,7 +51,7 @@ class Bed:
     """The servers and couriers of a test. They end with it, and a courier leaves no connection behind."""
 
     def __init__(self) -> None:
-        self._couriers: list[SmtpCourier] = []
+        self.couriers: list[SmtpCourier] = []
         self._servers: list[Server] = []
 
     def courier(
@@ -69,7 +67,7 @@ class Bed:
         courier = make_courier(
             bodies, settings=settings, names=names, clock=clock, sources=sources, observe_tls=observe_tls
         )
-        self._couriers.append(courier)
+        self.couriers.append(courier)
         return courier
 
     async def sink(
@@ -96,39 +94,9 @@ class Bed:
     async def close(self) -> None:
         for server in reversed(self._servers):
             await server.close()
-        for courier in self._couriers:
+        for courier in self.couriers:
             await courier.pool.close()
             assert courier.pool.open_connections("default") == 0
-
-
-class Peer:
-    """A server that does what a coroutine does on each connection."""
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, LOOPBACK, 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            await self._handler(reader, writer)
-        except (OSError, EOFError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
 
 
 @pytest.fixture

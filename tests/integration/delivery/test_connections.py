@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import TO_THE_BODY, Bed, Handler, talk
+from tests.integration.delivery.conftest import TO_THE_BODY, Bed, talk
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
+from tests.support.peer import Handler
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from tests.support.waiting import until

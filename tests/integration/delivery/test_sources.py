@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -31,7 +31,6 @@ from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery import source as source_ways
-from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -85,23 +84,40 @@ class Office:
         raise AssertionError(f"no message for {name}")
 
 
-StartOffice = Callable[..., Office]
+class Town(Bed):
+    """Receivers, some of which refuse addresses, and offices that send from sources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guards: list[Guard] = []
+
+    async def guard(
+        self,
+        *refuses: str,
+        reply: str = f"554 5.7.1 {BLOCKED}",
+        verb: str = "RCPT",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> Guard:
+        guard = Guard(refuses, reply, verb)
+        await guard.start(host, port)
+        self.guards.append(guard)
+        return guard
+
+    def office(self, *sources: SourceSettings, names: Names | None = None, **zone: object) -> Office:
+        settings = replace(ZONE, sources=tuple(each.name for each in sources), **zone)  # type: ignore[arg-type]  # fields
+        opened = Office(sources, settings, names=names or Names())
+        self.couriers.append(opened.courier)
+        return opened
 
 
 @pytest.fixture
-async def office() -> AsyncIterator[StartOffice]:
-    couriers: list[SmtpCourier] = []
-
-    def start(*sources: SourceSettings, names: Names | None = None, **zone: object) -> Office:
-        settings = replace(ZONE, sources=tuple(each.name for each in sources), **zone)  # type: ignore[arg-type]  # fields
-        opened = Office(sources, settings, names=names or Names())
-        couriers.append(opened.courier)
-        return opened
-
-    yield start
-    for courier in couriers:
-        await courier.pool.close()
-        assert courier.pool.open_connections("default") == 0
+async def town() -> AsyncIterator[Town]:
+    town = Town()
+    yield town
+    await town.close()
+    for guard in town.guards:
+        guard.close()
 
 
 def clients(sink: Sink) -> list[str]:
@@ -112,58 +128,36 @@ def hellos(sink: Sink) -> list[str]:
     return [command.partition(" ")[2] for command in sink.commands if command.startswith("EHLO")]
 
 
-@pytest.fixture
-async def start_guard() -> AsyncIterator[Callable[..., Awaitable[Guard]]]:
-    guards: list[Guard] = []
-
-    async def start(
-        *refuses: str,
-        reply: str = f"554 5.7.1 {BLOCKED}",
-        verb: str = "RCPT",
-        host: str = "127.0.0.1",
-        port: int = 0,
-    ) -> Guard:
-        guards.append(Guard(refuses, reply, verb))
-        await guards[-1].start(host, port)
-        return guards[-1]
-
-    yield start
-    for guard in guards:
-        guard.close()
-
-
 # Whose address
 
 
-async def test_the_receiver_sees_the_sources_address_and_name(bed: Bed, office: StartOffice) -> None:
-    sink = await bed.sink()
-    here = office(TWO)
+async def test_the_receiver_sees_the_sources_address_and_name(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(TWO)
     assert (await here.send(route_to(sink.port))).verdict is D
     assert clients(sink) == ["127.0.0.2"]
     assert hellos(sink) == ["two.example.org"]
 
 
-async def test_the_name_is_the_sources_or_the_zones_or_the_relays(bed: Bed, office: StartOffice) -> None:
-    sink = await bed.sink()
-    here = office(replace(TWO, ehlo_name=""))
+async def test_the_name_is_the_sources_or_the_zones_or_the_relays(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(replace(TWO, ehlo_name=""))
     await here.send(route_to(sink.port), ehlo_name="zone.example.org")
     await here.send(route_to(sink.port), ehlo_name="")
     assert hellos(sink) == ["zone.example.org", "relay.example.org"]
 
 
-async def test_a_zone_without_sources_is_none_of_their_business(bed: Bed, office: StartOffice) -> None:
-    sink = await bed.sink()
-    here = office(TWO)
+async def test_a_zone_without_sources_is_none_of_their_business(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(TWO)
     await here.send(route_to(sink.port), sources=())
     assert clients(sink) == ["127.0.0.1"]
     assert hellos(sink) == ["relay.example.org"]
 
 
-async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(
-    bed: Bed, office: StartOffice
-) -> None:
-    sink = await bed.sink()
-    here = office(replace(TWO, weight=3), THREE)
+async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(replace(TWO, weight=3), THREE)
     for _ in range(2):
         for number in range(40):
             assert (await here.send(route_to(sink.port), number)).verdict is D
@@ -178,9 +172,9 @@ async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(
     }
 
 
-async def test_a_sender_keeps_his_source(bed: Bed, office: StartOffice) -> None:
-    sink = await bed.sink()
-    here = office(TWO, THREE, source_by=SourceUnit.SENDER)
+async def test_a_sender_keeps_his_source(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(TWO, THREE, source_by=SourceUnit.SENDER)
     for number in range(10):
         for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
             batch = make_batch(message(number, sender=sender), route_to(sink.port), here.zone)
@@ -192,11 +186,9 @@ async def test_a_sender_keeps_his_source(bed: Bed, office: StartOffice) -> None:
     assert len(set.union(*addresses.values())) == 2
 
 
-async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_room(
-    bed: Bed, office: StartOffice
-) -> None:
-    sink = await bed.sink()
-    here = office(TWO, THREE, max_connections_per_destination=1)
+async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_room(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(TWO, THREE, max_connections_per_destination=1)
     route = route_to(sink.port)
     first, second = here.number_of("two", route), here.number_of("three", route)
     for number in (first, second, first):
@@ -205,9 +197,9 @@ async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_ro
     assert (sink.connections, sink.open_peak) == (3, 1)
 
 
-async def test_many_at_once_stay_within_the_limit(bed: Bed, office: StartOffice) -> None:
-    sink = await bed.sink()
-    here = office(TWO, THREE, max_connections_per_destination=3, max_connections=3)
+async def test_many_at_once_stay_within_the_limit(town: Town) -> None:
+    sink = await town.sink()
+    here = town.office(TWO, THREE, max_connections_per_destination=3, max_connections=3)
     outcomes = await asyncio.gather(*(here.send(route_to(sink.port), number) for number in range(40)))
     assert {outcome.verdict for outcome in outcomes} == {D}
     assert sink.open_peak <= 3
@@ -216,15 +208,13 @@ async def test_many_at_once_stay_within_the_limit(bed: Bed, office: StartOffice)
 
 # Refusals
 
-StartGuard = Callable[..., Awaitable[Guard]]
-
 
 @pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DATA", "dot"])
 async def test_a_refusal_of_our_address_is_deferred_and_the_retry_comes_from_elsewhere(
-    start_guard: StartGuard, office: StartOffice, verb: str
+    town: Town, verb: str
 ) -> None:
-    guard = await start_guard("127.0.0.2", verb=verb)
-    here = office(TWO, THREE, source_penalty=3600.0)
+    guard = await town.guard("127.0.0.2", verb=verb)
+    here = town.office(TWO, THREE, source_penalty=3600.0)
     route = route_to(guard.port)
     number = here.number_of("two", route)
     refused = await here.send(route, number)
@@ -244,10 +234,10 @@ async def test_a_refusal_of_our_address_is_deferred_and_the_retry_comes_from_els
 )
 @pytest.mark.parametrize("verb", ["greeting", "EHLO"])
 async def test_a_greeting_that_refuses_our_address_does_not_suspend_the_destination(
-    start_guard: StartGuard, office: StartOffice, verb: str, reply: str
+    town: Town, verb: str, reply: str
 ) -> None:
-    guard = await start_guard("127.0.0.2", "127.0.0.3", verb=verb, reply=reply)
-    here = office(TWO, THREE)
+    guard = await town.guard("127.0.0.2", "127.0.0.3", verb=verb, reply=reply)
+    here = town.office(TWO, THREE)
     route = route_to(guard.port)
     number = here.number_of("two", route)
     first = await here.send(route, number)
@@ -258,12 +248,10 @@ async def test_a_greeting_that_refuses_our_address_does_not_suspend_the_destinat
     assert dict.fromkeys(guard.connected) == dict.fromkeys(("127.0.0.2", "127.0.0.3"))
 
 
-async def test_421_at_mail_that_blames_our_address_suspends_nobody(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
+async def test_421_at_mail_that_blames_our_address_suspends_nobody(town: Town) -> None:
     reply = "421 4.7.0 [TSS04] Messages from 127.0.0.2 temporarily deferred due to user complaints"
-    guard = await start_guard("127.0.0.2", verb="MAIL", reply=reply)
-    here = office(TWO, THREE)
+    guard = await town.guard("127.0.0.2", verb="MAIL", reply=reply)
+    here = town.office(TWO, THREE)
     route = route_to(guard.port)
     number = here.number_of("two", route)
     outcome = await here.send(route, number)
@@ -271,24 +259,20 @@ async def test_421_at_mail_that_blames_our_address_suspends_nobody(
     assert (await here.send(route, number)).verdict is D
 
 
-async def test_another_host_in_trouble_does_not_hide_that_our_address_was_refused(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
-    guard = await start_guard("127.0.0.2", verb="greeting")
+async def test_another_host_in_trouble_does_not_hide_that_our_address_was_refused(town: Town) -> None:
+    guard = await town.guard("127.0.0.2", verb="greeting")
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
         route = route_to(guard.port, dead.getsockname()[1])
-        here = office(TWO, THREE)
+        here = town.office(TWO, THREE)
         outcome = await here.send(route, here.number_of("two", route))
     assert (outcome.verdict, outcome.scope) == (F, Scope.MESSAGE)
     assert "connecting to" in outcome.reply.text
 
 
-async def test_a_host_that_refuses_our_address_is_not_taken_for_dead(
-    start_guard: StartGuard, bed: Bed, office: StartOffice
-) -> None:
-    guard, backup = await start_guard("127.0.0.2", verb="greeting"), await bed.sink()
-    here = office(TWO, THREE)
+async def test_a_host_that_refuses_our_address_is_not_taken_for_dead(town: Town) -> None:
+    guard, backup = await town.guard("127.0.0.2", verb="greeting"), await town.sink()
+    here = town.office(TWO, THREE)
     route = route_to(guard.port, backup.port)
     for name in ("two", "three"):
         assert (await here.send(route, here.number_of(name, route))).verdict is D
@@ -296,11 +280,9 @@ async def test_a_host_that_refuses_our_address_is_not_taken_for_dead(
     assert clients(backup) == ["127.0.0.2"]
 
 
-async def test_when_no_source_is_left_it_is_what_the_peer_said(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
-    guard = await start_guard("127.0.0.2", "127.0.0.3")
-    here = office(TWO, THREE)
+async def test_when_no_source_is_left_it_is_what_the_peer_said(town: Town) -> None:
+    guard = await town.guard("127.0.0.2", "127.0.0.3")
+    here = town.office(TWO, THREE)
     route = route_to(guard.port)
     number = here.number_of("two", route)
     assert (await here.send(route, number)).verdict is F
@@ -308,21 +290,17 @@ async def test_when_no_source_is_left_it_is_what_the_peer_said(
     assert (last.verdict, str(last.reply)) == (B, f"554 5.7.1 {BLOCKED}")
 
 
-async def test_with_one_source_a_refusal_bounces_and_is_told(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
-    guard = await start_guard("127.0.0.2")
-    here = office(TWO)
+async def test_with_one_source_a_refusal_bounces_and_is_told(town: Town) -> None:
+    guard = await town.guard("127.0.0.2")
+    here = town.office(TWO)
     outcome = await here.send(route_to(guard.port))
     assert (outcome.verdict, str(outcome.reply)) == (B, f"554 5.7.1 {BLOCKED}")
     assert here.told.events == [("refused", "two")]
 
 
-async def test_a_recipient_who_is_not_there_bounces_from_any_source(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
-    guard = await start_guard("127.0.0.2", "127.0.0.3", reply="550 5.1.1 user unknown")
-    here = office(TWO, THREE)
+async def test_a_recipient_who_is_not_there_bounces_from_any_source(town: Town) -> None:
+    guard = await town.guard("127.0.0.2", "127.0.0.3", reply="550 5.1.1 user unknown")
+    here = town.office(TWO, THREE)
     assert (await here.send(route_to(guard.port))).verdict is B
     assert here.told.events == []
 
@@ -338,11 +316,11 @@ V4, V6, DUAL = "four.test", "six.test", "dual.test"
 NAMES = {V4: ("127.0.0.1",), V6: ("::1",), DUAL: ("::1", "127.0.0.1")}
 
 
-async def test_a_host_is_reached_over_the_family_that_the_source_has(bed: Bed, office: StartOffice) -> None:
-    four = await bed.sink()
-    six = await bed.sink(host="::1", port=four.port)
+async def test_a_host_is_reached_over_the_family_that_the_source_has(town: Town) -> None:
+    four = await town.sink()
+    six = await town.sink(host="::1", port=four.port)
     for each, reached in ((TWO, four), (SIX, six), (BOTH, six)):
-        here = office(each, names=Names(NAMES))
+        here = town.office(each, names=Names(NAMES))
         before = len(reached.messages)
         assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
         assert len(reached.messages) == before + 1
@@ -350,46 +328,40 @@ async def test_a_host_is_reached_over_the_family_that_the_source_has(bed: Bed, o
     assert clients(six) == ["::1", "::1"]
 
 
-async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(
-    bed: Bed, office: StartOffice
-) -> None:
-    four = await bed.sink()
-    here = office(SIX, TWO, names=Names(NAMES))
+async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(town: Town) -> None:
+    four = await town.sink()
+    here = town.office(SIX, TWO, names=Names(NAMES))
     route = hosts_at(V4, four.port)
     assert (await here.send(route, here.number_of("six", route))).verdict is D
     assert clients(four) == ["127.0.0.2"]
 
 
-async def test_a_source_without_the_hosts_family_is_none_that_is_left(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
-    guard = await start_guard("127.0.0.2")
-    here = office(SIX, TWO, names=Names(NAMES))
+async def test_a_source_without_the_hosts_family_is_none_that_is_left(town: Town) -> None:
+    guard = await town.guard("127.0.0.2")
+    here = town.office(SIX, TWO, names=Names(NAMES))
     route = hosts_at(V4, guard.port)
     number = here.number_of("six", route)
     outcome = await here.send(route, number)
     assert (outcome.verdict, guard.seen) == (B, ["127.0.0.2"])
 
 
-async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(office: StartOffice) -> None:
-    here = office(TWO, THREE, names=Names(NAMES))
+async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(town: Town) -> None:
+    here = town.office(TWO, THREE, names=Names(NAMES))
     outcome = await here.send(hosts_at(V6, 25))
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
     assert "has no address in the address family of" in outcome.reply.text
 
 
 @pytest.mark.parametrize("trouble", ["nobody listens", "no PTR in the greeting", "unreachable"])
-async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(
-    bed: Bed, office: StartOffice, trouble: str
-) -> None:
-    four = await bed.sink()
+async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(town: Town, trouble: str) -> None:
+    four = await town.sink()
     six = "fe80::1" if trouble == "unreachable" else "::1"
     if trouble.startswith("no PTR"):
         greeting = "554 5.7.25 [::1] The IP address sending this message does not have a PTR record setup"
-        await bed.sink(Manners(greeting=greeting), host="::1", port=four.port)
+        await town.sink(Manners(greeting=greeting), host="::1", port=four.port)
     names = Names({DUAL: (six, "127.0.0.1")})
     sources = (BOTH,) if trouble != "unreachable" else ()
-    here = office(*sources, names=names)
+    here = town.office(*sources, names=names)
     assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
     assert clients(four) == (["127.0.0.4"] if sources else ["127.0.0.1"])
     if trouble.startswith("no PTR"):
@@ -398,13 +370,11 @@ async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(
         assert [each.ipv6 for each in here.selection.penalties()] == [True]
 
 
-async def test_a_refusal_over_ipv6_alone_goes_over_ipv4_the_next_time(
-    start_guard: StartGuard, office: StartOffice
-) -> None:
+async def test_a_refusal_over_ipv6_alone_goes_over_ipv4_the_next_time(town: Town) -> None:
     reply = "550 5.7.25 [::1] The IP address sending this message does not have a PTR record setup"
-    six = await start_guard("::1", reply=reply, host="::1")
-    four = await start_guard(host="127.0.0.1", port=six.port)
-    here = office(BOTH, names=Names(NAMES))
+    six = await town.guard("::1", reply=reply, host="::1")
+    four = await town.guard(host="127.0.0.1", port=six.port)
+    here = town.office(BOTH, names=Names(NAMES))
     first = await here.send(hosts_at(DUAL, six.port))
     assert (first.verdict, first.reply.code) == (F, 450)
     # The idle connection over IPv6 is not used for it either.
@@ -421,12 +391,12 @@ def on_this_machine(*gone: str) -> Callable[[object], bool]:
 
 
 async def test_an_address_that_cannot_be_bound_makes_way_at_once(
-    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    sink = await bed.sink()
+    sink = await town.sink()
     lost = source("lost", "198.51.100.1")
-    here = office(lost, THREE)
+    here = town.office(lost, THREE)
     route = route_to(sink.port)
     number = here.number_of("lost", route)
     for _ in range(2):
@@ -436,11 +406,11 @@ async def test_an_address_that_cannot_be_bound_makes_way_at_once(
 
 
 async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_used(
-    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    sink = await bed.sink()
-    here = office(source("lost", "198.51.100.1"), source("gone", "198.51.100.2"))
+    sink = await town.sink()
+    here = town.office(source("lost", "198.51.100.1"), source("gone", "198.51.100.2"))
     first = await here.send(route_to(sink.port))
     assert (first.verdict, first.scope, first.counts, first.local) == (F, Scope.LOCAL, False, True)
     assert "198.51.100." in first.reply.text
@@ -451,32 +421,28 @@ async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_us
 
 
 async def test_ipv6_that_cannot_be_bound_falls_back_to_ipv4_in_the_same_attempt(
-    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+    town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
-    four = await bed.sink()
-    here = office(source("half", "127.0.0.5", "2001:db8::1"), names=Names(NAMES))
+    four = await town.sink()
+    here = town.office(source("half", "127.0.0.5", "2001:db8::1"), names=Names(NAMES))
     assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
     assert clients(four) == ["127.0.0.5"]
     assert here.told.events == [("absent", "half", "2001:db8::1")]
     assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
 
 
-async def test_an_address_that_comes_back_is_used_again(
-    bed: Bed, office: StartOffice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_that_comes_back_is_used_again(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine("127.0.0.2"))
-    sink = await bed.sink()
-    here = office(TWO)
+    sink = await town.sink()
+    here = town.office(TWO)
     assert (await here.send(route_to(sink.port))).verdict is F
     here.clock.advance(61.0)
     assert (await here.send(route_to(sink.port))).verdict is D
     assert here.told.events == [("absent", "two", "127.0.0.2"), ("back", "two", "127.0.0.2")]
 
 
-async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_one_in_all(
-    office: StartOffice,
-) -> None:
+async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_one_in_all(town: Town) -> None:
     """From two: 250, and the connection is kept. From three, S: 421 4.7.0 too many connections from you."""
     receiver = Receiver(
         "here", Nature(most_connections=1), Manners(), ehlo_names={}, everybody=Crowd(Promise())
@@ -485,7 +451,7 @@ async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_on
     server = await loop.create_server(
         lambda: asyncio.StreamReaderProtocol(Reader(), receiver.serve, loop=loop), "127.0.0.1", 0
     )
-    one = office(TWO, THREE)
+    one = town.office(TWO, THREE)
     route = route_to(server.sockets[0].getsockname()[1])
     for name in ("two", "three", "two"):
         outcome = await one.send(route, one.number_of(name, route))
