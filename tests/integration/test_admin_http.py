@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -40,6 +40,13 @@ class Site:
             before_metrics=self._refresh,
         )
 
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.server.close()
+
     def _metrics(self) -> bytes:
         if self.broken:
             raise RuntimeError("a secret")
@@ -66,10 +73,8 @@ class Site:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    site = Site()
-    await site.server.start()
-    yield site
-    await site.server.close()
+    async with Site() as site:
+        yield site
 
 
 async def test_metrics_are_prometheus_text(site: Site) -> None:
@@ -155,27 +160,19 @@ def test_local_names_are_told_from_others(host: str, allowed: bool) -> None:
 
 
 async def test_in_a_container_a_rebound_name_gets_what_monitoring_asks_for_and_nothing_else() -> None:
-    site = Site("0.0.0.0:0", hosts=("relay.example",))
-    await site.server.start()
-    try:
+    async with Site("0.0.0.0:0", hosts=("relay.example",)) as site:
         pages = {
             path: await site.get(path, host="evil.example:8025") for path in ("/metrics", "/healthz", "/")
         }
         assert [page.status for page in pages.values()] == [200, 200, 421]
         for host in ("Relay.Example:8025", "relay.example.", "192.0.2.1:8025", "localhost"):
             assert (await site.get("/", host=host)).status == 404
-    finally:
-        await site.server.close()
 
 
 async def test_a_name_of_the_configuration_is_ours_on_loopback_too() -> None:
-    site = Site(hosts=("relay.example", "*.example.org"))
-    await site.server.start()
-    try:
+    async with Site(hosts=("relay.example", "*.example.org")) as site:
         for host, status in {"relay.example": 200, "a.example.org": 200, "example.org": 421}.items():
             assert (await site.get("/metrics", host=host)).status == status
-    finally:
-        await site.server.close()
 
 
 async def test_one_request_per_connection(site: Site) -> None:
@@ -192,10 +189,8 @@ async def test_a_head_that_does_not_end_is_refused(site: Site) -> None:
 
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_module, "LIFETIME", 0.02)
-    site = Site()
-    await site.server.start()
-    assert await site.raw(b"GET /healthz HTTP/1.1\r\n") == b""
-    await site.server.close()
+    async with Site() as site:
+        assert await site.raw(b"GET /healthz HTTP/1.1\r\n") == b""
 
 
 async def test_of_more_connections_than_the_limit_the_oldest_is_closed(
@@ -228,17 +223,13 @@ async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_wo
     monkeypatch.setattr(certificates, "LOOK_EVERY", 0.0)
     first, second = make("relay.example", serial=1), make("relay.example", serial=2)
     certificate, key = first.write(tmp_path, "admin")
-    site = Site(certificate=certificate, key=key)
-    await site.server.start()
-    try:
+    async with Site(certificate=certificate, key=key) as site:
         assert await shown(site) == first.der
         certificate.write_bytes(second.pem)  # its key has yet to come
         assert await shown(site) == first.der
         assert [trouble.partition(":")[0] for trouble in site.faults] == ["admin-tls"]
         second.write(tmp_path, "admin")
         assert await shown(site) == second.der
-    finally:
-        await site.server.close()
     key.write_text("no key")
     broken = Site(certificate=certificate, key=key)
     with pytest.raises(AdminError, match="contains no private key"):

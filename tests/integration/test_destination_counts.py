@@ -17,11 +17,22 @@ from zonerelay.operations.answers import DestinationStatus, hurts
 
 
 @pytest.fixture
-async def relay() -> Relay:
-    return Relay(clock=ManualClock())
+async def relay() -> AsyncIterator[Relay]:
+    relay = Relay(clock=ManualClock())
+    yield relay
+    await relay.close()
 
 
-async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_reply(relay: Relay) -> None:
+@pytest.fixture
+async def counts(relay: Relay) -> AsyncIterator[DestinationRows]:
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
+    yield counts
+    await counts.close()
+
+
+async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_reply(
+    relay: Relay, counts: DestinationRows
+) -> None:
     def later(delivery: Delivery) -> Delivery:
         now = relay.clock.now()
         return delivery.deferred(now + 600, DEFERRED.attempt(now), counts=True)
@@ -33,33 +44,28 @@ async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_re
         [each.key for each in await relay.store.deliveries_of(held.id)],
         lambda each: structs.replace(each, held=True),
     )
-    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     (slow, other), _ = await counts.rows()
     assert (slow.destination, slow.ready, slow.deferred, slow.held) == ("slow.example", 0, 2, 0)
     assert (slow.oldest_seconds, slow.reply) == (7200.0, str(DEFERRED.reply))
     assert (other.destination, other.ready, other.deferred, other.held) == ("held.example", 0, 0, 1)
     assert counts.every == 1
-    await counts.close()
-    await relay.close()
 
 
 async def test_domains_beyond_the_most_are_counted_together(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, counts: DestinationRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_KEYS", 2)
     for number in range(5):
         relay.accept(f"a@d{number}.example", tell=False)
-    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     assert {row.destination: row.ready for row in (await counts.rows())[0]} == {
         "d0.example": 1,
         "d1.example": 1,
         module.OTHERS: 3,
     }
-    await relay.close()
 
 
 async def test_an_answer_does_not_wait_for_a_slow_store(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, counts: DestinationRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     scan, go = relay.store.scan, asyncio.Event()
@@ -71,29 +77,25 @@ async def test_an_answer_does_not_wait_for_a_slow_store(
 
     monkeypatch.setattr(relay.store, "scan", slow)
     relay.accept("a@slow.example", tell=False)
-    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     assert (await counts.rows(), counts.every) == (([], 0), 0)
     go.set()
     assert [row.ready for row in (await counts.rows())[0]] == [1]
-    await counts.close()
-    await relay.close()
 
 
-async def test_a_suspended_destination_has_the_counts_of_its_domains(relay: Relay) -> None:
+async def test_a_suspended_destination_has_the_counts_of_its_domains(
+    relay: Relay, counts: DestinationRows
+) -> None:
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await relay.scheduler.start()
     relay.accept("a@down.example")
     await relay.until(lambda: bool(relay.sink.named("suspended")))
-    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     (row,), _ = await counts.rows()
     assert row.suspended_until is not None
     assert row.ready + row.deferred == 1
     assert row.oldest_seconds >= 0
-    await counts.close()
-    await relay.close()
 
 
-async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay) -> None:
+async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay, counts: DestinationRows) -> None:
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await relay.scheduler.start()
     message = relay.accept("a@down.example")
@@ -103,19 +105,17 @@ async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay) -> None:
     keys = [each.key for each in await relay.store.deliveries_of(message.id)]
     await relay.store.update(keys, lambda each: structs.replace(each, next_attempt=due))
     relay.accept("b@down.example", tell=False)
-    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     (row,), _ = await counts.rows()
     assert (row.ready, row.deferred) == (0, 2)
     assert counts.unreachable["default"] == 1, "of the other, its zone knows"
-    await counts.close()
-    await relay.close()
 
 
-async def test_of_many_the_worst_are_chosen_before_rows_are_made(relay: Relay) -> None:
+async def test_of_many_the_worst_are_chosen_before_rows_are_made(
+    relay: Relay, counts: DestinationRows
+) -> None:
     for number in range(30):
         for _ in range(1 + number % 7):
             relay.accept(f"a@d{number}.example", tell=False)
-    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
     assert isinstance(relay.clock, ManualClock)
     relay.clock.advance(60.0)
     for number in range(50):
@@ -126,8 +126,6 @@ async def test_of_many_the_worst_are_chosen_before_rows_are_made(relay: Relay) -
     assert everything == sorted(everything, key=hurts)
     assert some[:5] == everything[:5]
     assert [row.destination for row in some[5:]] == ["largest.example"]
-    await counts.close()
-    await relay.close()
 
 
 def test_what_hurts_comes_first() -> None:

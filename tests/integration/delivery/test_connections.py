@@ -18,14 +18,20 @@ from tests.support.waiting import until
 from zonerelay.config.settings import DeliverySettings, TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.routing.destinations.route import Batch
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 
 
+async def ready(bed: Bed, manners: Manners | None = None, **zone: object) -> tuple[Sink, SmtpCourier, Batch]:
+    """A message for a sink, and who brings it."""
+    sink = await bed.sink(manners)
+    chosen = replace(ZONE, **zone)  # type: ignore[arg-type]  # fields by name
+    return sink, bed.courier(), make_batch(make_message(), route_to(sink.port), chosen)
+
+
 async def test_one_connection_carries_many_messages(bed: Bed) -> None:
-    sink = await bed.sink()
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port))
+    sink, courier, batch = await ready(bed)
     for _ in range(5):
         assert (await courier.deliver(batch))[0].verdict is D
     assert (sink.connections, courier.pool.open_connections("default")) == (1, 1)
@@ -47,9 +53,7 @@ async def test_a_connection_leaves_nothing_for_the_garbage_collector(bed: Bed) -
 
 
 async def test_connection_ends_after_its_number_of_messages(bed: Bed) -> None:
-    sink = await bed.sink()
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, max_messages_per_connection=2))
+    sink, courier, batch = await ready(bed, max_messages_per_connection=2)
     for _ in range(5):
         assert (await courier.deliver(batch))[0].verdict is D
     assert sink.connections == 3
@@ -57,9 +61,7 @@ async def test_connection_ends_after_its_number_of_messages(bed: Bed) -> None:
 
 
 async def test_idle_connection_is_closed_on_time_with_quit(bed: Bed) -> None:
-    sink = await bed.sink()
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.1))
+    sink, courier, batch = await ready(bed, connection_idle_timeout=0.1)
     await courier.deliver(batch)
     assert courier.pool.open_connections("default") == 1
     await until(lambda: courier.pool.open_connections("default") == 0)
@@ -89,9 +91,7 @@ async def test_a_timer_that_is_all_but_due_harms_nothing(bed: Bed) -> None:
 
 
 async def test_use_postpones_the_idle_timeout(bed: Bed) -> None:
-    sink = await bed.sink()
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.3))
+    sink, courier, batch = await ready(bed, connection_idle_timeout=0.3)
     for _ in range(4):
         await courier.deliver(batch)
         await asyncio.sleep(0.12)
@@ -99,9 +99,7 @@ async def test_use_postpones_the_idle_timeout(bed: Bed) -> None:
 
 
 async def test_connection_closed_while_idle_is_noticed(bed: Bed) -> None:
-    sink = await bed.sink()
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port))
+    sink, courier, batch = await ready(bed)
     await courier.deliver(batch)
     await sink.drop_connections()
     await until(lambda: courier.pool.open_connections("default") == 0)
@@ -111,9 +109,7 @@ async def test_connection_closed_while_idle_is_noticed(bed: Bed) -> None:
 
 
 async def test_server_that_wants_no_second_message_costs_no_attempt(bed: Bed) -> None:
-    sink = await bed.sink(Manners(messages_per_connection=1))
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port))
+    sink, courier, batch = await ready(bed, Manners(messages_per_connection=1))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
     assert (len(sink.messages), sink.connections) == (3, 3)
@@ -144,9 +140,7 @@ async def test_reused_connection_that_fails_at_mail_is_replaced(bed: Bed, end: s
 
 @pytest.mark.parametrize("chatter", ["421 4.4.2 idle too long\r\n", "250 again\r\n", "2"])
 async def test_connection_with_unasked_words_is_not_used_again(bed: Bed, chatter: str) -> None:
-    sink = await bed.sink(Manners(chatter=chatter))
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port))
+    sink, courier, batch = await ready(bed, Manners(chatter=chatter))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
         await until(lambda: courier.pool.open_connections("default") == 0)
@@ -230,9 +224,7 @@ async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(bed: Bed)
 
 
 async def test_close_idle_leaves_the_courier_usable(bed: Bed) -> None:
-    sink = await bed.sink()
-    courier = bed.courier()
-    batch = make_batch(make_message(), route_to(sink.port))
+    _, courier, batch = await ready(bed)
     await courier.deliver(batch)
     courier.pool.close_idle()
     await until(lambda: courier.pool.open_connections("default") == 0)
