@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.control import Workers, control_socket, raise_trouble
+from tests.support.control import Workers, control_socket, raise_trouble, sent
 from zonerelay.control import socket as worker_socket
-from zonerelay.control.client import LINES, written
 from zonerelay.control.runner import ResponseStream
 from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers
@@ -106,11 +105,8 @@ async def test_what_completes_goes_on_without_its_client(
         front = control_socket(path, handler, raise_trouble)
         await front.start()
         stack.push_async_callback(front.close)
-        method, target, body = written(request)
-        fields = f"Host: localhost\r\nAccept: {LINES}\r\nContent-Type: application/json\r\n"
-        head = f"{method} {target} HTTP/1.1\r\n{fields}Content-Length: {len(body or b'')}\r\n\r\n"
         _, writer = await asyncio.open_unix_connection(str(path))
-        writer.write(head.encode() + (body or b""))
+        writer.write(sent(request))
         await waiting[0].begun.wait()
         writer.close()
         if not operation.completes:

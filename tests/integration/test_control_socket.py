@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.control import control_socket
+from tests.support.control import control_socket, sent
 from zonerelay.admin import peers
 from zonerelay.admin.api import verbs
-from zonerelay.control.client import LINES, ControlClient, written
+from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import ResponseStream
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import ChangeResult, Count, DeliveryRow, EndFrame, Frame, Pong
@@ -121,14 +121,6 @@ async def relay(tmp_path: Path) -> AsyncIterator[Relay]:
     await relay.server.close()
 
 
-def sent(request: Request) -> bytes:
-    method, target, body = written(request)
-    fields = f"Host: localhost\r\nAccept: {LINES}\r\nContent-Type: application/json\r\n"
-    body = body or b""
-    head = f"{method} {target} HTTP/1.1\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
 async def raw(path: Path, data: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(data)
@@ -205,15 +197,19 @@ async def test_other_users_are_refused(relay: Relay, monkeypatch: pytest.MonkeyP
         await relay.ask(Ping())
 
 
+async def ask_and_leave(relay: Relay, request: Request) -> None:
+    _, writer = await asyncio.open_unix_connection(str(relay.path))
+    writer.write(sent(request))
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_client_that_vanishes_ends_its_question(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verbs, "HEARTBEAT", 0.01)
-    _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(sent(Status()))
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
+    await ask_and_leave(relay, Status())
     await until(relay.handler.cancelled.wait)
     assert (await relay.ask(Ping()))[-1] == EndFrame()
 
@@ -225,11 +221,7 @@ async def test_a_client_that_vanishes_does_not_stop_its_change_half_way(
     relay: Relay, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verbs, "HEARTBEAT", 0.01)
-    _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(sent(request_))
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
+    await ask_and_leave(relay, request_)
     await asyncio.sleep(0.05)
     relay.handler.go.set()
     await until(relay.handler.changed.wait)

@@ -10,10 +10,12 @@ from typing import cast
 from zonerelay.admin.http import ControlSocket
 from zonerelay.admin.operators import Operators
 from zonerelay.config.settings import Settings, SpoolSettings
+from zonerelay.control.client import LINES, written
 from zonerelay.control.runner import Handler
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.requests import Request
 
 
 def control_socket(
@@ -29,6 +31,15 @@ def control_socket(
         submit=cast("Submit", None),
     )
     return ControlSocket(path, lambda: operators, on_error=trouble)
+
+
+def sent(request: Request) -> bytes:
+    """What the command line sends for a request."""
+    method, target, body = written(request)
+    fields = f"Host: localhost\r\nAccept: {LINES}\r\nContent-Type: application/json\r\n"
+    body = body or b""
+    head = f"{method} {target} HTTP/1.1\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def raise_trouble(where: str, error: BaseException) -> None:
