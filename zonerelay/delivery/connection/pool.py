@@ -29,6 +29,7 @@ exceed the largest. If several workers share the limits, an allowance determines
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import islice
@@ -201,8 +202,10 @@ class ConnectionPool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while not all(slot.released for slot in closing):
-            await self._change()
+        with contextlib.suppress(TimeoutError):  # a stop must not depend on what ends a connection
+            async with asyncio.timeout(2 * self._quit_timeout):
+                while not all(slot.released for slot in closing):
+                    await self._change()
 
     # Idle connections.
 
