@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import email.policy
+import email.utils
 import json
 import random
 import string
