@@ -114,9 +114,9 @@ def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[T
         event = "attempt" if delivery.attempts or last.host else "no attempt"
         yield TraceStep(last.at, event, recipient, f"{host}{last.reply}{doubt}")
     if delivery.warned:
-        yield TraceStep(at, "warned", recipient, "the sender was told of the delay")
+        yield TraceStep(at, "warned", recipient, "the sender was notified of the delay")
     if delivery.created > accepted:
-        yield TraceStep(delivery.created, "release", recipient, "its sender wants it held back until then")
+        yield TraceStep(delivery.created, "release", recipient, "the sender has requested this time")
     after = f"after {delivery.attempts} attempt{'s' if delivery.attempts != 1 else ''}"
     if state is DeliveryState.DEFERRED:
         yield TraceStep(delivery.next_attempt, "next attempt", recipient, after)
