@@ -54,283 +54,158 @@ _ACTS = Merge(
 _SAMPLE = Merge(how=MergeRule.IN_ORDER, order=_delivery_order, limit="sample")
 
 
-def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Operation:
-    return Operation(
-        request=request,
-        reply=answers.ChangeResult,
-        help=text,
-        merge=structs.replace(CHANGED, how=MergeRule.CUSTOM, in_turn="shared"),
-        scope="operate",
-        method="POST",
-        path=f"/v1/queue/{request.action}",
-        wrapped="changed",
-        completes=True,
-        preview=True,
-        **more,
-    )
+def _read(
+    request: type[requests.Request],
+    reply: type[msgspec.Struct] | None,
+    merge: Merge,
+    *,
+    path: str | None = None,
+    rows: str = "",
+    **more: Any,
+) -> Operation:
+    """Describe an operation, by default one that changes nothing. Its path is its name unless it is given. If
+    `rows` is given, it answers with rows, in the member of this name.
+    """
+    if path is None:
+        path = f"/v1/{str(request.__struct_config__.tag).replace('-', '/', 1)}"
+    if rows:
+        more |= {"shape": ResponseKind.ROWS, "wrapped": rows}
+    return Operation(request=request, reply=reply, merge=merge, path=path, **more)
+
+
+def _write(
+    request: type[requests.Request],
+    reply: type[msgspec.Struct],
+    merge: Merge,
+    *,
+    completes: bool = True,
+    **more: Any,
+) -> Operation:
+    """Describe an operation that changes something."""
+    return _read(request, reply, merge, scope="operate", method="POST", completes=completes, **more)
+
+
+def _change(request: type[requests.QueueChange], **more: Any) -> Operation:
+    rule = structs.replace(CHANGED, how=MergeRule.CUSTOM, in_turn="shared")
+    return _write(request, answers.ChangeResult, rule, wrapped="changed", preview=True, **more)
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation(
-        request=requests.Status,
-        reply=answers.RelayStatus,
-        help="Show the state of the running relay",
-        merge=Merge(how=MergeRule.CUSTOM),
-        path="/v1/status",
-    ),
-    Operation(
-        request=requests.QueueList,
-        reply=answers.DeliveryRow,
-        shape=ResponseKind.ROWS,
-        help="List deliveries, oldest message first",
-        merge=Merge(how=MergeRule.IN_ORDER, order=_delivery_order, of_queue=True),
+    _read(requests.Status, answers.RelayStatus, Merge(how=MergeRule.CUSTOM)),
+    _read(
+        requests.QueueList,
+        answers.DeliveryRow,
+        Merge(how=MergeRule.IN_ORDER, order=_delivery_order, of_queue=True),
         path="/v1/queue",
-        wrapped="deliveries",
+        rows="deliveries",
     ),
-    Operation(
-        request=requests.QueueCount,
-        reply=answers.Count,
-        help="Count deliveries",
-        merge=Merge(add="matched", rows={"sample": _SAMPLE}, of_queue=True),
-        path="/v1/queue/count",
-    ),
-    Operation(
-        request=requests.QueueSummary,
-        reply=answers.Summary,
-        help="Count deliveries by property and age",
-        merge=Merge(how=MergeRule.CUSTOM, of_queue=True),
-        path="/v1/queue/summary",
+    _read(requests.QueueCount, answers.Count, Merge(add="matched", rows={"sample": _SAMPLE}, of_queue=True)),
+    _read(
+        requests.QueueSummary,
+        answers.Summary,
+        Merge(how=MergeRule.CUSTOM, of_queue=True),
         wrapped="summary",
     ),
-    Operation(
-        request=requests.QueueShow,
-        reply=answers.MessageDetail,
-        help="Show a message and the state of each recipient",
-        merge=FIRST_FOUND,
-        path=_MESSAGE,
-    ),
-    Operation(
-        request=requests.QueueTrace,
-        reply=TraceStep,
-        shape=ResponseKind.ROWS,
-        help="Show a message's history and its next steps",
-        merge=FIRST_FOUND,
-        path=f"{_MESSAGE}/trace",
-        wrapped="steps",
-    ),
-    Operation(
-        request=requests.QueueCat,
-        reply=answers.MessageBody,
-        shape=ResponseKind.BODY,
-        help="Print a message; the log records who has read it",
-        merge=FIRST_FOUND,
-        scope="operate",
+    _read(requests.QueueShow, answers.MessageDetail, FIRST_FOUND, path=_MESSAGE),
+    _read(requests.QueueTrace, TraceStep, FIRST_FOUND, path=f"{_MESSAGE}/trace", rows="steps"),
+    _read(
+        requests.QueueCat,
+        answers.MessageBody,
+        FIRST_FOUND,
         path=f"{_MESSAGE}/body",
+        shape=ResponseKind.BODY,
+        scope="operate",
     ),
-    Operation(
-        request=requests.QueueExplain,
-        reply=answers.Explanation,
-        shape=ResponseKind.ROWS,
-        help="Show the route of a queued message",
-        merge=FIRST_FOUND,
+    _read(
+        requests.QueueExplain,
+        answers.Explanation,
+        FIRST_FOUND,
         path=f"{_MESSAGE}/explain",
+        rows="explanations",
         called="explain",
-        wrapped="explanations",
     ),
-    _change(requests.Retry, "Retry deliveries now or at a given time"),
-    _change(requests.Hold, "Hold deliveries until they are released"),
-    _change(requests.Release, "Release held deliveries"),
+    _change(requests.Retry),
+    _change(requests.Hold),
+    _change(requests.Release),
     _change(
         requests.Reroute,
-        "Move deliveries to another zone",
         flags={"filter.zone": "--from-zone"},
         one_of=("to_zone", "next_hop", "ask_again"),
     ),
-    _change(requests.Bounce, "Bounce deliveries: fail them and send a DSN"),
-    _change(requests.Drop, "Remove deliveries without a DSN"),
-    Operation(
-        request=requests.Acts,
-        reply=answers.ActRow,
-        shape=ResponseKind.ROWS,
-        help="List the changes of the last 24 hours, newest first",
-        merge=_ACTS,
-        path="/v1/acts",
-        wrapped="acts",
-    ),
-    Operation(
-        request=requests.ActShow,
-        reply=answers.ActRow,
-        help="Show one change",
-        merge=_ACTS,
-        path="/v1/acts/{act}",
-        called="",
-    ),
-    Operation(
-        request=requests.Undo,
-        reply=answers.ChangeResult,
-        help="Revert one change of the last 24 hours",
-        merge=structs.replace(CHANGED, partial=True),
-        scope="operate",
-        method="POST",
+    _change(requests.Bounce),
+    _change(requests.Drop),
+    _read(requests.Acts, answers.ActRow, _ACTS, rows="acts"),
+    _read(requests.ActShow, answers.ActRow, _ACTS, path="/v1/acts/{act}", called=""),
+    _write(
+        requests.Undo,
+        answers.ChangeResult,
+        structs.replace(CHANGED, partial=True),
         path="/v1/acts/{undoes}/undo",
         wrapped="changed",
-        completes=True,
     ),
-    Operation(
-        request=requests.Orders,
-        reply=answers.OrderRow,
-        shape=ResponseKind.ROWS,
-        help="List the active suspensions and hold rules",
-        merge=_ORDERS,
-        path="/v1/orders",
-        called="suspend",
-        wrapped="orders",
+    _read(requests.Orders, answers.OrderRow, _ORDERS, rows="orders", called="suspend"),
+    _write(
+        requests.Suspend,
+        answers.OrderResult,
+        Merge(least="first_expiry", rows={"order": _ORDERS}, in_turn="always"),
     ),
-    Operation(
-        request=requests.Suspend,
-        reply=answers.OrderResult,
-        help="Suspend queued and new mail",
-        merge=Merge(least="first_expiry", rows={"order": _ORDERS}, in_turn="always"),
-        scope="operate",
-        method="POST",
-        path="/v1/suspend",
-        completes=True,
-    ),
-    Operation(
-        request=requests.Resume,
-        reply=answers.OrdersResult,
-        help="End suspensions and release the mail that they held",
-        merge=Merge(add="released", rows={"orders": _ORDERS}),
-        scope="operate",
-        method="POST",
-        path="/v1/resume",
-        completes=True,
-    ),
-    Operation(
-        request=requests.Explain,
-        reply=answers.Explanation,
-        help="Show the route of mail for an address without sending any",
-        # Explanations differ only in what each worker has observed.
-        merge=Merge(
+    _write(requests.Resume, answers.OrdersResult, Merge(add="released", rows={"orders": _ORDERS})),
+    # Explanations differ only in what each worker has observed.
+    _read(
+        requests.Explain,
+        answers.Explanation,
+        Merge(
             worst="suspended_until",
             rows={"hosts": Merge(key="name port", rows={"addresses": Merge(key="address", join="learned")})},
         ),
         method="POST",
-        path="/v1/explain",
     ),
-    Operation(
-        request=requests.Resolve,
-        reply=answers.ResolvedAddress,
-        shape=ResponseKind.ROWS,
-        help="Find the addresses behind a pseudonym in the queue",
-        merge=Merge(key="address"),
+    _read(
+        requests.Resolve,
+        answers.ResolvedAddress,
+        Merge(key="address"),
+        rows="addresses",
         scope="operate",
-        path="/v1/resolve",
-        wrapped="addresses",
         audited=True,
     ),
-    Operation(
-        request=requests.HistoryFind,
-        help="Find messages in the history, newest last",
-        merge=ALONE,
-        path="/v1/history",
-        called="log find",
-    ),
-    Operation(
-        request=requests.HistoryShow,
-        help="Show all recorded events of a message",
-        merge=ALONE,
-        path="/v1/history/{message_id}",
-        called="log show",
-    ),
-    Operation(
-        request=requests.ConfigShow,
-        help="Show the configuration of the running relay",
-        merge=ALONE,
-        path="/v1/config",
-        called="",
-    ),
-    Operation(
-        request=requests.Tail,
-        reply=MailEvent,
+    _read(requests.HistoryFind, None, ALONE, path="/v1/history", called="log find"),
+    _read(requests.HistoryShow, None, ALONE, path="/v1/history/{message_id}", called="log show"),
+    _read(requests.ConfigShow, None, ALONE, path="/v1/config", called=""),
+    _read(requests.Tail, MailEvent, LIVE, shape=ResponseKind.STREAM),
+    _read(
+        requests.Transcript,
+        TranscriptLine,
+        LIVE,
         shape=ResponseKind.STREAM,
-        help="Show mail events as they happen",
-        merge=LIVE,
-        path="/v1/tail",
-    ),
-    Operation(
-        request=requests.Transcript,
-        reply=TranscriptLine,
-        shape=ResponseKind.STREAM,
-        help="Show the protocol lines of sessions as they are sent",
-        merge=LIVE,
         scope="operate",
-        path="/v1/transcript",
         one_of=("client", "domain", "message_id"),
     ),
-    Operation(
-        request=requests.SpoolAcknowledge,
-        reply=answers.LossDismissal,
-        help="Dismiss a reported spool loss",
-        merge=FIRST_FOUND,
-        scope="operate",
-        method="POST",
-        path="/v1/spool/acknowledge",
-        completes=True,
-        audited=True,
-    ),
-    Operation(
-        request=requests.WebhookList,
-        reply=answers.WebhookRow,
-        shape=ResponseKind.ROWS,
-        help="List the webhooks and their queued events",
-        merge=Merge(key="name", add="queued delivered", least="oldest", worst="state"),
+    _write(requests.SpoolAcknowledge, answers.LossDismissal, FIRST_FOUND, audited=True),
+    _read(
+        requests.WebhookList,
+        answers.WebhookRow,
+        Merge(key="name", add="queued delivered", least="oldest", worst="state"),
         path="/v1/webhooks",
-        wrapped="webhooks",
+        rows="webhooks",
     ),
-    Operation(
-        request=requests.WebhookTest,
-        reply=answers.WebhookTestResult,
-        help="Post a webhook.test event now and print the response",
-        merge=FIRST_FOUND,
-        scope="operate",
-        method="POST",
+    _write(
+        requests.WebhookTest,
+        answers.WebhookTestResult,
+        FIRST_FOUND,
         path="/v1/webhooks/{name}/test",
+        completes=False,
         audited=True,
     ),
-    Operation(
-        request=requests.WebhookReplay,
-        reply=answers.WebhookReplayResult,
-        help="Retry queued events now, even if the endpoint is disabled",
-        merge=Merge(add="queued"),
-        scope="operate",
-        method="POST",
+    _write(
+        requests.WebhookReplay,
+        answers.WebhookReplayResult,
+        Merge(add="queued"),
         path="/v1/webhooks/{name}/replay",
-        completes=True,
         audited=True,
     ),
-    Operation(
-        request=requests.Ping,
-        reply=answers.Pong,
-        help="Check whether a relay responds",
-        merge=ALONE,
-        path="/v1/ping",
-        called="",
-    ),
-    Operation(
-        request=requests.PartMetrics,
-        reply=answers.MetricFamilies,
-        help="Return the metrics of a worker",
-        merge=WORKER,
-        called="",
-    ),
-    Operation(
-        request=requests.PartReadiness,
-        reply=answers.UnreadyReasons,
-        help="Return the reasons why a worker does not accept mail",
-        merge=WORKER,
-        called="",
-    ),
+    _read(requests.Ping, answers.Pong, ALONE, called=""),
+    _read(requests.PartMetrics, answers.MetricFamilies, WORKER, path="", called=""),
+    _read(requests.PartReadiness, answers.UnreadyReasons, WORKER, path="", called=""),
 )
 
 BY_REQUEST: dict[type[msgspec.Struct], Operation] = {each.request: each for each in OPERATIONS}

@@ -223,7 +223,6 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request: type[msgspec.Struct]
-    help: str
     reply: type[msgspec.Struct] | None = None
     shape: ResponseKind = ResponseKind.ONE
     merge: Merge
@@ -241,6 +240,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return str(self.request.__struct_config__.tag)
+
+    @property
+    def help(self) -> str:
+        return " ".join((self.request.__doc__ or "").split()).partition(". ")[0].removesuffix(".")
 
     @property
     def command(self) -> str:

@@ -72,14 +72,16 @@ class Request(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """The base class of requests. Its tag is the name of the operation."""
+    """The base class of requests. Its tag is the name of the operation. The first sentence of its docstring
+    is the help of its command and the summary of its path.
+    """
 
 
 # --- the queue ------------------------------------------------------------------------------------------
 
 
 class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
-    """Request the deliveries, zone by zone, the oldest message first. A `limit` of 0 means all of them.
+    """List deliveries, oldest message first. They come zone by zone. A `limit` of 0 means all of them.
     `cursor` is the `next` of the previous page.
     """
 
@@ -89,8 +91,8 @@ class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
 
 
 class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
-    """Request the number of matching deliveries, and the first `sample` of them. With `in_bin`, dropped mail
-    is counted too. With `message_ids`, only deliveries of these messages are counted.
+    """Count deliveries. The answer has the number of matching ones, and the first `sample` of them. With
+    `in_bin`, dropped mail is counted too. With `message_ids`, only deliveries of these messages are counted.
     """
 
     filter: Filter = Filter()
@@ -100,9 +102,7 @@ class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
 
 
 class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
-    """Request the numbers of matching deliveries by a property and by age. Without `exact`, the numbers of a
-    large queue are estimates.
-    """
+    """Count deliveries by property and age. Without `exact`, the numbers of a large queue are estimates."""
 
     by: Annotated[SummaryBy, option("Property to count by", "--by")] = "domain"
     filter: Filter = Filter()
@@ -110,20 +110,20 @@ class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
 
 
 class QueueShow(Request, frozen=True, kw_only=True, tag="queue-show"):
-    """Request one message with its open deliveries."""
+    """Show a message and the state of each recipient. Only recipients in the queue have a state."""
 
     message_id: MessageId
 
 
 class QueueTrace(Request, frozen=True, kw_only=True, tag="queue-trace"):
-    """Request the history of one message, in order of time."""
+    """Show a message's history and its next steps. They are in order of time."""
 
     message_id: MessageId
 
 
 class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
-    """Request the bytes of one message, as received or, with `as_sent`, as its zone sends it. `zone` chooses
-    one of several zones.
+    """Print a message; the log records who has read it. The message is as received or, with `as_sent`, as its
+    zone sends it. `zone` chooses one of several zones.
     """
 
     message_id: MessageId
@@ -132,8 +132,8 @@ class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
 
 
 class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
-    """Request the route of a message in the queue: one answer for each zone and domain of its recipients, or
-    for `address` only.
+    """Show the route of a queued message. There is one answer for each zone and domain of its recipients, or
+    one for `address` only.
     """
 
     message_id: Annotated[Id, option("Message in the queue", "--id ID", Unit.MESSAGE_ID)]
@@ -165,7 +165,7 @@ class QueueChange(Request, frozen=True, kw_only=True):
 
 
 class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
-    """Make deliveries due now, or at the Unix time `at`."""
+    """Retry deliveries now or at a given time. `at` is a Unix time."""
 
     action: ClassVar[ChangeVerb] = "retry"
     done: ClassVar[str] = "will be retried now"
@@ -176,22 +176,22 @@ class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
 
 
 class Hold(QueueChange, frozen=True, kw_only=True, tag="queue-hold"):
-    """Keep deliveries in the queue until they are released."""
+    """Hold deliveries until they are released."""
 
     action: ClassVar[ChangeVerb] = "hold"
     done: ClassVar[str] = "held"
 
 
 class Release(QueueChange, frozen=True, kw_only=True, tag="queue-release"):
-    """Make held deliveries due."""
+    """Release held deliveries. They are due then."""
 
     action: ClassVar[ChangeVerb] = "release"
     done: ClassVar[str] = "released"
 
 
 class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
-    """Move deliveries to another zone: to `to_zone`, to the zone with this `next_hop`, or to the zone that
-    the routes choose now (`ask_again`).
+    """Move deliveries to another zone. This is `to_zone`, the zone with this `next_hop`, or the zone that the
+    routes choose now (`ask_again`).
     """
 
     action: ClassVar[ChangeVerb] = "reroute"
@@ -203,7 +203,7 @@ class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
 
 
 class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
-    """Fail deliveries and send a DSN with the `reason` to their senders."""
+    """Bounce deliveries: fail them and send a DSN. The DSN has the `reason`."""
 
     action: ClassVar[ChangeVerb] = "bounce"
     done: ClassVar[str] = "bounced"
@@ -229,19 +229,19 @@ CHANGES: dict[ChangeVerb, type[QueueChange]] = {
 
 
 class Acts(Request, frozen=True, kw_only=True, tag="acts"):
-    """Request the changes of the last 24 hours, the newest first."""
+    """List the changes of the last 24 hours, newest first."""
 
     limit: Annotated[int, option("At most N changes", "--limit N", ge=1, le=MAX_PAGE)] = 100
 
 
 class ActShow(Request, frozen=True, kw_only=True, tag="act-show"):
-    """Request one change of the last 24 hours."""
+    """Show one change. It must be of the last 24 hours."""
 
     act: Annotated[Line, option("Id of the change", "ID")]
 
 
 class Undo(Request, frozen=True, kw_only=True, tag="undo"):
-    """Undo the change `undoes`."""
+    """Revert one change of the last 24 hours. `undoes` is its id."""
 
     undoes: Annotated[Line, option("Id of the change, as printed by its command", "ID")]
     reason: Reason = ""
@@ -268,9 +268,9 @@ class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
-    """Suspend mail or hold it (`effect`), for `seconds`, or until it is resumed. A request with the same
-    selectors and the same effect replaces the values of the existing suspension. With `refuse`, clients get
-    421 for such mail.
+    """Suspend queued and new mail. It is suspended or held (`effect`) for `seconds`, or until it is resumed.
+    A request with the same selectors and the same effect replaces the values of the existing suspension.
+    With `refuse`, clients get 421 for such mail.
     """
 
     about: Selectors
@@ -285,7 +285,9 @@ class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
 
 
 class Resume(Request, frozen=True, kw_only=True, tag="resume"):
-    """End the suspensions and hold rules with exactly these selectors, or the one with this `id`."""
+    """End suspensions and release the mail that they held. These are the suspensions and hold rules with
+    exactly these selectors, or the one with this `id`.
+    """
 
     about: Selectors = Selectors()
     id: Annotated[Line, option("Id, as shown by suspend --list", "ORDER")] = ""
@@ -293,22 +295,22 @@ class Resume(Request, frozen=True, kw_only=True, tag="resume"):
 
 
 class Orders(Request, frozen=True, kw_only=True, tag="orders"):
-    """Request the active suspensions and hold rules."""
+    """List the active suspensions and hold rules."""
 
 
 # --- the relay ------------------------------------------------------------------------------------------
 
 
 class Ping(Request, frozen=True, kw_only=True, tag="ping"):
-    """Check whether a relay answers."""
+    """Check whether a relay responds."""
 
 
 class Status(Request, frozen=True, kw_only=True, tag="status"):
-    """Request the state of workers, zones and destinations, and the current problems."""
+    """Show the state of the running relay. The answer has its workers, zones, destinations and problems."""
 
 
 class Explain(Request, frozen=True, kw_only=True, tag="explain"):
-    """Request the route of mail for an address. Nothing is sent. Conditions about fields that are not given
+    """Show the route of mail for an address without sending any. Conditions about fields that are not given
     are unknown.
     """
 
@@ -329,8 +331,8 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
 
 
 class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
-    """Request the addresses in the queue that match a pseudonym from the log. With `recent`, request the last
-    8,192 addresses of each worker instead, which are in memory after their mail has left the queue.
+    """Find the addresses behind a pseudonym in the queue. With `recent`, the last 8,192 addresses of each
+    worker are searched instead, which are in memory after their mail has left the queue.
     """
 
     pseudonym: Annotated[str, option("Pseudonym from the log", "PSEUDONYM", min_length=1, max_length=4000)]
@@ -339,7 +341,7 @@ class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
 
 
 class Tail(Request, frozen=True, kw_only=True, tag="tail"):
-    """Stream mail events as they happen. All given conditions must match. `*` matches any text, except in
+    """Show mail events as they happen. All given conditions must match. `*` matches any text, except in
     fields that the log replaces with pseudonyms. `address` is any address, a user, a client, a Message-ID or
     a message id.
     """
@@ -356,9 +358,10 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
 
 
 class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
-    """Stream the protocol lines of sessions as they happen: of the sessions of one `client` (an address or a
-    network), of connections to one `domain` (a recipient domain, an MX host or a next hop), or of one
-    message. The stream ends after `seconds`, a number of bytes or `sessions`, whichever comes first.
+    """Show the protocol lines of sessions as they are sent. These are the sessions of one `client` (an
+    address or a network), the connections to one `domain` (a recipient domain, an MX host or a next hop), or
+    those for one message. The stream ends after `seconds`, a number of bytes or `sessions`, whichever comes
+    first.
     """
 
     client: Annotated[Line, option("Sessions of a client address or network", "--client ADDRESS")] = ""
@@ -376,7 +379,7 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
 
 
 class ConfigShow(Request, frozen=True, kw_only=True, tag="config-show"):
-    """Request the configuration of the running relay."""
+    """Show the configuration of the running relay."""
 
     which: Annotated[ConfigPart, option("Which options")] = "effective"
 
@@ -385,8 +388,8 @@ class ConfigShow(Request, frozen=True, kw_only=True, tag="config-show"):
 
 
 class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
-    """Search the history of mail, and return the newest `limit` entries. All given conditions must match.
-    `since` and `until` are Unix seconds. Addresses may be pseudonyms.
+    """Find messages in the history, newest last. All given conditions must match; of the matches, the newest
+    `limit` are returned. `since` and `until` are Unix seconds. Addresses may be pseudonyms.
     """
 
     about: Annotated[
@@ -408,7 +411,7 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
 
 
 class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
-    """Request everything that is known of one message, in order of time."""
+    """Show all recorded events of a message. They are in order of time."""
 
     message_id: MessageId
 
@@ -417,24 +420,24 @@ class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
 
 
 class SpoolAcknowledge(Request, frozen=True, kw_only=True, tag="spool-acknowledge"):
-    """Dismiss a reported loss of the spool."""
+    """Dismiss a reported spool loss."""
 
     loss: Annotated[Line, option("Id of the loss, as shown by status", "ID")]
 
 
 class WebhookList(Request, frozen=True, kw_only=True, tag="webhook-list"):
-    """Request the webhooks and the number of events that wait for each."""
+    """List the webhooks and their queued events."""
 
 
 class WebhookTest(Request, frozen=True, kw_only=True, tag="webhook-test"):
-    """Post a `webhook.test` event now."""
+    """Post a webhook.test event now and print the response."""
 
     name: Annotated[Line, option("Name of the [[webhook]]", "NAME")]
 
 
 class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
-    """Retry the queued events now. With `since` (a Unix time), also report the events again that the history
-    has from then on.
+    """Retry queued events now, even if the endpoint is disabled. With `since` (a Unix time), events that the
+    history has from then on are reported again, too.
     """
 
     name: Annotated[Line, option("Name of the [[webhook]]", "NAME")]
@@ -447,8 +450,8 @@ class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
 
 
 class PartMetrics(Request, frozen=True, kw_only=True, tag="part-metrics"):
-    """Request all metrics of this worker."""
+    """Return the metrics of a worker."""
 
 
 class PartReadiness(Request, frozen=True, kw_only=True, tag="part-readiness"):
-    """Request the reasons why this worker is not ready for mail."""
+    """Return the reasons why a worker does not accept mail."""
