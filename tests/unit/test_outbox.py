@@ -26,9 +26,9 @@ from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, u
 from zonerelay.outbox.drafts import BadRowError, RowContent, address, draft_of, recipients_of
 from zonerelay.outbox.rows import claims
 from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, ClaimWindow
-from zonerelay.outbox.rows.composer import Composer
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
+from zonerelay.outbox.store import Composer
 from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1_700_000_000.0

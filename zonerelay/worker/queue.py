@@ -45,9 +45,9 @@ async def open_queue(
         return MailQueue(spool, spool)
     try:
         # The driver of the outbox is an optional dependency.
-        from zonerelay.outbox.attach import build_outbox  # noqa: PLC0415
         from zonerelay.outbox.joined import JoinedStore  # noqa: PLC0415
         from zonerelay.outbox.keeper import OutboxContext  # noqa: PLC0415
+        from zonerelay.outbox.store import build_outbox  # noqa: PLC0415
 
         outbox_around = OutboxContext(
             settings=settings.outbox,

@@ -46,8 +46,8 @@ def schema(arguments: Namespace) -> int:
 
 
 def encrypt(arguments: Namespace) -> int:
-    from zonerelay.outbox.attach import read_keys
     from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
+    from zonerelay.outbox.store import read_keys
     from zonerelay.store.contract import StoreOpenError
 
     with refused(StoreOpenError):
@@ -90,10 +90,10 @@ def status(arguments: Namespace) -> int:
 
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
     """Query the database for the status. Raise StoreError if it does not answer."""
-    from zonerelay.outbox.attach import access_of
     from zonerelay.outbox.database.sql import OutboxStatements
     from zonerelay.outbox.database.tables import check
     from zonerelay.outbox.keeper import names_of
+    from zonerelay.outbox.store import access_of
     from zonerelay.store.postgres.driver import DatabaseConnection
 
     names = names_of(settings)

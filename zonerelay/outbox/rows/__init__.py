@@ -1,3 +1,3 @@
-"""The rows that this relay processes: claims, the window that limits them, composition, and the writing of
-outcomes.
+"""The rows that this relay processes: `row` is one row, `claims` claims, reads and writes rows, and
+`mailboxes` has the mailboxes that they name.
 """
