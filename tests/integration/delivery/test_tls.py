@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import os
@@ -17,10 +18,19 @@ from msgspec import structs
 
 from tests.integration.delivery.conftest import Bed
 from tests.support.certificates import DAY, Made, make
-from tests.support.mail import ZONE, Bodies, Names, TlsResults, make_batch, make_message, route_to
+from tests.support.mail import (
+    ZONE,
+    Bodies,
+    Names,
+    TlsResults,
+    make_batch,
+    make_message,
+    make_sources,
+    route_to,
+)
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners, Script
-from zonerelay.config.settings import DeliverySettings, TlsMode, ZoneSettings
+from zonerelay.config.settings import DeliverySettings, SourceSettings, TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.tls import plan
 from zonerelay.model.clock import ManualClock
@@ -543,3 +553,235 @@ class _Today(ManualClock):
 
     def now(self) -> float:
         return NOW
+
+
+# ---- mail that demands TLS (RFC 8689), and other mail for the same hosts ----------------------------
+
+
+CLEAR = Manners()
+ANY_TLS = TlsDemand()
+
+
+async def insist(
+    courier: SmtpCourier,
+    *ports: int,
+    wish: bool = True,
+    demand: TlsDemand | None = ANY_TLS,
+    zone: ZoneSettings = ZONE,
+) -> Outcome:
+    route = structs.replace(route_to(*ports, host=HOST, literal=False), tls=demand)
+    [outcome] = await courier.deliver(make_batch(make_message(require_tls=wish), route, zone))
+    return outcome
+
+
+def mail_lines(sink: Sink) -> list[str]:
+    return [command for command in sink.commands if command.startswith("MAIL")]
+
+
+@pytest.mark.parametrize(
+    ("manners", "words"),
+    [
+        (CLEAR, "does not offer STARTTLS"),
+        (Manners(broken_tls=True), "failed: "),
+        (showing(SELF_SIGNED), "its certificate is self-signed"),
+        (showing(WRONG_NAME), "its certificate is for elsewhere"),
+    ],
+)
+@pytest.mark.parametrize("mode", [TlsMode.NONE, TlsMode.OPPORTUNISTIC])
+async def test_it_waits_alone_where_other_mail_goes(
+    bed: Bed, mode: TlsMode, manners: Manners, words: str
+) -> None:
+    sink, results = await bed.sink(manners), TlsResults()
+    courier = bed.courier(names=names(), observe_tls=results)
+    zone = replace(ZONE, tls=mode)
+    assert (await insist(courier, sink.port, wish=False, demand=None, zone=zone)).verdict is Verdict.DELIVERED
+    for _ in range(2):
+        outcome = await insist(courier, sink.port, demand=None, zone=zone)
+        assert (outcome.verdict, outcome.scope) == (Verdict.DEFERRED, Scope.MESSAGE)
+        assert (outcome.host, outcome.peer) == (HOST, f"127.0.0.1:{sink.port}")
+        assert outcome.counts  # an attempt of [retry]
+        reply = str(outcome.reply)
+        assert reply.startswith("451 4.7.30 ")
+        assert words in reply
+        assert reply.endswith(" the message requires a valid certificate")
+        assert results.seen[-1] == ("verify", "failed")
+    connections = sink.connections
+    assert (await insist(courier, sink.port, wish=False, demand=None, zone=zone)).verdict is Verdict.DELIVERED
+    assert sink.connections == connections  # on the idle connection of the first
+    assert len(mail_lines(sink)) == len(sink.messages) == 2
+
+
+async def test_a_verified_host_takes_it_and_other_mail_has_other_connections(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT))
+    courier = bed.courier(names=names())
+    for wish, tls, connections in (
+        (False, "TLSv1.3", 1),
+        (True, "TLSv1.3 verified", 2),
+        (False, "TLSv1.3", 2),
+        (True, "TLSv1.3 verified", 2),
+    ):
+        outcome = await insist(courier, sink.port, wish=wish)
+        assert (outcome.verdict, outcome.tls, sink.connections) == (Verdict.DELIVERED, tls, connections)
+    narrow = replace(ZONE, max_connections_per_destination=1)  # an idle connection makes room
+    for wish in (True, False, True):
+        assert (await insist(courier, sink.port, wish=wish, zone=narrow)).verdict is Verdict.DELIVERED
+    assert not any("REQUIRETLS" in line for line in mail_lines(sink))
+
+
+@pytest.mark.parametrize("demand", [TlsDemand(TlsMode.VERIFY), TlsDemand(TlsMode.VERIFY, because="mta-sts")])
+async def test_where_all_mail_is_verified_it_shares_connections_and_failures(
+    bed: Bed, demand: TlsDemand
+) -> None:
+    good, bad = await bed.sink(showing(RIGHT)), await bed.sink(CLEAR)
+    courier = bed.courier(names=names())
+    for wish in (False, True):
+        assert (await insist(courier, good.port, wish=wish, demand=demand)).verdict is Verdict.DELIVERED
+        outcome = await insist(courier, bad.port, wish=wish, demand=demand)
+        assert (outcome.scope, outcome.reply.status) == (Scope.HOST, "4.7.4")
+    assert good.connections == 1
+
+
+async def test_the_second_host_may_do_what_the_first_cannot(bed: Bed) -> None:
+    clear, verified = await bed.sink(CLEAR), await bed.sink(showing(RIGHT))
+    courier = bed.courier(names=names())
+    outcome = await insist(courier, clear.port, verified.port)
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
+    assert not clear.messages
+    assert (await insist(courier, clear.port, verified.port, wish=False)).tls == ""
+    assert len(clear.messages) == 1
+
+
+async def test_a_dead_host_behind_one_in_clear_text_does_not_suspend_the_destination(bed: Bed) -> None:
+    clear, dead = await bed.sink(CLEAR), await bed.sink()
+    await dead.close()
+    courier = bed.courier(names=names())
+    outcome = await insist(courier, clear.port, dead.port)
+    assert (outcome.scope, outcome.reply.status, outcome.peer) == (
+        Scope.MESSAGE,
+        "4.7.30",
+        f"127.0.0.1:{clear.port}",
+    )
+    assert (await insist(courier, dead.port)).scope is Scope.HOST  # which nobody reaches
+
+
+@pytest.mark.parametrize(
+    "zone", [replace(ZONE, sources=("here",)), replace(ZONE, next_hop=f"[{HOST}]", next_hop_share=True)]
+)
+async def test_it_holds_with_sources_and_with_shared_next_hops(bed: Bed, zone: ZoneSettings) -> None:
+    clear, verified = await bed.sink(CLEAR), await bed.sink(showing(RIGHT))
+    here = SourceSettings(name="here", address=("127.0.0.1",))
+    courier = bed.courier(names=names(), sources=make_sources(ManualClock(), [here]))
+    for wish in (False, True):
+        outcome = await insist(courier, clear.port, wish=wish, zone=zone)
+        assert (outcome.reply.status == "4.7.30") is wish
+        assert (await insist(courier, verified.port, wish=wish, zone=zone)).verdict is Verdict.DELIVERED
+    assert (len(clear.messages), verified.connections) == (1, 2)
+
+
+async def test_records_of_dane_are_proof_enough(bed: Bed) -> None:
+    sink = await bed.sink(showing(SELF_SIGNED))
+    courier = bed.courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)}))
+    outcome = await insist(courier, sink.port, demand=TlsDemand(dane=True))
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 dane")
+
+
+def offering(*keywords: str) -> Script:
+    lines = "\n".join(["250 mx", "PIPELINING", "STARTTLS", *keywords])
+    return lambda verb, _: lines if verb == "EHLO" else None
+
+
+async def test_a_host_that_knows_the_wish_is_told(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT), script=offering("REQUIRETLS"))
+    courier = bed.courier(names=names())
+    for wish in (True, False):
+        assert (await insist(courier, sink.port, wish=wish)).verdict is Verdict.DELIVERED
+    assert mail_lines(sink) == [
+        "MAIL FROM:<sender@example.org> REQUIRETLS",
+        "MAIL FROM:<sender@example.org>",
+    ]
+
+
+# ---- hosts that answer a small first message of TLS only -------------------------------------------
+
+
+QUICK = DeliverySettings(starttls_timeout=0.5)
+_GROUPS = b"\x00\x0a"
+
+
+def groups_in(hello: bytes) -> int:
+    """The number of groups in a ClientHello (RFC 8446 4.1.2) that begins with its record."""
+    at = 5 + 4 + 2 + 32
+    at += 1 + hello[at]
+    at += 2 + int.from_bytes(hello[at : at + 2])
+    at += 1 + hello[at] + 2
+    while at < len(hello):
+        kind, size = hello[at : at + 2], int.from_bytes(hello[at + 2 : at + 4])
+        if kind == _GROUPS:
+            return (size - 2) // 2
+        at += 4 + size
+    return 0
+
+
+class Firewall:
+    """Stands in front of a host and drops, or cuts, connections whose ClientHello has several groups."""
+
+    def __init__(self, port: int, *, cuts: bool, drops_all: bool = False) -> None:
+        self._port, self._cuts, self._drops_all = port, cuts, drops_all
+        self.hellos: list[int] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_host, to_host = await asyncio.open_connection("127.0.0.1", self._port)
+        back = asyncio.ensure_future(self._forward(from_host, writer))
+        is_hello = False
+        try:
+            while data := await reader.read(65536):
+                if is_hello:
+                    self.hellos.append(groups_in(data))
+                    if self.hellos[-1] > 1 or self._drops_all:
+                        if not self._cuts:
+                            await reader.read()
+                        return
+                is_hello = data == b"STARTTLS\r\n"
+                to_host.write(data)
+        finally:
+            back.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await back
+            to_host.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+@pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED])
+async def test_a_host_that_takes_a_small_one_gets_mail_encrypted_and_is_remembered(
+    bed: Bed, mode: TlsMode, cuts: bool
+) -> None:
+    sink = await bed.sink(showing(RIGHT))
+    firewall = Firewall(sink.port, cuts=cuts)
+    route = route_to(await bed.peer(firewall.serve), host=HOST, literal=False)
+    clock = ManualClock()
+    courier = bed.courier(names=names(), settings=QUICK, clock=clock)
+    zone = replace(ZONE, tls=mode, max_messages_per_connection=1)
+    for _ in range(2):
+        [outcome] = await courier.deliver(make_batch(make_message(), route, zone))
+        assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3"), outcome.reply
+    assert [each > 1 for each in firewall.hellos] == [True, False, False]
+    clock.advance(plan.SMALL_FOR + 1)
+    await courier.deliver(make_batch(make_message(), route, zone))
+    assert [each > 1 for each in firewall.hellos[3:]] == [True, False]
+
+
+async def test_a_host_that_answers_neither_is_no_host_for_small_ones(bed: Bed) -> None:
+    sink = await bed.sink(showing(RIGHT))
+    firewall = Firewall(sink.port, cuts=True, drops_all=True)
+    route = route_to(await bed.peer(firewall.serve), host=HOST, literal=False)
+    courier = bed.courier(names=names(), settings=QUICK)
+    zone = replace(ZONE, tls=TlsMode.REQUIRED)
+    for _ in range(2):
+        [outcome] = await courier.deliver(make_batch(make_message(), route, zone))
+        assert outcome.verdict is Verdict.DEFERRED
+    assert [each > 1 for each in firewall.hellos] == [True, False] * 2
