@@ -1,10 +1,9 @@
 """Implements a pipelined connection to a Redis server for any number of callers. This is the only module that
 uses redis-py.
 
-A wire sends commands without waiting for replies, which arrive in the same order. While `IN_FLIGHT` batches
-are active, further commands are gathered for the next batch, so concurrent sessions share round trips.
-
-A wire sends its `confirm` commands after every batch, and the batch fails if their replies are insufficient.
+A wire sends one batch of commands at a time. While it waits for the replies, further commands are gathered
+for the next batch, so concurrent sessions share round trips. It sends its `confirm` commands after every
+batch, and the batch fails if their replies are insufficient.
 
 On failure: if the connection ends, a reply takes longer than `timeout`, or the server reports that it must
 not be used, every call fails with StoreError. A wire is never repaired but
@@ -16,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
@@ -28,6 +26,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from zonerelay.config.settings import RedisSettings
+from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret
 from zonerelay.store.contract import (
@@ -44,8 +43,6 @@ Argument = bytes | str | int
 Command = tuple[Argument, ...]
 _Call = tuple[Command, "asyncio.Future[Reply]"]
 
-IN_FLIGHT = 2
-"""The number of batches: one that the server executes, and one that is ready for it."""
 RULE = "see docs/store/redis.md for the ACL rule of the relay's user"
 _UNUSABLE = {
     "NOPERM": f"the server's user lacks a privilege ({RULE})",
@@ -115,13 +112,6 @@ class RedisEndpoint(msgspec.Struct, frozen=True):
         return made
 
 
-class _Pipeline(msgspec.Struct, eq=False):
-    """Commands that were sent together."""
-
-    answers: list[asyncio.Future[Reply]]
-    confirm: Sequence[Confirmation]
-
-
 @dataclass(eq=False, repr=False)
 class SharedConnection:
     """A Redis connection that any number of callers share. `open_wire` opens it."""
@@ -135,13 +125,10 @@ class SharedConnection:
         self._writer = self.connection._writer
         self._broken: StoreError | None = None
         self._queue: list[_Call] = []
-        self._sent: deque[_Pipeline] = deque()
-        self._to_send = asyncio.Event()
-        self._to_receive = asyncio.Event()
+        self._sent: list[_Call] = []
+        self._is_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._progress = self._loop.time()
-        self._watch = self._loop.call_later(self.timeout / 4, self._look)
-        self._tasks = (self._loop.create_task(self._send()), self._loop.create_task(self._receive()))
+        self._task = self._loop.create_task(self._work())
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
         """Send a command without raising. The future raises only StoreError and need not be awaited."""
@@ -150,63 +137,50 @@ class SharedConnection:
             refuse(future, self._broken)
         else:
             self._queue.append((command, future))
-            self._to_send.set()
+            self._is_asked.set()
         return future
 
     async def close(self) -> None:
         self._break(_lost("closed"))
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._task)
         await _hang_up(self.connection, self._writer)
 
     # --- inside
 
-    async def _send(self) -> None:
-        while True:
-            await self._to_send.wait()
-            self._to_send.clear()
-            if len(self._sent) >= IN_FLIGHT:
-                continue  # until a reply has arrived
-            queue, self._queue = self._queue, []
-            if not queue:
-                continue
-            if not self._sent:
-                self._progress = self._loop.time()
-            batch = _Pipeline([future for _, future in queue], self.confirm)
-            self._sent.append(batch)
-            self._to_receive.set()
-            commands = [command for command, _ in queue] + [asked.command for asked in batch.confirm]
-            try:
-                packed = self.connection.pack_commands(commands)
-                await self.connection.send_packed_command(packed, check_health=False)
-            except (RedisError, OSError) as error:
-                self._break(_lost(error))
-                return
-
-    async def _receive(self) -> None:
+    async def _work(self) -> None:
         try:
             while True:
-                while not self._sent:
-                    self._to_receive.clear()
-                    await self._to_receive.wait()
-                await self._receive_batch(self._sent[0])
-                self._sent.popleft()
-                self._to_send.set()
+                await self._is_asked.wait()
+                self._is_asked.clear()
+                await self._exchange()
         except StoreError as error:
             self._break(error)
+        except TimeoutError:
+            self._break(_lost(f"no answer within {self.timeout:g} s"))
         except (RedisError, OSError) as error:
             self._break(_lost(error))
 
-    async def _receive_batch(self, batch: _Pipeline) -> None:
-        replies = [(future, await self._read()) for future in batch.answers]
-        for asked in batch.confirm:
-            reply = await self._read()
+    async def _exchange(self) -> None:
+        """Send everything that was asked, and pass on the replies once the last one has arrived."""
+        self._sent, self._queue = self._queue, []
+        confirm = self.confirm
+        commands = [command for command, _ in self._sent] + [asked.command for asked in confirm]
+        async with asyncio.timeout(self.timeout) as patience:
+            packed = self.connection.pack_commands(commands)
+            await self.connection.send_packed_command(packed, check_health=False)
+            replies: list[Reply | StoreError] = []
+            for _ in commands:
+                replies.append(await self._read())
+                patience.reschedule(self._loop.time() + self.timeout)
+        for asked, reply in zip(confirm, replies[len(self._sent) :], strict=True):
             if isinstance(reply, StoreError) or not asked.is_enough(reply):
                 raise reply if isinstance(reply, StoreError) else StoreError(asked.failure)
-        for future, reply in replies:
+        for (_, future), reply in zip(self._sent, replies, strict=False):
             if isinstance(reply, StoreError):
                 refuse(future, reply)
             elif not future.done():
                 future.set_result(reply)
+        self._sent = []
 
     async def _read(self) -> Reply | StoreError:
         try:
@@ -214,14 +188,7 @@ class SharedConnection:
             reply: Reply = await self.connection.read_response()
         except ResponseError as error:
             return _judged(error)
-        self._progress = self._loop.time()
         return reply
-
-    def _look(self) -> None:
-        if self._sent and self._loop.time() - self._progress > self.timeout:
-            self._break(_lost(f"no answer within {self.timeout:g} s"))
-        elif self._broken is None:
-            self._watch = self._loop.call_later(self.timeout / 4, self._look)
 
     @property
     def is_over(self) -> bool:
@@ -232,20 +199,10 @@ class SharedConnection:
         return self._broken is not None or reader is None or reader.at_eof()
 
     def _break(self, error: StoreError) -> None:
-        if self._broken is not None:
-            return
-        self._broken = error
-        self._watch.cancel()
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
-        for batch in self._sent:
-            for future in batch.answers:
-                refuse(future, self._broken)
-        for _, future in self._queue:
-            refuse(future, self._broken)
-        self._sent.clear()
-        self._queue.clear()
+        if self._broken is None:
+            self._broken = error
+            for _, future in (*self._sent, *self._queue):
+                refuse(future, error)
 
 
 def _judged(error: ResponseError) -> StoreError:
