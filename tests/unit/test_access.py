@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.networks import DEFERRED, MAX_REMEMBERED, REFUSED, AccessPolicy, AccessRules
+from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 
@@ -78,7 +79,7 @@ def decide(
     sender: str = "a@example.org",
     recipient: str = "b@example.com",
 ) -> Reply | None:
-    return AccessRules(rules).decide(client, user, sender, recipient)
+    return AccessRules(rules).decide(Origin(client_address=client, user=user), sender, recipient)
 
 
 def test_no_rule_refuses_nobody() -> None:

@@ -49,7 +49,8 @@ def test_access_rules() -> None:
         ]
         many, each = AccessRules(settings), [AccessRules([one]) for one in settings]
         for _ in range(ASKED):
-            mail = draw.choice(CLIENTS), draw.choice(USERS), draw.choice(ADDRESSES), draw.choice(ADDRESSES)
+            origin = Origin(client_address=draw.choice(CLIENTS), user=draw.choice(USERS))
+            mail = origin, draw.choice(ADDRESSES), draw.choice(ADDRESSES)
             expected = next((reply for one in each if (reply := one.decide(*mail)) is not None), None)
             assert many.decide(*mail) == expected
 

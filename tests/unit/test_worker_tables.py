@@ -9,6 +9,7 @@ import pytest
 from zonerelay.config.load import load_text
 from zonerelay.message.dkim import keys
 from zonerelay.message.dkim.keys import PrivateKey, load_private_key, new_private_key
+from zonerelay.model.envelope import Origin
 from zonerelay.worker.tables import build_tables
 
 TEXT = """
@@ -59,8 +60,8 @@ def test_what_has_changed_is_made_anew() -> None:
     assert new.zones.get("bulk").max_connections == 3
     assert new.destinations is old.destinations
     assert new.rules.access is not None
-    assert new.rules.access.decide("", "", "c@a.example", "d@e.example") is not None
-    assert new.rules.access.decide("", "", "b@a.example", "d@e.example") is None
+    assert new.rules.access.decide(Origin(), "c@a.example", "d@e.example") is not None
+    assert new.rules.access.decide(Origin(), "b@a.example", "d@e.example") is None
 
 
 def test_keys_that_have_not_changed_are_not_tried_again(

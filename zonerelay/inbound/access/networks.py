@@ -19,13 +19,13 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, UnsafeListener
+from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
-from zonerelay.routing.addresses import Networks, networks_of
+from zonerelay.routing.addresses import networks_of
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
-from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
-from zonerelay.routing.zones.rule_index import NetworkIndex, RuleIndex, TextIndex
+from zonerelay.routing.zones.route_rules import RoutedMail, RuleConditions, asked, index_of
 from zonerelay.smtp.server.proxy_protocol import canonical
 
 # Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
@@ -101,7 +101,6 @@ class SenderDomains:
 REFUSED = Reply(550, "7.1", "Access denied")
 DEFERRED = Reply(450, "7.1", "Access denied for now")
 
-_ANY = "*"
 _REPLY = re.compile(r"([0-9]{3}) (?:[245]\.([0-9]{1,3}\.[0-9]{1,3}) )?(.*)")
 
 
@@ -111,46 +110,20 @@ class AccessRules:
     """
 
     def __init__(self, rules: Sequence[AccessSettings]) -> None:
-        self._rules = tuple(_AccessRule(rule) for rule in rules)
-        self._index = RuleIndex(
-            {
-                "client": NetworkIndex(),
-                "user": TextIndex(),
-                "sender": AddressTable(),
-                "recipient": AddressTable(),
-            },
-            rules,
-        )
+        self._rules = tuple((RuleConditions(rule), _reply(rule)) for rule in rules)
+        self._index = index_of(rules)
 
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def decide(self, client_address: str, user: str, sender: str, recipient: str) -> Reply | None:
-        """Return the refusal, or None. `client_address` is `""` on a Unix socket, which is in no network."""
-        asked = {"client": client_address, "user": user, "sender": sender, "recipient": recipient}
-        for at in self._index.find(asked):
-            if self._rules[at].matches(client_address, user, sender, recipient):
-                return self._rules[at].reply
+    def decide(self, origin: Origin, sender: str, recipient: str) -> Reply | None:
+        """Return the refusal, or None. A client on a Unix socket has no address, which is in no network."""
+        mail = RoutedMail(sender, origin)
+        for at in self._index.find(asked(mail, recipient)):
+            conditions, reply = self._rules[at]
+            if conditions.matches(mail, recipient):
+                return reply
         return None
-
-
-class _AccessRule:
-    """One compiled [[access]] rule."""
-
-    def __init__(self, settings: AccessSettings) -> None:
-        self.reply = _reply(settings)
-        self._networks = Networks(settings.client) if settings.client else None
-        self._users = frozenset(settings.user)
-        self._sender = AddressPatterns(settings.sender) if settings.sender else None
-        self._recipient = AddressPatterns(settings.recipient) if settings.recipient else None
-
-    def matches(self, client_address: str, user: str, sender: str, recipient: str) -> bool:
-        return (
-            (not self._users or user in self._users or (bool(user) and _ANY in self._users))
-            and (self._networks is None or self._networks.match(client_address))
-            and (self._recipient is None or self._recipient.match(recipient))
-            and (self._sender is None or self._sender.match(sender))
-        )
 
 
 def _reply(settings: AccessSettings) -> Reply | None:

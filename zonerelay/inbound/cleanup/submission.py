@@ -389,8 +389,7 @@ class SubmittingClient:
     def _rcpt_refusal(self, transaction: MailTransaction, key: str, given: Mailbox) -> ServerReply | None:
         context = self.context
         if context.access is not None:
-            origin = self.client_state.origin
-            reply = context.access.decide(origin.client_address, origin.user, transaction.mail.sender, given)
+            reply = context.access.decide(self.client_state.origin, transaction.mail.sender, given)
             if reply is not None:
                 return refused(reply, Reason.ACCESS)
         recipients = transaction.recipients

@@ -111,9 +111,8 @@ def _refusal(
             context.settings.max_recipients
         ), "including those added by the handler"
     if context.access is not None:
-        origin = client_state.origin
         for address in addresses:
-            reply = context.access.decide(origin.client_address, origin.user, sender, address)
+            reply = context.access.decide(client_state.origin, sender, address)
             if reply is not None:
                 return refused(reply, Reason.ACCESS), f"{address} after the handler's changes"
     return None

@@ -1,4 +1,4 @@
-"""The conditions of one `[[route]]`.
+"""The conditions of one `[[route]]` or `[[access]]` table.
 
 Conditions are evaluated for each recipient, in the order of their cost: those about the message first. A
 condition returns the text that matched, for display.
@@ -8,15 +8,18 @@ Everything is prepared when the settings are loaded. Evaluation never raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from operator import attrgetter
+from typing import Any
 
-from zonerelay.config.settings import RouteSettings
+from zonerelay.config.settings import AccessSettings, Network, RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.addresses import Networks
-from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
+from zonerelay.routing.zones.rule_index import NetworkIndex, RuleIndex, TextIndex
 
 Headers = Sequence[tuple[str, str]]
 
@@ -51,23 +54,19 @@ Ask = Callable[[RoutedMail, str], str]
 
 _OF_MESSAGE = frozenset(("header", "min_size", "max_size", "priority"))
 """Conditions that can be evaluated only when the message has been received."""
+_ADDRESSES = ("sender_domain", "sender", "recipient_domain", "recipient")
 
 
-class RouteRule:
-    """The compiled conditions of one route. `number` counts from 1. Raises ValueError with a message if the
-    domain of a pattern is invalid.
+class RuleConditions:
+    """The compiled conditions of one rule. Raises ValueError with a message if the domain of a pattern is
+    invalid.
 
-    A route without any condition matches all mail.
+    A rule without any condition matches all mail.
     """
 
-    def __init__(self, route: RouteSettings, number: int) -> None:
-        self.zone = route.zone
-        self.number = number
-        self.priority = Priority(route.set_priority) if route.set_priority else None
-        try:
-            self._conditions = tuple(_conditions(route))
-        except ValueError as error:
-            raise ValueError(f"route[{number - 1}]: {error}") from error
+    def __init__(self, rule: RouteSettings | AccessSettings) -> None:
+        given = ((name, make, getattr(rule, name, None)) for name, make in _CONDITIONS.items())
+        self._conditions = tuple((name, make(values)) for name, make, values in given if values)
         self.needs_message = any(name in _OF_MESSAGE for name, _ in self._conditions)
 
     def matches(self, mail: RoutedMail, recipient: str) -> bool:
@@ -90,63 +89,96 @@ class RouteRule:
         return tuple(name for name, ask in self._conditions if not ask(mail, recipient))
 
 
-def _conditions(route: RouteSettings) -> Iterator[tuple[str, Ask]]:
-    if route.listener:
-        listeners = frozenset(route.listener)
-        yield "listener", lambda mail, _: mail.origin.listener if mail.origin.listener in listeners else ""
-    if route.priority:
-        priorities = frozenset(route.priority)
-        yield "priority", lambda mail, _: mail.priority if mail.priority in priorities else ""
-    if route.user:
-        users = frozenset(route.user)
-        yield "user", lambda mail, _: mail.origin.user if mail.origin.user in users or _ANY in users else ""
-    if route.certificate:
-        certificates = frozenset(route.certificate)
-        yield (
-            "certificate",
-            lambda mail, _: mail.origin.certificate if mail.origin.certificate in certificates else "",
-        )
-    if route.min_size:
-        yield "min_size", lambda mail, _: _size(mail) if (mail.size or 0) >= route.min_size else ""
-    if route.max_size:
-        yield "max_size", lambda mail, _: _size(mail) if (mail.size or 0) <= route.max_size else ""
-    if route.client:
-        networks = Networks(route.client)
-        yield (
-            "client",
-            lambda mail, _: mail.origin.client_address if networks.match(mail.origin.client_address) else "",
-        )
-    if route.sender_domain:
-        of_sender = _domain_finder(route.sender_domain)
-        yield "sender_domain", lambda mail, _: of_sender(mail.sender)
-    if route.sender:
-        senders = AddressPatterns(route.sender)
-        yield "sender", lambda mail, _: senders.find(mail.sender)
-    if route.header:
-        of_header = _header_finder(route.header)
-        yield "header", lambda mail, _: of_header(mail)
-    if route.recipient_domain:
-        of_recipient = _domain_finder(route.recipient_domain)
-        yield "recipient_domain", lambda _, recipient: of_recipient(recipient)
-    if route.recipient:
-        recipients = AddressPatterns(route.recipient)
-        yield "recipient", lambda _, recipient: recipients.find(recipient)
+class RouteRule(RuleConditions):
+    """The compiled conditions of one route. `number` counts from 1. Raises ValueError with a message."""
+
+    def __init__(self, route: RouteSettings, number: int) -> None:
+        self.zone = route.zone
+        self.number = number
+        self.priority = Priority(route.set_priority) if route.set_priority else None
+        try:
+            super().__init__(route)
+        except ValueError as error:
+            raise ValueError(f"route[{number - 1}]: {error}") from error
+
+
+def index_of(rules: Sequence[RouteSettings] | Sequence[AccessSettings]) -> RuleIndex:
+    """Return the index that finds the rules that may match. `find` needs the result of `asked`."""
+    texts = {name: TextIndex() for name in ("listener", "user", "certificate")}
+    addresses = {name: AddressTable() for name in _ADDRESSES}
+    return RuleIndex({**texts, "client": NetworkIndex(), **addresses}, rules)
+
+
+def asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
+    return {
+        "listener": mail.origin.listener,
+        "user": mail.origin.user,
+        "certificate": mail.origin.certificate,
+        "client": mail.origin.client_address,
+        "sender_domain": mail.sender,
+        "sender": mail.sender,
+        "recipient_domain": recipient,
+        "recipient": recipient,
+    }
+
+
+def _text(attribute: str) -> Callable[[Sequence[str]], Ask]:
+    """Return what compiles a condition about a text of the message. `*` is any text but `""`."""
+    text_of = attrgetter(attribute)
+
+    def condition(values: Sequence[str]) -> Ask:
+        if _ANY in values:
+            return lambda mail, _: str(text_of(mail))
+        known = frozenset(values)
+        return lambda mail, _: text if (text := text_of(mail)) in known else ""
+
+    return condition
+
+
+def _client(values: Sequence[Network]) -> Ask:
+    networks = Networks(values)
+    return lambda mail, _: mail.origin.client_address if networks.match(mail.origin.client_address) else ""
 
 
 def _size(mail: RoutedMail) -> str:
     return "" if mail.size is None else f"{mail.size} bytes"
 
 
-def _header_finder(texts: Sequence[str]) -> Callable[[RoutedMail], str]:
-    """Return the look-up of the condition, `Name` or `Name: value`, that matches a field of a message."""
+def _header(texts: Sequence[str]) -> Ask:
+    """Return the condition `Name` or `Name: value`, which a field of the message matches."""
     parts = [(text, text.lower().partition(":")) for text in texts]
     wanted = [(text, name.strip(), value.strip()) for text, (name, _, value) in parts]
-    return lambda mail: next(
+    return lambda mail, _: next(
         (text for text, name, part in wanted if any(part in value for value in mail.values(name))), ""
     )
+
+
+def _sender(find: Callable[[str], str]) -> Ask:
+    return lambda mail, _: find(mail.sender)
+
+
+def _recipient(find: Callable[[str], str]) -> Ask:
+    return lambda _, recipient: find(recipient)
 
 
 def _domain_finder(patterns: Sequence[str]) -> Callable[[str], str]:
     """Return the look-up of the pattern that matches a mailbox's domain. A bare postmaster has none."""
     find = AddressPatterns(patterns).find
     return lambda mailbox: find(f"@{domain}") if (domain := domain_of(Mailbox(mailbox))) else ""
+
+
+_CONDITIONS: dict[str, Callable[[Any], Ask]] = {  # Any: the values of a condition
+    "listener": _text("origin.listener"),
+    "priority": _text("priority"),
+    "user": _text("origin.user"),
+    "certificate": _text("origin.certificate"),
+    "min_size": lambda least: lambda mail, _: _size(mail) if (mail.size or 0) >= least else "",
+    "max_size": lambda most: lambda mail, _: _size(mail) if (mail.size or 0) <= most else "",
+    "client": _client,
+    "sender_domain": lambda patterns: _sender(_domain_finder(patterns)),
+    "sender": lambda patterns: _sender(AddressPatterns(patterns).find),
+    "header": _header,
+    "recipient_domain": lambda patterns: _recipient(_domain_finder(patterns)),
+    "recipient": lambda patterns: _recipient(AddressPatterns(patterns).find),
+}
+"""What compiles the values of each condition, in the order of their cost."""

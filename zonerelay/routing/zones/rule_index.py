@@ -71,7 +71,7 @@ class NetworkIndex:
 class RuleIndex:
     """An index that finds the first matching rule. `shelves` are empty indexes, one for each condition that
     can be indexed. Each rule has the values of a condition in the attribute of its name; a condition without
-    values always holds.
+    values or attribute always holds.
     """
 
     def __init__(self, shelves: Mapping[str, ConditionIndex], rules: Sequence[object]) -> None:
@@ -80,10 +80,10 @@ class RuleIndex:
         counts = Counter[tuple[str, object]]()
         if len(rules) > FEW:
             counts.update(
-                (name, value) for rule in rules for name in shelves for value in getattr(rule, name)
+                (name, value) for rule in rules for name in shelves for value in getattr(rule, name, ())
             )
         for number, rule in enumerate(rules):
-            name = _rarest({name: getattr(rule, name) for name in shelves}, counts)
+            name = _rarest({name: getattr(rule, name, ()) for name in shelves}, counts)
             try:
                 for value in getattr(rule, name) if name else ():
                     shelves[name].add(value, number)

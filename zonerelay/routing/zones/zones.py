@@ -24,9 +24,7 @@ import msgspec
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.queue_name import Priority
-from zonerelay.routing.zones.address_patterns import AddressTable
-from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule
-from zonerelay.routing.zones.rule_index import NetworkIndex, RuleIndex, TextIndex
+from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule, asked, index_of
 
 DEFAULT_ZONE = "default"
 BY_HEADER = "zone-header"
@@ -98,7 +96,7 @@ class Zones:
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
         self._rules = tuple(RouteRule(route, number) for number, route in enumerate(routes, start=1))
-        self._index = _index(routes)
+        self._index = index_of(routes)
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
 
@@ -120,7 +118,7 @@ class Zones:
         message.
         """
         mail = RoutedMail(sender, origin)
-        for at in self._index.find(_asked(mail, recipient)):
+        for at in self._index.find(asked(mail, recipient)):
             rule = self._rules[at]
             if rule.may_match(mail, recipient):
                 return None if rule.needs_message else rule.zone
@@ -143,7 +141,7 @@ class Zones:
         rules, index = self._rules, self._index
 
         def choose(recipient: str) -> ZoneChoice:
-            for at in index.find(_asked(mail, recipient)):
+            for at in index.find(asked(mail, recipient)):
                 rule = rules[at]
                 if rule.matches(mail, recipient):
                     why = f"route={rule.number} {rule.reason(mail, recipient)}"
@@ -180,35 +178,6 @@ class Zones:
                 return ZoneExplanation(rule.zone, rule.number, why, tuple(checks), rule.priority)
         why = "no route matches" if self._rules else "there are no routes"
         return ZoneExplanation(DEFAULT_ZONE, 0, why, tuple(checks))
-
-
-def _index(routes: Sequence[RouteSettings]) -> RuleIndex:
-    return RuleIndex(
-        {
-            "listener": TextIndex(),
-            "user": TextIndex(),
-            "certificate": TextIndex(),
-            "client": NetworkIndex(),
-            "sender_domain": AddressTable(),
-            "sender": AddressTable(),
-            "recipient_domain": AddressTable(),
-            "recipient": AddressTable(),
-        },
-        routes,
-    )
-
-
-def _asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
-    return {
-        "listener": mail.origin.listener,
-        "user": mail.origin.user,
-        "certificate": mail.origin.certificate,
-        "client": mail.origin.client_address,
-        "sender_domain": mail.sender,
-        "sender": mail.sender,
-        "recipient_domain": recipient,
-        "recipient": recipient,
-    }
 
 
 def _always(choice: ZoneChoice) -> ZoneOf:
