@@ -2,8 +2,8 @@
 
 Neither can be listed by importing: labels and fields are given where a metric is made or an event is logged.
 A metric is a call whose first argument is its name and whose second is its help; further texts are labels.
-An event is a call of `emit` or `_tell`; where its name is not a literal, the names in the back-ticks of the
-function's docstring are meant.
+An event is a method with the decorator `logged`, or a call of `emit` or `report`; where its name is not a
+literal, the names in the back-ticks of the function's docstring are meant.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zonerelay
+from zonerelay.telemetry.events.events import RENAMED
 
 PACKAGE = Path(zonerelay.__file__).parent
 LEVELS = ("info", "warning", "error")
@@ -29,7 +30,7 @@ KINDS = {
     "_counter": "counter",
 }
 NAMES = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")
-CALLS = {"_emit", "emit", "_tell", "_line", "_queue"}
+CALLS = {"_emit", "emit", "report", "_line", "_queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,9 @@ def emissions(tree: ast.AST) -> Iterator[tuple[list[ast.expr], Function]]:
             yield [ast.Constant("info"), arguments[0], ast.Dict([*names], [*names])], function
     for node in ast.walk(tree):
         if isinstance(node, Function):
+            for each in node.decorator_list:
+                if isinstance(each, ast.Call) and called(each) == "logged":
+                    yield logged(each, node), node
             for each in ast.walk(node):
                 if (
                     isinstance(each, ast.Return)
@@ -112,6 +116,14 @@ def emissions(tree: ast.AST) -> Iterator[tuple[list[ast.expr], Function]]:
                     and len(each.value.elts) == 3
                 ):
                     yield each.value.elts, node
+
+
+def logged(decorator: ast.Call, method: Function) -> list[ast.expr]:
+    """The level, the name and the fields of an event that a method reports."""
+    level, *name = decorator.args
+    arguments = (*method.args.args[1 if name else 2 :], *method.args.kwonlyargs)
+    fields = [ast.Constant(RENAMED.get(each.arg, each.arg)) for each in arguments]
+    return [level, *(name or [ast.Constant(None)]), ast.Dict([*fields], [*fields])]
 
 
 def calls(tree: ast.AST, function: Function | None = None) -> Iterator[tuple[ast.Call, Function | None]]:

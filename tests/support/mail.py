@@ -27,7 +27,7 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
 from zonerelay.telemetry.events.events import Events, Field, SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics, SmarthostMetrics
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
@@ -161,7 +161,7 @@ def make_logins(
     zone: ZoneSettings = ZONE,
     post: Post = post,
 ) -> Logins:
-    events = events or SmarthostEvents(Log(), SmarthostMetrics(), Redactor(b"", enabled=False))
+    events = events or make_events(clock).smarthosts
     logins = Logins(clock, events, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins

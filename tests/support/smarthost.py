@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from tests.support.mail import Log, Names, make_batch, make_courier, make_logins, make_message
+from tests.support.mail import Log, Names, make_batch, make_courier, make_events, make_logins, make_message
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Conversation, Manners
 from zonerelay.config.settings import CredentialSettings, ZoneSettings
@@ -22,9 +22,6 @@ from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.route import Route
-from zonerelay.telemetry.events.events import SmarthostEvents
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import SmarthostMetrics
 
 LOOPBACK = "127.0.0.1"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}
@@ -169,12 +166,12 @@ class LoginBed:
         self.clock = ManualClock()
         self.zone = zone
         self.log = Log()
-        self.metrics = SmarthostMetrics()
-        events = SmarthostEvents(self.log, self.metrics, Redactor(b"", enabled=False))
+        events = make_events(self.clock, self.log)
+        self.metrics = events.metrics.smarthosts
         self.logins = make_logins(
             self.clock,
             *credentials,
-            events=events,
+            events=events.smarthosts,
             zone=zone,
             directory=directory / "refresh-tokens",
             environment=environment,

@@ -8,13 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.queueing import Sink
+from tests.support.queueing import Sink, make_events
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest, SlotGrant
 from zonerelay.limits.worker.keeper import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
-from zonerelay.telemetry.events.events import LimitEvents
-from zonerelay.telemetry.metrics.metrics import LimitMetrics
 
 LEASE = 15.0
 
@@ -58,7 +56,7 @@ class Kept:
         self.keeper = LimitKeeper(
             self.authority,
             self.clock,
-            LimitEvents(self.sink, LimitMetrics()),
+            make_events(self.sink, self.clock).limits,
             granted=self.granted.append,
             relieve=lambda zone: None,
         )

@@ -28,7 +28,7 @@ from zonerelay.routing.destinations.route import DestinationLimits
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import LimitMetrics, Metrics
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 ZONE = "default"
 TEXT = b"From: a@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"
@@ -117,7 +117,7 @@ class Node:
             return None
         self._lives += 1
         authority = DistantAuthority(self._table, f"node{self._number}.{self._lives}", self._random)
-        events = KeeperEvents(self._figures, LimitMetrics(), self._figures)
+        events = KeeperEvents(lambda *_, **__: None, Metrics(), self._figures)
         return LimitKeeper(
             authority,
             self.clock,

@@ -310,10 +310,11 @@ class Certificates:
             self._events.lifecycle("advice", note=note)
 
     def _tell_expiring(self, entries: list[CertificateEntry]) -> None:
-        soon = self._clock.now() + EXPIRES_SOON
+        now = self._clock.now()
         for entry in entries:
             pair = entry.pair
-            if pair is not None and pair.not_after < soon:
+            if pair is not None and pair.not_after < now + EXPIRES_SOON:
+                days, file = round((pair.not_after - now) / 86400, 1), str(entry.certificate)
                 self._events.certificate_expiring(
-                    self._address, str(entry.certificate), name=pair.name, expires=pair.not_after
+                    self._address, file, name=pair.name, expires=pair.not_after, days=days
                 )

@@ -263,7 +263,7 @@ class Settler:
 
         def durable() -> None:
             for change in changes:
-                self._events.held(change.delivery.key, order)
+                self._events.held(change.delivery.message_id, change.delivery.recipient, order)
             then()
 
         if not reserved:
@@ -411,8 +411,7 @@ class Settler:
                 durable.set_result(None)
             for kind, submit in reports:
                 keys = submit.about
-                to = [key.recipient for key in keys]
-                self._events.dsn(kind, submit.message.id, keys[0].message_id, to)
+                self._events.dsn(kind, submit.message.id, keys[0].message_id, len(keys))
             failed = (each for each in news if each[1].verdict is not Verdict.DELIVERED)
             self._events.attempted(failed, destination=destination, seconds=seconds)
             self._tell(dispositions)

@@ -14,12 +14,14 @@ operator corrects it.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -35,13 +37,7 @@ from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
 from zonerelay.telemetry.logs.logs import OTHERS, LineLimits
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import (
-    RESULTS,
-    LimitMetrics,
-    Metrics,
-    SmarthostMetrics,
-    WebhookMetrics,
-)
+from zonerelay.telemetry.metrics.metrics import RESULTS, Metrics
 
 Field = str | int | float | bool | None
 Emit = Callable[[str, str, dict[str, Field]], None]
@@ -61,37 +57,95 @@ class LogSink(Protocol):
     def emit(self, level: str, event: str, fields: dict[str, Field], /) -> None: ...
 
 
-class LimitEvents(msgspec.Struct, frozen=True):
-    """Logs and counts events of shared limits. Never raises."""
+_SHOWN: Mapping[str, Callable[[Redactor, Any], Field]] = {
+    **dict.fromkeys(
+        ("sender", "recipient", "mailbox"), lambda redact, text: redact.mailbox(Mailbox(str(text)))
+    ),
+    **dict.fromkeys(
+        ("reply", "reason", "detail", "about", "problem", "why", "line", "of"),
+        lambda redact, text: redact.text(str(text)),
+    ),
+    "client": lambda redact, text: text if text == OTHERS else redact.client(text),
+    "user": Redactor.user,
+    "hosts": lambda _, names: " ".join(names[:MAX_HOSTS]),
+    "until": lambda _, at: round(at, 3),
+    **dict.fromkeys(("expires", "kept_until"), lambda _, at: round(at)),
+    "seconds": lambda _, seconds: round(seconds, 1),
+}
+"""How the values of some fields are shown, because they may have personal data or are too exact."""
+RENAMED = {"message_id": "id", "who": "by", "authority": "from", "subject": "of", "policy_id": "policy"}
+"""The names of parameters that differ from those of the fields."""
 
-    _out: LogSink
-    _metrics: LimitMetrics
+
+def shown(fields: Mapping[str, Any], redact: Redactor) -> dict[str, Field]:
+    """Return the fields that have a value, with personal data as the redactor shows it."""
+    return {
+        name: _SHOWN[name](redact, value) if name in _SHOWN else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+Report = Callable[..., None]
+"""`Events.report`."""
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def logged(level: str, event: str = "", **more: Any) -> Callable[[F], F]:
+    """Return a decorator for a method that reports an event. Its parameters are the fields of the event, and
+    its body counts it. Without `event`, the first argument is the name. `more` is passed to `Events.report`.
+    """
+
+    def decorated(count: F) -> F:
+        parameters = list(inspect.signature(count).parameters.values())[1 if event else 2 :]
+        # A field without a value is not shown.
+        defaults = {
+            each.name: each.default if each.default is not each.empty else None for each in parameters
+        }
+
+        @wraps(count)
+        def report(self: Any, *given: Any, **named: Any) -> None:
+            count(self, *given, **named)
+            name, *values = (event, *given) if event else given
+            fields = {**defaults, **dict(zip(defaults, values, strict=False)), **named}
+            self.report(level, name, {RENAMED.get(each, each): fields[each] for each in fields}, **more)
+
+        return cast(F, report)
+
+    return decorated
+
+
+class _SubsystemEvents(msgspec.Struct, frozen=True):
+    """The events of one subsystem."""
+
+    report: Report
+    _metrics: Metrics
+
+
+class LimitEvents(_SubsystemEvents, frozen=True):
+    """Logs and counts events of shared limits. Never raises."""
 
     def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
         """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
         zone.
         """
-        self._metrics.attach(figures)
+        self._metrics.limits.attach(figures)
 
     def waited(self, seconds: float) -> None:
-        self._metrics.waits.observe(seconds)
+        self._metrics.limits.waits.observe(seconds)
 
+    @logged("warning", "limits-lost")
     def lost(self, authority: str, reason: str) -> None:
-        self._metrics.lost.value += 1
-        self._metrics.reachable.value = 0
-        self._out.emit("warning", "limits-lost", {"from": authority, "reason": reason})
+        self._metrics.limits.lost.value += 1
+        self._metrics.limits.reachable.value = 0
 
+    @logged("info", "limits-restored")
     def restored(self, authority: str) -> None:
-        self._metrics.reachable.value = 1
-        self._out.emit("info", "limits-restored", {"from": authority})
+        self._metrics.limits.reachable.value = 1
 
 
-class StsEvents(msgspec.Struct, frozen=True):
+class StsEvents(_SubsystemEvents, frozen=True):
     """Logs and counts MTA-STS events. Never raises."""
-
-    _out: LogSink
-    _metrics: Metrics
-    _redact: Redactor
 
     def looked_up(self, result: str) -> None:
         """Count a lookup: `enforce`, `testing` or `none` by the mode of the active policy; `absent` or
@@ -99,135 +153,95 @@ class StsEvents(msgspec.Struct, frozen=True):
         """
         self._metrics.sts_look_ups.add((result,))
 
+    @logged("info", "mta-sts-policy")
     def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
         self._metrics.sts_fetches.add(("fetched",))
-        fields: dict[str, Field] = {
-            "domain": domain,
-            "mode": mode,
-            "policy": policy_id,
-            "expires": round(expires),
-        }
-        self._out.emit("info", "mta-sts-policy", fields)
 
+    @logged("warning", "mta-sts-failed")
     def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
         """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
         self._metrics.sts_fetches.add(("failed",))
-        fields: dict[str, Field] = {"domain": domain, "problem": self._redact.text(problem)}
-        if kept_until is not None:
-            fields["kept_until"] = round(kept_until)
-        self._out.emit("warning", "mta-sts-failed", fields)
 
+    @logged("warning", "mta-sts-mismatch")
     def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
         """Report MX hosts that the policy does not name; they are not used in mode enforce."""
         self._metrics.sts_mismatches.add((mode,))
-        fields: dict[str, Field] = {"domain": domain, "mode": mode, "hosts": " ".join(hosts[:MAX_HOSTS])}
-        self._out.emit("warning", "mta-sts-mismatch", fields)
 
+    @logged("warning", "mta-sts-files")
     def files(self, problem: str) -> None:
         """Report a policy on disk that cannot be read, or one that cannot be stored there."""
-        self._out.emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
 
 
-class NameServerEvents(msgspec.Struct, frozen=True):
+class NameServerEvents(_SubsystemEvents, frozen=True):
     """Logs and counts events of name servers. Never raises."""
-
-    _out: LogSink
-    _metrics: Metrics
 
     def asked(self, result: str) -> None:
         """Count a DNS query; `result` is one of `DNS_RESULTS`."""
         self._metrics.dns_look_ups.add((result,))
 
+    @logged("error", "name-servers-lost")
     def lost(self, servers: str, reason: str) -> None:
         """Report that mail is waiting for DNS lookups."""
         self._metrics.name_servers_lost.value += 1
         self._metrics.name_servers_reachable.value = 0
-        self._out.emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
 
+    @logged("info", "name-servers-restored")
     def restored(self, servers: str, seconds: float) -> None:
         self._metrics.name_servers_reachable.value = 1
-        self._out.emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
 
 
-class SmarthostEvents(msgspec.Struct, frozen=True):
+class SmarthostEvents(_SubsystemEvents, frozen=True):
     """Logs and counts logins at smarthosts. Never raises."""
-
-    _out: LogSink
-    _metrics: SmarthostMetrics
-    _redact: Redactor
 
     def declare(self, zones: Iterable[str]) -> None:
         """Show the counters of the zones that log in from the start, with 0."""
-        self._metrics.logins.declare((queue_of(zone).label, result) for zone in zones for result in RESULTS)
+        labels = ((queue_of(zone).label, result) for zone in zones for result in RESULTS)
+        self._metrics.smarthosts.logins.declare(labels)
 
     def answered(self, zone: str, result: str) -> None:
         """Count a login: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not even be
         tried).
         """
-        self._metrics.logins.add((queue_of(zone).label, result))
+        self._metrics.smarthosts.logins.add((queue_of(zone).label, result))
 
+    @logged("error", "login-refused")
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
         """Report a refused login. It is not retried for a while; all mail that needs the credential waits."""
-        text = self._redact.text(reply)
-        self._out.emit(
-            "error", "login-refused", {"zone": zone, "credential": credential, "host": host, "reply": text}
-        )
 
+    @logged("error", "login-broken")
     def broken(self, zone: str, credential: str, problem: str) -> None:
         """Report an unreadable secret, or a token server that issues no token."""
-        text = self._redact.text(problem)
-        self._out.emit("error", "login-broken", {"zone": zone, "credential": credential, "problem": text})
 
+    @logged("info", "login-restored")
     def restored(self, zone: str, credential: str, host: str) -> None:
-        self._out.emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
+        """Report that a credential that was refused or broken is in use again."""
 
+    @logged("warning", "token-trouble")
     def token_problem(self, credential: str, problem: str) -> None:
         """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
-        text = self._redact.text(problem)
-        self._out.emit("warning", "token-trouble", {"credential": credential, "problem": text})
 
 
-class WebhookEvents(msgspec.Struct, frozen=True):
+class WebhookEvents(_SubsystemEvents, frozen=True):
     """Logs and counts webhook events. Never raises."""
 
-    _out: LogSink
-    metrics: WebhookMetrics
-
+    @logged("warning", "webhook-failing")
     def failing(self, webhook: str, problem: str) -> None:
         """Report a webhook that does not respond, once until it responds again. Its events wait."""
-        self._out.emit("warning", "webhook-failing", {"webhook": webhook, "problem": problem})
 
+    @logged("info", "webhook-restored")
     def restored(self, webhook: str) -> None:
-        self._out.emit("info", "webhook-restored", {"webhook": webhook})
+        """Report a webhook that responds again."""
 
+    @logged("error", "webhook-disabled")
     def disabled(self, webhook: str) -> None:
         """Report that the webhook answered 410 and wants no more events."""
-        self._out.emit("error", "webhook-disabled", {"webhook": webhook})
 
-    def lost(self, webhook: str, count: int, why: str) -> None:
+    @logged("error", "webhook-gap")
+    def lost(self, webhook: str, lost: int, why: str) -> None:
         """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
         removed.
         """
-        self.metrics.results.add((webhook, "lost"), count)
-        self._out.emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
-
-
-_PERSONAL: Mapping[str, Callable[[Redactor, str], str]] = {
-    **dict.fromkeys(("sender", "recipient", "mailbox"), lambda redact, text: redact.mailbox(Mailbox(text))),
-    **dict.fromkeys(("reply", "reason", "detail", "about"), Redactor.text),
-    "client": lambda redact, text: text if text == OTHERS else redact.client(text),
-    "user": Redactor.user,
-}
-"""How a redactor shows the fields that may have personal data."""
-
-
-def redacted(fields: Mapping[str, Field], redact: Redactor) -> dict[str, Field]:
-    """Return the fields that have a value, with personal data as the redactor shows it."""
-    return {
-        name: _PERSONAL[name](redact, str(value)) if name in _PERSONAL else value
-        for name, value in fields.items()
-        if value is not None
-    }
+        self._metrics.webhooks.results.add((webhook, "lost"), lost)
 
 
 class HistorySink(Protocol):
@@ -261,21 +275,27 @@ class Events:
         self._clock = clock
         self._history = history
         self._refusals = LineLimits(self._refused_more, clock.now)
-        self.sts = StsEvents(self, metrics, redactor)
-        self.limits = LimitEvents(self, metrics.limits)
-        self.name_servers = NameServerEvents(self, metrics)
-        self.smarthosts = SmarthostEvents(self, metrics.smarthosts, redactor)
-        self.webhooks = WebhookEvents(self, metrics.webhooks)
+        self.sts = StsEvents(self.report, metrics)
+        self.limits = LimitEvents(self.report, metrics)
+        self.name_servers = NameServerEvents(self.report, metrics)
+        self.smarthosts = SmarthostEvents(self.report, metrics)
+        self.webhooks = WebhookEvents(self.report, metrics)
         self.tell_webhooks: Callable[[str, dict[str, Field]], None] = lambda event, fields: None
         """Is told of the relay's own events."""
 
-    def _tell(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
-        """Log a line, and write the event to the history, each with its own form of personal data."""
-        shown = redacted(fields, self._redact)
-        self.emit(level, event, shown)
-        if self._history is not None:
+    def report(
+        self, level: str, event: str, fields: Mapping[str, Any], *, stored: bool = False, webhook: str = ""
+    ) -> None:
+        """Log a line. With `stored`, write the event to the history, too, each with its own form of personal
+        data. `webhook` is its name for webhooks.
+        """
+        known = shown(fields, self._redact)
+        self.emit(level, event, known)
+        if stored and self._history is not None:
             own = self._history.redactor
-            self._history.put(event, shown if own is self._redact else redacted(fields, own))
+            self._history.put(event, known if own is self._redact else shown(fields, own))
+        if webhook:
+            self.tell_webhooks(webhook, known)
 
     def follow(self, stream: BoundedStream[MailEvent]) -> None:
         """Send every event of mail to a stream, too. Without a follower this costs nothing."""
@@ -346,11 +366,13 @@ class Events:
             "user": origin.user or None,
             "detail": detail or None,
         }
-        self._tell("info" if reply.code != 451 else "warning", "refused", fields)
+        self.report("info" if reply.code != 451 else "warning", "refused", fields, stored=True)
 
     def _refused_more(self, client: str, more: Counter[str]) -> None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in more.most_common())
-        self._tell("info", "refused-more", {"client": client, "count": more.total(), "reasons": reasons})
+        self.report(
+            "info", "refused-more", {"client": client, "count": more.total(), "reasons": reasons}, stored=True
+        )
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
         """Log the answer to AUTH: `ok`, `wrong`, `locked` or `broken`. `user` is the name of an existing user
@@ -362,21 +384,21 @@ class Events:
 
         fields = {"client": client, "user": user or None, "reason": None if result == "ok" else result}
         if result == "ok":
-            self.emit("info", "logged-in", redacted(fields, self._redact))
+            self.report("info", "logged-in", fields)
         elif result != "broken":  # a broken credentials file has an event of its own, once and not per client
-            self._tell("warning", "login-failed", fields)
+            self.report("warning", "login-failed", fields, stored=True)
 
+    @logged("info", "credentials-read")
     def credentials_read(self, users: int) -> None:
-        self.emit("info", "credentials-read", {"users": users})
+        """Log that the credentials file was read."""
 
+    @logged("error", "credentials-broken")
     def credentials_broken(self, problem: str) -> None:
         """Report an unreadable credentials file (`problem` names file and line), so no user can log in."""
-        self.emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
-    def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
+    @logged("warning", "quota-near")
+    def quota_near(self, user: str, quota: str, used: int, most: int) -> None:
         """Report that a quota of a user is nearly used up."""
-        shown = self._redact.user(user)
-        self.emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
 
     def shown_user(self, user: str) -> str:
         """Return a user's name as the label of a metric, which never contains an address."""
@@ -386,13 +408,15 @@ class Events:
         """Log that the client disconnected before our 250; the message is durable, and may be submitted
         again.
         """
-        self._tell("warning", "reply-lost", {"id": message_id, "client": origin.client_address})
+        self.report("warning", "reply-lost", {"id": message_id, "client": origin.client_address}, stored=True)
 
     def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
         """Log that a message with an idempotency key was submitted again; its client gets the first
         answer.
         """
-        self._tell("info", "repeated", {"id": message_id, "client": envelope.origin.client_address})
+        self.report(
+            "info", "repeated", {"id": message_id, "client": envelope.origin.client_address}, stored=True
+        )
 
     def attempted(
         self,
@@ -454,107 +478,79 @@ class Events:
             for key in keys:
                 self._history.put("dropped", {"id": key.message_id, "recipient": mailbox(key.recipient)})
 
-    def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]) -> None:
+    @logged("info", "dsn", stored=True)
+    def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: int) -> None:
         """Log a report to a sender; `kind` is `failed`, `delayed` or `delivered`."""
         self.metrics.dsn.add((kind,))
-        fields: dict[str, Field] = {
-            "id": message_id,
-            "about": about,
-            "kind": kind,
-            "recipients": len(recipients),
-        }
-        self._tell("info", "dsn", fields)
 
+    @logged("info", "no-dsn", stored=True)
     def no_dsn(self, about: MessageId, reason: str) -> None:
         """Log that no report is sent; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn.add((reason,))
-        self._tell("info", "no-dsn", {"about": about, "reason": reason})
 
+    @logged("warning", "suspended", webhook="destination.suspended")
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
         self.metrics.suspended(zone)
-        fields: dict[str, Field] = {
-            "zone": zone,
-            "destination": destination,
-            "until": round(until, 3),
-            "reply": self._redact.text(str(reply)),
-        }
-        self.emit("warning", "suspended", fields)
-        self.tell_webhooks("destination.suspended", fields)
 
+    @logged("info", "resumed", webhook="destination.resumed")
     def resumed(self, zone: str, destination: str) -> None:
-        fields: dict[str, Field] = {"zone": zone, "destination": destination}
-        self.emit("info", "resumed", fields)
-        self.tell_webhooks("destination.resumed", fields)
+        """Log that mail is sent to a destination again."""
 
+    @logged("warning", "source-refused")
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
         """Report that a destination refuses one of our addresses. Another one is used until the Unix time
         `until`, if possible.
         """
         self.metrics.source_refusals.add((source,))
-        self.emit(
-            "warning",
-            "source-refused",
-            {
-                "zone": zone,
-                "source": source,
-                "destination": destination,
-                "until": round(until, 3),
-                "reply": self._redact.text(str(reply)),
-            },
-        )
 
     def source_refused_again(self, source: str) -> None:
         """Count a further refusal by a destination that already refuses the source."""
         self.metrics.source_refusals.add((source,))
 
+    @logged("error", "source-absent")
     def source_absent(self, source: str, address: str, problem: str) -> None:
         """Report one of our addresses that this machine does not have now."""
-        self.emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
 
+    @logged("info", "source-back")
     def source_back(self, source: str, address: str) -> None:
-        self.emit("info", "source-back", {"source": source, "address": address})
+        """Log that this machine has the address again."""
 
+    @logged("warning", "operated", stored=True)
     def operated(
-        self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
+        self,
+        verb: str,
+        count: int,
+        *,
+        detail: str = "",
+        act: str | None = None,
+        who: str | None = None,
+        reason: str | None = None,
     ) -> None:
         """Log an operator's change of the queue with its id, as far as this worker made it."""
-        fields: dict[str, Field] = {"verb": verb, "count": count, "detail": detail}
-        if act:
-            fields |= {"act": act, "by": who, "reason": reason}
-        self._tell("warning", "operated", fields)
 
     def requested(self, fields: Mapping[str, str]) -> None:
         """Log an operator's change over HTTP, or a refused token."""
         self.emit(*http_request(fields, self._redact))
 
+    @logged("warning", stored=True)
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
     ) -> None:
         """Log `order-given`, `order-changed`, `order-ended` or `order-expired`: an operator's suspension or
         hold rule.
         """
-        fields: dict[str, Field] = {
-            "order": order,
-            "effect": effect,
-            "about": about,
-            "by": who,
-            "reason": reason,
-            "until": None if until is None else round(until, 3),
-        }
-        self._tell("warning", event, fields)
 
-    def held(self, key: DeliveryKey, order: str) -> None:
+    @logged("info", "held", stored=True)
+    def held(self, message_id: MessageId, recipient: Mailbox, order: str) -> None:
         """Log a delivery that a hold rule held when it would have been attempted."""
-        self._tell("info", "held", {"id": key.message_id, "recipient": key.recipient, "order": order})
 
+    @logged("warning", "body-read")
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """Log that a person has read a message, as `zone` sends it, or as received ("")."""
-        self.emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
 
+    @logged("warning", "transcript-begun")
     def transcript_begun(self, subject: str, seconds: float, who: str) -> None:
         """Log that a person reads a transcript. `subject` is a client, a destination or a message."""
-        fields: dict[str, Field] = {"of": self._redact.text(subject), "seconds": round(seconds), "by": who}
-        self.emit("warning", "transcript-begun", fields)
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """Count a connection for which TLS was attempted: `ok`, `failed` (not used) or `fallback` (clear
@@ -562,25 +558,23 @@ class Events:
         """
         self.metrics.outbound_tls(zone, level, result)
         if why:
-            fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
-            self.emit("info", "tls-fallback", fields)
+            self.report("info", "tls-fallback", {"zone": zone, "host": host, "why": why})
 
-    def reply_without_code(self, host: str, address: str, line: str) -> None:
+    @logged("info", "reply-without-code")
+    def reply_without_code(self, host: str, peer: str, line: str) -> None:
         """Report a host whose replies contain lines without a code, at most once a day per address."""
-        fields: dict[str, Field] = {"host": host, "peer": address, "line": self._redact.text(line)}
-        self.emit("info", "reply-without-code", fields)
 
+    @logged("error", "zone-missing")
     def zone_missing(self, zone: str, deliveries: int) -> None:
         """Report a zone that has mail but is not configured."""
-        self.emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
-    def drop_refused(self, name: str, owner: int, why: str) -> None:
+    @logged("error", "drop-refused")
+    def drop_refused(self, file: str, owner: int, why: str) -> None:
         """Report a message of sendmail(1) that is not accepted; its file stays."""
-        self.emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
-    def drop_delayed(self, name: str, owner: int, why: str) -> None:
+    @logged("warning", "drop-delayed")
+    def drop_delayed(self, file: str, owner: int, why: str) -> None:
         """Report a message of sendmail(1) that cannot be accepted now; it is retried."""
-        self.emit("warning", "drop-delayed", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def store_health(self, reason: str | None) -> None:
         """Report why the store accepts no mail, or with `None` that it accepts mail again."""
@@ -591,51 +585,38 @@ class Events:
             self.emit("error", "store-unhealthy", {"reason": reason})
             self.tell_webhooks("spool.unhealthy", {"reason": reason})
 
+    @logged("error", "store-damaged")
     def store_damaged(self, detail: str) -> None:
         """Report a record that the store cannot read, for the first time since the start."""
         self.metrics.damage.value += 1
-        self.emit("error", "store-damaged", {"detail": self._redact.text(detail)})
 
+    @logged("info", "certificate-loaded")
     def certificate_loaded(
         self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
     ) -> None:
         """Log the certificate that new sessions of this listener get from now on."""
-        fields: dict[str, Field] = {
-            "listener": listener,
-            "file": file,
-            "name": name,
-            "names": names,
-            "expires": round(expires),
-            "fingerprint": fingerprint,
-        }
-        self.emit("info", "certificate-loaded", fields)
 
+    @logged("warning", "certificate-refused")
     def certificate_refused(self, listener: str, file: str, problem: str) -> None:
         """Report a changed file that cannot be used; the previous certificate stays."""
-        self.emit("warning", "certificate-refused", {"listener": listener, "file": file, "problem": problem})
 
-    def certificate_expiring(self, listener: str, file: str, *, name: str, expires: float) -> None:
-        days = round((expires - self._clock.now()) / 86400, 1)
-        fields: dict[str, Field] = {
-            "listener": listener,
-            "file": file,
-            "name": name,
-            "expires": round(expires),
-            "days": days,
-        }
-        self.emit("warning", "certificate-expiring", fields)
+    @logged("warning", "certificate-expiring")
+    def certificate_expiring(
+        self, listener: str, file: str, *, name: str, expires: float, days: float
+    ) -> None:
+        """Report a certificate that expires in so many days."""
 
+    @logged("error", "history-broken")
     def history_broken(self, problem: str) -> None:
         """Report that the history cannot be written, or was renamed because it is unusable. May come from
         another thread.
         """
-        self.emit("error", "history-broken", {"problem": problem})
 
+    @logged("info", "history-restored")
     def history_restored(self, dropped: int) -> None:
         """Report that the history is written again, and how many events were dropped. May come from another
         thread.
         """
-        self.emit("info", "history-restored", {"dropped": dropped})
 
     def close(self) -> None:
         """Log the events that were delayed to be combined."""
@@ -645,29 +626,28 @@ class Events:
         """Log an event of the relay itself, such as its start."""
         self.emit("info", event, fields)
 
+    @logged("warning", "spool-kept")
     def spool_kept(self, spool: str, why: str) -> None:
         """Report the spool of a removed worker that has no deliveries and is not empty."""
-        self.emit("warning", "spool-kept", {"spool": spool, "why": why})
 
+    @logged("error", "policy-failed")
     def policy_failed(self, step: str, kind: str, detail: str) -> None:
         """Report that a policy gave no usable answer about a step: `timeout`, `error`, `busy` or
         `bad-decision`.
         """
         self.metrics.policy_failures.add((step, kind))
-        fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
-        self.emit("error", "policy-failed", fields)
 
-    def dkim_missing(self, zone: str, why: str) -> None:
+    @logged("error", "dkim-missing")
+    def dkim_missing(self, zone: str, reason: str) -> None:
         """Report mail that must be signed but cannot be, once per domain."""
-        self.emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
 
+    @logged("warning", "sent-unchanged")
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
         """Log that the zone's changes could not be applied to this message; `reason` is from our own list."""
-        self.emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
 
+    @logged("warning", "row-refused")
     def row_refused(self, row: int, problem: str) -> None:
         """Log a row of the outbox that can never be sent and has failed without an attempt."""
-        self.emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
 
     def error(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Report an unexpected error. The mail is safe; the text is for the operator."""
@@ -764,5 +744,5 @@ def _raised_at(error: BaseException) -> str:
 
 def http_request(fields: Mapping[str, str], redact: Redactor) -> tuple[str, str, dict[str, Field]]:
     """Return the log line of `Events.requested`, which a supervisor writes too."""
-    shown = {"by": fields.get("by"), "client": fields.get("client"), "request": fields["request"]}
-    return "warning", "http-request", redacted(shown, redact)
+    given = {"by": fields.get("by"), "client": fields.get("client"), "request": fields["request"]}
+    return "warning", "http-request", shown(given, redact)
