@@ -12,7 +12,7 @@ from tests.support.dns import SERVFAIL, SILENCE, FakeDns, InjectedFaults, OnErro
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.routing.dns.name_servers import FAILURES, PROBE
+from zonerelay.routing.dns.resolver import FAILURES, PROBE
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
 

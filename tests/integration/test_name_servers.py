@@ -18,10 +18,10 @@ import pytest
 from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, Edns, FakeDns, OnError, Zones
 from tests.support.ports import free_port
 from zonerelay.config.endpoints import NameServer, parse_name_server
-from zonerelay.routing.dns import name_servers
+from zonerelay.routing.dns import resolver
 from zonerelay.routing.dns.answers import DnsStatus
-from zonerelay.routing.dns.name_servers import DnspythonReason, NameServers
 from zonerelay.routing.dns.packets import A, ParsedAnswer
+from zonerelay.routing.dns.resolver import DnspythonReason, NameServers
 
 FILES = Path("/proc/self/fd")
 ZONES: Zones = {"mx.example.com": {"A": ["192.0.2.1"], "TTL": 60}}
@@ -31,7 +31,7 @@ LIFETIME = 20.0
 
 @pytest.fixture(autouse=True)
 def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", 0.1)
+    monkeypatch.setattr(resolver, "TRY_TIMEOUT", 0.1)
 
 
 def open_sockets() -> set[str]:
@@ -128,7 +128,7 @@ async def test_edns_is_never_given_up_where_dnssec_is_wanted(how: Edns) -> None:
 
 
 async def test_after_a_while_edns_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_servers, "EDNS_PAUSE", 0.0)
+    monkeypatch.setattr(resolver, "EDNS_PAUSE", 0.0)
     async with FakeDns(ZONES, edns=Edns.FORMERR) as server, asking(server.address) as servers:
         assert await ask(servers) == FOUND
         server.edns = Edns.TAKEN
@@ -262,7 +262,7 @@ async def test_each_question_has_its_own_port_and_many_are_under_way_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # No question is asked again, however long the machine takes for a hundred.
-    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", LIFETIME)
+    monkeypatch.setattr(resolver, "TRY_TIMEOUT", LIFETIME)
     asked: list[Callable[[], None]] = []
 
     def answer(question: bytes, send: Callable[[bytes], None], _: tuple[str, int]) -> None:

@@ -32,11 +32,11 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Route, Unroutable
-from zonerelay.routing.dns import name_servers
+from zonerelay.routing.dns import resolver
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.dns.dnspython_client import DnspythonClient
 from zonerelay.routing.dns.packets import AAAA
-from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
+from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver, servers_of
 
 ZONES: Zones = {
     "example.com": {"MX": ["20 Backup.Example.com", "10 mx.example.com"], "TTL": 300},
@@ -259,14 +259,15 @@ async def test_a_server_that_cannot_do_edns_is_enough_for_mail(edns: Edns) -> No
     async with bed({"example.com": TRUNCATED}, edns=edns) as it:
         assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
         assert it.dns.count("example.com", "MX") <= 3
-        thorough = await DnspythonClient(DnsSettings(servers=(it.dns.address,))).ask(
+        settings = DnsSettings(servers=(it.dns.address,))
+        thorough = await DnspythonClient(settings, servers_of(settings), "").ask(
             "mx.example.com", AAAA, lifetime=10.0, tcp=False, search=False
         )
         assert thorough.records == ("2001:db8::1",)
 
 
 async def test_a_server_that_drops_edns_is_enough_for_mail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", 0.1)
+    monkeypatch.setattr(resolver, "TRY_TIMEOUT", 0.1)
     async with bed(edns=Edns.SILENCE, timeout=10.0) as it:
         assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
 

@@ -14,10 +14,9 @@ from tests.support.dns import SILENCE, FakeDns, InjectedFaults, Zones, hurry
 from tests.support.relay import relay_with, settings
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.dns import dnspython_client, resolver
+from zonerelay.routing.dns import resolver
 from zonerelay.routing.dns.answers import DnsStatus
-from zonerelay.routing.dns.name_servers import PROBE
-from zonerelay.routing.dns.resolver import Hosts, Resolver
+from zonerelay.routing.dns.resolver import PROBE, Hosts, Resolver
 
 ZONES: Zones = {
     "one.example": {"MX": ["10 mx.example"]},
@@ -37,8 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def resolv_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "resolv.conf"
-    for module in (resolver, dnspython_client):
-        monkeypatch.setattr(module, "RESOLV_CONF", str(file))
+    monkeypatch.setattr(resolver, "RESOLV_CONF", str(file))
     return file
 
 

@@ -35,7 +35,7 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from zonerelay.routing.dns import name_servers, resolver
+from zonerelay.routing.dns import resolver
 
 DEFAULT_TTL = 60
 
@@ -43,9 +43,8 @@ DEFAULT_TTL = 60
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the relay give up on servers in a tenth of a second, and remember nothing."""
     for module, name, seconds in (
-        (name_servers, "TRY_TIMEOUT", 0.1),
-        (name_servers, "PROBE_PAUSE", 0.1),
         (resolver, "TRY_TIMEOUT", 0.1),
+        (resolver, "PROBE_PAUSE", 0.1),
         (resolver, "FAILURE_TTL", 0.0),
         (resolver, "MIN_TTL", 0.0),
     ):

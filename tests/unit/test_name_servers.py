@@ -9,7 +9,7 @@ import pytest
 
 from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
-from zonerelay.routing.dns.name_servers import servers_of
+from zonerelay.routing.dns.resolver import servers_of
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ status.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import dns.asyncbackend
@@ -22,11 +23,10 @@ import dns.rdatatype
 import dns.rdtypes.ANY.TLSA
 import dns.resolver
 
-from zonerelay.config.endpoints import parse_name_server
+from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, Record
-from zonerelay.routing.dns.name_servers import LOCAL_SERVER, RESOLV_CONF, TRY_TIMEOUT
-from zonerelay.routing.dns.packets import EDNS_PAYLOAD, ParsedAnswer, RecordType, read_data
+from zonerelay.routing.dns.packets import EDNS_PAYLOAD, TRY_TIMEOUT, ParsedAnswer, RecordType, read_data
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
@@ -45,12 +45,23 @@ dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
 class DnspythonClient:
-    """Queries the configured name servers, or the system's, or one on this machine, as libc does."""
+    """Queries these name servers, or without any those in `resolv_conf`, which may use other protocols."""
 
-    def __init__(self, settings: DnsSettings) -> None:
-        """Read the name servers. Raise ValueError if resolv.conf names a server in an unknown form."""
+    def __init__(self, settings: DnsSettings, servers: Sequence[NameServer], resolv_conf: str) -> None:
+        """Read the search list of the system. Raise ValueError if it names a server in an unknown form."""
         self._backend = dns.asyncbackend.get_backend("asyncio")
-        self._dns = _dns_resolver(settings)
+        self._dns = resolver = dns.asyncresolver.Resolver(configure=False)
+        if not settings.servers:
+            with contextlib.suppress(dns.resolver.NoResolverConfiguration):
+                resolver.read_resolv_conf(resolv_conf)
+        if servers:
+            resolver.nameservers = [dns.nameserver.Do53Nameserver(s.address, s.port) for s in servers]
+        # Without EDNS, which some servers refuse. An answer that does not fit is then fetched over TCP.
+        if settings.trust_ad:
+            # AD in a query requests AD in the answer (RFC 6840 5.7). Older resolvers need DO.
+            resolver.use_edns(0, dns.flags.DO, EDNS_PAYLOAD)
+            resolver.flags = dns.flags.RD | dns.flags.AD
+        resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
 
     async def ask(
         self, name: str, kind: RecordType[Record], *, lifetime: float, tcp: bool, search: bool
@@ -81,26 +92,6 @@ class DnspythonClient:
         # Records that only a complete DNS library reads, such as a host of other characters, are left out.
         read = (read_data(record.to_wire() or b"", kind) for record in answer.rrset or ())
         return _understand(answer, tuple(record for record in read if record is not None))
-
-
-def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
-    """Return a resolver with the configured servers, the system's, or 127.0.0.1."""
-    resolver = dns.asyncresolver.Resolver(configure=False)
-    if settings.servers:
-        servers = [parse_name_server(server) for server in settings.servers]
-        resolver.nameservers = [dns.nameserver.Do53Nameserver(s.address, s.port) for s in servers]
-    else:
-        try:
-            resolver.read_resolv_conf(RESOLV_CONF)
-        except dns.resolver.NoResolverConfiguration:
-            resolver.nameservers = [LOCAL_SERVER]
-    # Without EDNS, which some servers refuse. An answer that does not fit is then fetched over TCP.
-    if settings.trust_ad:
-        # AD in a query requests AD in the answer (RFC 6840 5.7). Older resolvers need DO.
-        resolver.use_edns(0, dns.flags.DO, EDNS_PAYLOAD)
-        resolver.flags = dns.flags.RD | dns.flags.AD
-    resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
-    return resolver
 
 
 def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> ParsedAnswer[Record]:

@@ -144,6 +144,8 @@ MAX_ALIASES = 15
 NO_SOA_TTL = 300
 """Seconds for which a denial without an SOA record is cached, as in dnspython."""
 MAX_TTL = 2**31 - 1
+TRY_TIMEOUT = 2.0
+"""Seconds for one name server, out of the `dns.timeout` for all of them."""
 EDNS_PAYLOAD = 1232
 """The maximum payload in bytes that avoids fragments (DNS flag day 2020)."""
 
