@@ -12,7 +12,8 @@ from zonerelay.store.redis.engine import ServerFacts, confirmations, server_fact
 
 
 def facts(version: tuple[int, ...], *, syncs_log: bool = True, max_memory: int = 0) -> ServerFacts:
-    return ServerFacts("Redis", version, True, "", False, False, (), syncs_log, 100, max_memory)
+    info = {"redis_version": ".".join(map(str, version)), "used_memory": "100", "maxmemory": str(max_memory)}
+    return ServerFacts(info, syncs_log=syncs_log)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,20 +39,14 @@ _QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
 
 
 class MessageDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON description of an exported message. `format` is read first, so that a newer format is refused
-    with a clear message. `zonerelay` is the release that wrote it.
+    """The JSON description of an exported message, with the names of queues as text. `format` is read first,
+    so that a newer format is refused with a clear message. `zonerelay` is the release that wrote it.
     """
 
     format: int
     zonerelay: str = __version__
     message: Message
-    deliveries: tuple[Delivery, ...]
-
-
-class _TextDescription(MessageDescription, frozen=True, kw_only=True):
-    """A message description with the queue names as text, as it is written."""
-
-    deliveries: tuple[dict[str, object], ...]  # type: ignore[assignment]
+    deliveries: tuple[dict[str, object], ...]
 
 
 class _ExchangeFormat(msgspec.Struct, frozen=True):
@@ -63,13 +57,13 @@ class _ExchangeFormat(msgspec.Struct, frozen=True):
 
 def encode(stored: StoredMessage) -> bytes:
     deliveries = [msgspec.to_builtins(each) | {"queue": each.queue.text} for each in stored.deliveries]
-    description = _TextDescription(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
+    description = MessageDescription(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
     return msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
 
 
-def decode(name: str, raw: bytes) -> MessageDescription:
-    """Return the metadata of the message `name`: the envelope and the state of its deliveries. Raise
-    ValueError with a message if it is not valid.
+def decode(name: str, raw: bytes) -> tuple[Message, tuple[Delivery, ...]]:
+    """Return the message `name` and the state of its deliveries. Raise ValueError with a message if it is not
+    valid.
     """
     try:
         version = msgspec.json.decode(raw, type=_ExchangeFormat).format
@@ -77,18 +71,13 @@ def decode(name: str, raw: bytes) -> MessageDescription:
             raise ValueError(
                 f"has format {version}, but this release reads format {FORMAT}; use a newer release"
             )
-        loose = msgspec.json.decode(raw, type=_TextDescription)
-        named = [each | {"queue": _queue(str(each.get("queue")))} for each in loose.deliveries]
-        description = MessageDescription(
-            format=version,
-            zonerelay=loose.zonerelay,
-            message=loose.message,
-            deliveries=msgspec.convert(named, tuple[Delivery, ...]),
-        )
+        description = msgspec.json.decode(raw, type=MessageDescription)
+        named = [each | {"queue": _queue(str(each.get("queue")))} for each in description.deliveries]
+        deliveries = msgspec.convert(named, tuple[Delivery, ...])
     except msgspec.MsgspecError as error:
         raise ValueError(f"is not an exported zonerelay message: {error}") from error
-    _check(name, description)
-    return description
+    _check(name, description.message, deliveries)
+    return description.message, deliveries
 
 
 def _queue(text: str) -> QueueName:
@@ -97,14 +86,14 @@ def _queue(text: str) -> QueueName:
     return parse_queue(text)
 
 
-def _check(name: str, description: MessageDescription) -> None:
-    message, envelope = description.message, description.message.envelope
-    if envelope.id != name or any(each.message_id != name for each in description.deliveries):
+def _check(name: str, message: Message, deliveries: Sequence[Delivery]) -> None:
+    envelope = message.envelope
+    if envelope.id != name or any(each.message_id != name for each in deliveries):
         raise ValueError("contains an id that differs from its file name")
-    if not description.deliveries:
+    if not deliveries:
         raise ValueError("has no deliveries")
     recipients = {each.address for each in envelope.recipients}
-    for delivery in description.deliveries:
+    for delivery in deliveries:
         if delivery.recipient not in recipients:
             raise ValueError(f"has a delivery to {delivery.recipient!r}, which is not in its envelope")
     try:
@@ -112,9 +101,7 @@ def _check(name: str, description: MessageDescription) -> None:
             raise ValueError("contains an invalid address")
         if envelope.envid:
             parse_envid(envelope.envid)
-        wishes = {each.orcpt for each in envelope.recipients} | {
-            each.orcpt for each in description.deliveries
-        }
+        wishes = {each.orcpt for each in envelope.recipients} | {each.orcpt for each in deliveries}
         for orcpt in wishes - {""}:
             parse_orcpt(orcpt)
     except CommandError as error:
@@ -247,10 +234,9 @@ def _read(
         return UnusableMessage(identity, f"{identity}.{lacking} does not exist")
     try:
         with open_file(names["json"]) as file:
-            description = decode(identity, file.read())
+            message, deliveries = decode(identity, file.read())
     except (ValueError, OSError) as error:
         return UnusableMessage(identity, f"{names['json']} {error}")
-    message = description.message
     if sizes[names["eml"]] != message.size:
         return UnusableMessage(
             identity,
@@ -263,4 +249,4 @@ def _read(
                 yield piece
 
     key = f"zonerelay {identity} {message.envelope.created!r}"
-    return StoredMessage(key=key, message=message, deliveries=description.deliveries, body=body)
+    return StoredMessage(key=key, message=message, deliveries=deliveries, body=body)

@@ -27,7 +27,7 @@ from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOp
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
-from zonerelay.store.redis.engine import RedisEngine, server_facts, tell_foreign_queue
+from zonerelay.store.redis.engine import RedisEngine, check_server, server_facts, tell_foreign_queue
 from zonerelay.store.redis.limits import RedisRecordStore
 
 PASSWORD = "correct-horse"
@@ -173,7 +173,8 @@ async def test_a_sentinel_of_valkey_8_is_one() -> None:
 
     wire: Any = Sentinel()
     facts = await server_facts(wire)
-    assert (facts.name, facts.is_sentinel) == ("Valkey", True)
+    with pytest.raises(StoreOpenError, match="this is a Sentinel, which stores no data"):
+        check_server(facts, RedisSettings())
 
 
 async def test_a_replica_says_of_which_server(server: RedisServer, opened: Opening) -> None:

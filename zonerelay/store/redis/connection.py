@@ -20,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
 import msgspec
+from redis.asyncio import Redis
 from redis.asyncio import connection as driver
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -370,6 +371,25 @@ async def open_channel(server: RedisEndpoint, name: bytes) -> Subscription:
         await connection.send_command("SUBSCRIBE", name)
         await connection.read_response()  # raises if listening is not permitted
         return Subscription(connection)
+
+
+@contextlib.asynccontextmanager
+async def foreign_client(url: str, failed: Callable[[str], Exception]) -> AsyncIterator[Any]:
+    """Yield redis-py's own client, which reads the queue of another program. `failed` returns the exception
+    that is raised if that or a later command fails.
+    """
+    try:
+        # Any: redis-py declares the results of its synchronous client as well
+        client: Any = Redis.from_url(
+            url, single_connection_client=True, protocol=2, retry=Retry(NoBackoff(), 0)
+        )
+    except ValueError as error:
+        raise failed(str(error)) from error
+    try:
+        async with client:
+            yield client
+    except RedisError as error:
+        raise failed(str(error)) from error
 
 
 def as_list(reply: Reply) -> list[Reply]:

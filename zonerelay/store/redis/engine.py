@@ -460,20 +460,18 @@ _WAITAOF_SINCE = (7, 2)
 
 
 class ServerFacts(NamedTuple):
-    """The properties that a server reports. `flaws` are the reasons why it is not durable, `version` is that
-    of the protocol, and `primary` is the server that it replicates.
+    """What a server reports with INFO, the reasons why it is not durable, and whether its log is synced
+    before each reply.
     """
 
-    name: str
-    version: tuple[int, ...]
-    is_primary: bool
-    primary: str
-    is_sentinel: bool
-    is_cluster: bool
-    flaws: tuple[str, ...]
-    syncs_log: bool
-    used_memory: int
-    max_memory: int
+    info: Mapping[str, str]
+    flaws: tuple[str, ...] = ()
+    syncs_log: bool = True
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version of the protocol."""
+        return tuple(int(part) for part in self.info.get("redis_version", "0").split(".") if part.isdigit())
 
     @property
     def can_wait_for_log(self) -> bool:
@@ -482,24 +480,26 @@ class ServerFacts(NamedTuple):
     @property
     def free_memory(self) -> int | None:
         """The free bytes below `maxmemory`, or `None` if there is no limit."""
-        return self.max_memory - self.used_memory if self.max_memory else None
+        most = int(self.info.get("maxmemory", "0"))
+        return most - int(self.info.get("used_memory", "0")) if most else None
 
 
 def check_server(facts: ServerFacts, settings: RedisSettings) -> None:
     """Raise StoreOpenError if the server must not store the queue."""
-    if facts.is_sentinel:
+    info = facts.info
+    # Redis has the first name, Valkey 8 the second.
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):
         raise StoreOpenError(
             "[redis] url: this is a Sentinel, which stores no data; use the primary that it monitors, or "
             "an address that follows it"
         )
     if facts.version < OLDEST:
-        found = ".".join(map(str, facts.version))
-        raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old; 7.0 or newer is required")
-    if not facts.is_primary:
-        raise StoreOpenError(
-            f"[redis] url: the server is a read-only replica of {facts.primary}; use the primary"
-        )
-    if facts.is_cluster and not re.search(r"\{[^}]+\}", settings.prefix):
+        name, found = "Valkey" if "valkey_version" in info else "Redis", ".".join(map(str, facts.version))
+        raise StoreOpenError(f"[redis] url: {name} {found} is too old; 7.0 or newer is required")
+    if info.get("role") != "master":
+        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        raise StoreOpenError(f"[redis] url: the server is a read-only replica of {primary}; use the primary")
+    if info.get("cluster_enabled") == "1" and not re.search(r"\{[^}]+\}", settings.prefix):
         raise StoreOpenError(
             "[redis] prefix: the server is a Cluster node, which stores related keys in one slot only if "
             'the prefix contains a hash tag; set prefix = "{zonerelay}:"'
@@ -534,21 +534,10 @@ async def server_facts(wire: SharedConnection) -> ServerFacts:
         flaws = (f"its settings cannot be read with CONFIG GET ({error}); allow that command",)
     if info.get("aof_last_write_status", "ok") != "ok":
         flaws = (*flaws, "its last write to the append-only file failed")
-    return ServerFacts(
-        "Valkey" if "valkey_version" in info else "Redis",
-        _version(info.get("redis_version", "0")),
-        info.get("role") == "master",
-        f"{info.get('master_host', '?')}:{info.get('master_port', '?')}",
-        # Redis has the first name, Valkey 8 the second.
-        "sentinel" in (info.get("redis_mode"), info.get("server_mode")),
-        info.get("cluster_enabled") == "1",
-        flaws,
-        # With "everysec" a batch would wait for the next sync, and with "no" for ever. The operator has
-        # accepted the loss of these writes in the configuration.
-        info.get("aof_enabled") == "1" and settings.get("appendfsync", "always") == "always",
-        int(info.get("used_memory", "0")),
-        int(info.get("maxmemory", "0")),
-    )
+    # With "everysec" a batch would wait for the next sync, and with "no" for ever. The operator has accepted
+    # the loss of these writes in the configuration.
+    syncs_log = info.get("aof_enabled") == "1" and settings.get("appendfsync", "always") == "always"
+    return ServerFacts(info, flaws, syncs_log)
 
 
 def _flaws(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -563,10 +552,6 @@ def _lines(reply: Reply) -> dict[str, str]:
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name: value for name, _, value in pairs if value}
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 # --- mail of python-slimta, which the relay does not read

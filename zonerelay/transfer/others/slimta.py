@@ -25,102 +25,37 @@ import re
 import urllib.parse
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from zonerelay.config.problems import masked
-from zonerelay.config.settings import RedisSettings
 from zonerelay.model.envelope import Origin
-from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import (
-    Argument,
-    RedisEndpoint,
-    Reply,
-    SharedConnection,
-    as_list,
-    open_wire,
-)
+from zonerelay.store.redis.connection import foreign_client
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, number_of, source_of
 from zonerelay.transfer.stored import Source, TransferError
 
-# Reads the databases of a Redis server with the queue of python-slimta or slimta-lua, for an import.
-#
-# Every failure is a TransferError with a message for the operator.
 _PAGE = 1000
 
 
-class Databases:
-    """Reads several databases of a Redis server. `first` is the number in the URL; `url` is shown to
-    people.
+@contextlib.asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[tuple[Any, int]]:  # Any: as `foreign_client` returns it
+    """Connect to a Redis server. Yield its client and the number of the database in the URL. Raise
+    TransferError with a message for the operator if that or a later command fails.
     """
+    database = urlsplit(url).path.strip("/") or "0"
+    if not database.isdigit():
+        raise TransferError(f"{_shown(url)}: expected redis://HOST:PORT/DATABASE")
+    async with foreign_client(url, lambda text: TransferError(f"{_shown(url)}: {text}")) as redis:
+        yield redis, int(database)
 
-    def __init__(self, wire: SharedConnection, url: str) -> None:
-        self._wire = wire
-        self.url = _shown(url)
-        self.first = int(urlsplit(url).path.strip("/") or 0)
 
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def opened(cls, url: str) -> AsyncIterator[Self]:
-        """Connect to the databases. Raise TransferError if that fails."""
-        if not (urlsplit(url).path.strip("/") or "0").isdigit():
-            raise TransferError(f"{_shown(url)}: expected redis://HOST:PORT/DATABASE")
-        try:
-            wire = await open_wire(RedisEndpoint(RedisSettings(url=url)))
-        except StoreError as error:
-            raise TransferError(f"{_shown(url)}: {error}") from error
-        try:
-            yield cls(wire, url)
-        finally:
-            await wire.close()
-
-    async def select(self, number: int) -> None:
-        await self._ask("SELECT", number)
-
-    async def _ask(self, *command: Argument) -> Reply:
-        try:
-            return await self._wire.call(*command)
-        except StoreError as error:
-            raise TransferError(f"{self.url}: {command[0]!s}: {error}") from error
-
-    async def number(self, *command: Argument) -> int:
-        reply = await self._ask(*command)
-        return reply if isinstance(reply, int) else 0
-
-    async def texts(self, *command: Argument) -> list[bytes | None]:
-        """Return a list of strings, with `None` for those that do not exist."""
-        reply = as_list(await self._ask(*command))
-        return [each if isinstance(each, bytes) else None for each in reply]
-
-    async def keys(self, prefix: bytes) -> AsyncIterator[bytes]:
-        """Yield the keys that begin with a prefix."""
-        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix)
-        cursor: Argument = "0"
-        seen = set[bytes]()
-        while True:
-            reply = as_list(await self._ask("SCAN", cursor, "MATCH", pattern + b"*", "COUNT", _PAGE))
-            for key in as_list(reply[1]):
-                if isinstance(key, bytes) and key not in seen:
-                    seen.add(key)
-                    yield key
-            found = reply[0]
-            if found == b"0" or not isinstance(found, bytes):
-                return
-            cursor = found
-
-    async def is_hash(self, key: bytes) -> bool:
-        return await self._ask("TYPE", key) == b"hash"
-
-    async def clients(self, databases: Collection[int]) -> list[dict[str, str]]:
-        """Return the other clients of the server that use one of the databases."""
-        client_list = await self._ask("CLIENT", "LIST")
-        lines = client_list.decode("utf-8", "replace").splitlines() if isinstance(client_list, bytes) else []
-        found = [dict(fact.partition("=")[::2] for fact in line.split()) for line in lines]
-        return [
-            each
-            for each in found
-            if each["cmd"].partition("|")[0] != "client" and int(each["db"]) in databases
-        ]
+async def _users_of(redis: Any, databases: Collection[int]) -> list[dict[str, str]]:  # Any: as above
+    """Return the other clients of the server that use one of the databases."""
+    return [
+        each
+        for each in await redis.client_list()
+        if each["cmd"].partition("|")[0] != "client" and int(each["db"]) in databases
+    ]
 
 
 def _shown(url: str) -> str:
@@ -241,21 +176,23 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
     """Open the Redis queue of a stopped python-slimta. Raise TransferError if it runs or cannot be read."""
     url, _, query = place.partition("?")
     prefix = urllib.parse.parse_qs(query).get("prefix", [PREFIX])[-1].encode()
-    async with Databases.opened(url) as redis:
-        for client in await redis.clients({redis.first}):
+    pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix) + b"*"
+    async with _opened(url) as (redis, database):
+        for client in await _users_of(redis, {database}):
             if client["cmd"] in ("blpop", "brpop"):
                 raise TransferError(
-                    f"python-slimta is running: client {client['addr']} of {redis.url} is waiting for "
+                    f"python-slimta is running: client {client['addr']} of {_shown(url)} is waiting for "
                     "mail; stop it"
                 )
-        keys = sorted([key async for key in redis.keys(prefix) if await redis.is_hash(key)])
-        sizes = [await redis.number("HSTRLEN", key, "envelope") for key in keys]
+        found = {key async for key in redis.scan_iter(pattern, count=_PAGE)}
+        keys = [key for key in sorted(found) if await redis.type(key) == b"hash"]
+        sizes = [await redis.hstrlen(key, "envelope") for key in keys]
 
         def name(key: bytes) -> str:
             return key[len(prefix) :].decode("ascii", "replace")
 
         async def read(key: bytes) -> ForeignMessage | None:
-            envelope, *meta = await redis.texts("HMGET", key, "envelope", *_META)
+            envelope, *meta = await redis.hmget(key, "envelope", *_META)
             if envelope is None:
                 return None  # it belongs to another program, or was removed
             return _foreign(name(key), envelope, dict(zip(_META, meta, strict=True)))
@@ -366,37 +303,35 @@ def _origin(client: object) -> Origin:
 @contextlib.asynccontextmanager
 async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
     """Open the queue of a stopped slimta-lua. Raise TransferError if it runs or cannot be read."""
-    async with Databases.opened(place) as redis:
-        ids, metas, contents, locks = (redis.first + number for number in range(4))
-        for client in await redis.clients({ids, metas, contents, locks}):
+    async with _opened(place) as (redis, first):
+        ids, metas, contents, locks = (first + number for number in range(4))
+        for client in await _users_of(redis, {ids, metas, contents, locks}):
             raise TransferError(
-                f"slimta-lua is running: client {client['addr']} of {redis.url} uses "
+                f"slimta-lua is running: client {client['addr']} of {_shown(place)} uses "
                 f"database {client['db']}; stop it"
             )
         await redis.select(locks)
-        if locked := await redis.number("DBSIZE"):
+        if locked := await redis.dbsize():
             raise TransferError(
                 f"slimta-lua is delivering {locked} messages; stop it, and wait until its locks in "
                 f"database {locks} have expired"
             )
         await redis.select(ids)
-        flat = await redis.texts("ZRANGE", "retry_queue", 0, -1, "WITHSCORES")
-        due = {key: number_of(score) for key, score in zip(flat[::2], flat[1::2], strict=True)}
-        names = sorted({each for each in (*await redis.texts("SMEMBERS", "message_ids"), *due) if each})
+        due = dict(await redis.zrange("retry_queue", 0, -1, withscores=True))
+        names = sorted({each for each in (*await redis.smembers("message_ids"), *due) if each})
         await redis.select(contents)
-        sizes = [await redis.number("STRLEN", name) for name in names]
+        sizes = [await redis.strlen(name) for name in names]
 
         async def read(name: bytes) -> ForeignMessage | None:
             await redis.select(metas)
-            flat = await redis.texts("HGETALL", name)
+            meta = await redis.hgetall(name)
             await redis.select(contents)
-            (octets,) = await redis.texts("MGET", name)
-            if octets is None and not flat:
+            (octets,) = await redis.mget(name)
+            if octets is None and not meta:
                 return None  # an id that was reserved for a message that was never stored
-            if octets is None or not flat:
+            if octets is None or not meta:
                 raise ValueError("some of its records are missing in the databases")
-            meta = dict(zip(flat[::2], flat[1::2], strict=True))
-            return _lua_message(_lua_name(name), meta, octets, due.get(name, 0.0))
+            return _lua_message(_lua_name(name), meta, octets, number_of(due.get(name)))
 
         yield source_of(names, read, name=_lua_name, octets=sum(sizes), now=now)
 
@@ -405,11 +340,9 @@ def _lua_name(name: bytes) -> str:
     return name.decode("ascii", "replace")
 
 
-def _lua_message(
-    identity: str, meta: Mapping[bytes | None, bytes | None], octets: bytes, due: float
-) -> ForeignMessage:
+def _lua_message(identity: str, meta: Mapping[bytes, bytes], octets: bytes, due: float) -> ForeignMessage:
     def text(name: bytes) -> str:
-        return (meta.get(name) or b"").decode("utf-8", "surrogateescape")
+        return meta.get(name, b"").decode("utf-8", "surrogateescape")
 
     attempts = int(number_of(meta.get(b"attempts")))
 
