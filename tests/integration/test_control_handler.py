@@ -47,7 +47,6 @@ from zonerelay.operations.answers import (
 )
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import (
-    Bounce,
     Drop,
     Explain,
     Filter,
@@ -60,9 +59,7 @@ from zonerelay.operations.requests import (
     QueueShow,
     QueueSummary,
     QueueTrace,
-    Release,
     Request,
-    Reroute,
     Resolve,
     Status,
 )
@@ -247,12 +244,6 @@ async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of
     assert (await desk.change(Drop(filter=in_bin, purge=True))).changed == 2
 
 
-async def test_a_reroute_to_no_zone_is_refused_in_words(desk: Desk) -> None:
-    desk.relay.accept("a@example.com")
-    with pytest.raises(ControlError, match="zone nowhere is not configured"):
-        await desk.change(Reroute(filter=Filter(zone="default"), to_zone="nowhere"))
-
-
 async def test_a_count_brings_a_sample(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.com", "c@example.com")
     frames = await desk.ask(QueueCount(filter=Filter(domain="example.com"), sample=2))
@@ -286,25 +277,6 @@ async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
         last_attempt=now,
         priority="normal",
     )
-
-
-async def test_hold_and_release_change_the_state_and_are_logged(desk: Desk) -> None:
-    desk.relay.accept("a@example.com", "b@example.net")
-    held = await desk.change(Hold(filter=Filter(domain="example.com")))
-    assert held == ChangeResult(action="hold", matched=1, changed=1, busy=0, act=held.act)
-    assert await desk.rows(state="held") == ["a@example.com"]
-    await desk.change(Release(filter=Filter(state=DeliveryState.HELD)))
-    assert await desk.rows(state="ready") == ["a@example.com", "b@example.net"]
-    assert [event["verb"] for event in desk.relay.sink.named("operated")] == ["hold", "release"]
-
-
-async def test_bounce_removes_and_reports_with_the_reason(desk: Desk) -> None:
-    desk.relay.accept("a@example.com", sender="app@example.org")
-    await desk.change(Bounce(filter=Filter(recipient="a@*"), reason="moved away"))
-    assert await desk.rows() == ["app@example.org"]
-    (report,) = await desk.relay.stored()
-    body = b"".join([piece async for piece in desk.relay.store.read_body(report.message_id)])
-    assert b"moved away" in body
 
 
 async def test_an_empty_filter_alone_changes_nothing(desk: Desk) -> None:

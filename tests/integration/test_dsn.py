@@ -86,27 +86,6 @@ async def test_for_a_peer_without_dsn_success_is_reported_to_who_asked(tmp_path:
         assert (event["kind"], event["about"], event["recipients"]) == ("relayed", about, 2)
 
 
-async def test_a_report_of_success_is_not_reported_about(tmp_path: Path) -> None:
-    async with relay(tmp_path) as (running, sink):
-        await put(running, [to("b@example.com", SUCCESS)], sender="")
-        await sink.wait_for(1)
-        await running.until_empty()
-        assert not kinds(running)
-        assert [event["reason"] for event in running.log.named("no-dsn")] == ["null sender"]
-
-
-async def test_who_wants_no_report_of_a_failure_gets_none(tmp_path: Path) -> None:
-    async with relay(tmp_path) as (running, sink):
-        for notify in (NEVER, SUCCESS, DELAY):
-            await put(running, [to("reject-550@example.com", notify)])
-        await running.until_empty()
-        await running.until_logged("no-dsn", 3)
-        assert not kinds(running)
-        await put(running, [to("reject-550@example.com", FAILURE)])
-        await sink.wait_for(1)
-        assert kinds(running) == ["failed"]
-
-
 async def test_a_peer_with_dsn_that_refuses_leaves_the_report_of_the_failure_to_us(tmp_path: Path) -> None:
     async with relay(tmp_path, dsn=True) as (running, sink):
         wishes = [to("reject-550@example.com", SUCCESS | FAILURE), to("b@example.com", SUCCESS)]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import smtplib
-import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 
 from tests.support.counting import CountingReceiver
 from tests.support.dns import FakeDns
-from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Received
 from tests.unit.test_rates import fullest
@@ -115,17 +113,6 @@ async def test_a_rate_holds_as_the_receiver_sees_it(tmp_path: Path) -> None:
     assert sink.mails[-1] - sink.mails[0] < 11 * 0.125 + 0.5
 
 
-async def test_the_zones_rate_holds_over_its_destinations(tmp_path: Path) -> None:
-    rate = parse_rate("3/300ms")
-    hosts = {"a.example": {"A": [LOOPBACK]}, "b.example": {"A": [LOOPBACK]}}
-    async with FakeDns(hosts) as dns, Timed(keep_bodies=False) as sink:
-        async with relay_with(chosen(tmp_path, dns, to_mx(sink, max_rate=rate))) as running:
-            await asyncio.gather(*(send(running, domain, 4) for domain in hosts))
-            await running.until_empty()
-        assert len(sink.mails) == 8
-        assert fullest(sink.mails, rate.seconds) <= rate.count
-
-
 @pytest.mark.parametrize("of", ["zone", "destination"])
 async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path: Path, of: str) -> None:
     rate = parse_rate("1/1h")
@@ -151,31 +138,6 @@ async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path:
             (told,) = await running.rows(QueueExplain(message_id=queued[0].message_id), Explanation)
             assert told.queued is not None
             assert told.queued.next_turn is not None
-
-
-async def test_a_limited_destination_holds_up_nobody(tmp_path: Path) -> None:
-    slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/1d"))
-    async with FakeDns(names("slow.example", "quick.example")) as dns, Timed(keep_bodies=False) as sink:
-        zone = to_mx(sink, max_connections=1, max_connections_per_destination=1)
-        async with relay_with(chosen(tmp_path, dns, zone, destination=[slow])) as running:
-            await send(running, "slow.example", 3)
-            await send(running, "quick.example", 5)
-            await running.until(lambda: running.queued() == 2, what="all but two are gone")
-            await running.until_logged("delivered", 6)
-
-
-async def test_a_message_in_several_transactions_takes_several_turns(tmp_path: Path) -> None:
-    """The peer takes one recipient at a time; what cannot have its turn soon is tried later."""
-    rare = DestinationSettings(domain=("rare.example",), max_rate=parse_rate("2/1h"))
-    async with FakeDns(names("rare.example")) as dns, Timed(keep_bodies=False) as sink:
-        sink.manners = replace(sink.manners, max_recipients=1)
-        async with relay_with(chosen(tmp_path, dns, to_mx(sink), destination=[rare])) as running:
-            await send(running, "rare.example", 1, 3)
-            await running.until_logged("deferred", 2)
-            assert len(sink.mails) == 1
-            (first, second) = running.log.named("deferred")
-            assert "more recipients" in f"{first['reply']}{second['reply']}"
-            assert running.queued() == 2
 
 
 async def test_what_a_peer_has_taken_is_not_sent_again_after_a_stop_between_two_turns(tmp_path: Path) -> None:
@@ -277,31 +239,6 @@ def _was_taken(running: Running, text: bytes, *, chunked: bool) -> bool:
         return code == 250
 
 
-async def test_a_zone_gives_up_by_its_own_terms(tmp_path: Path) -> None:
-    async with FakeDns(names("a.example", "brief.example")) as dns, Timed(keep_bodies=False) as sink:
-        zones = (to_mx(sink), to_mx(sink, name="brief", max_attempts=2, schedule=(0.1,)))
-        base = chosen(tmp_path, dns, *zones)
-        route = RouteSettings(zone="brief", recipient_domain=("brief.example",))
-        patient = replace(QUICK, schedule=(3600.0,))
-        async with relay_with(replace(base, route=(route,), retry=patient)) as running:
-            await running.send("", ["temperror@brief.example", "temperror@a.example"], MESSAGE)
-            (gone,) = await running.until_logged("expired")
-            assert gone["zone"] == "brief"
-            assert {fields["zone"] for fields in running.log.named("deferred")} == {"default", "brief"}
-            assert running.queued() == 1
-
-
-async def test_a_zone_that_a_reload_brings_has_its_counters_from_the_start(tmp_path: Path) -> None:
-    """One that appears with its first delivery hides it from whoever asks for the increase."""
-    first = settings(tmp_path, zone=ZoneSettings())
-    async with relay_with(first) as running:
-        await running.worker.reload(replace(first, zone=(ZoneSettings(), ZoneSettings(name="new"))))
-        assert (
-            b'zonerelay_deliveries_total{outcome="delivered",zone="new"} 0.0'
-            in running.worker.metrics.exposition()
-        )
-
-
 # More destinations than connections
 
 
@@ -330,36 +267,3 @@ async def test_with_more_hosts_than_connections_a_connection_carries_several_mes
         assert len(sink.messages) == 240
         assert sink.open_peak <= 4
         assert sink.connections <= 120
-
-
-@contextmanager
-def dead_hosts(port: int, count: int) -> Iterator[Mapping[str, Mapping[str, Sequence[str]]]]:
-    """Hosts whose kernel answers no connection, because their queue of connections is full."""
-    with ExitStack() as stack:
-        found: dict[str, Mapping[str, Sequence[str]]] = {}
-        for n in range(count):
-            ip = f"127.0.2.{n + 1}"
-            full, *fillers = (stack.enter_context(socket.socket()) for _ in range(3))
-            full.bind((ip, port))
-            full.listen(0)
-            for filler in fillers:
-                filler.setblocking(False)
-                filler.connect_ex((ip, port))
-            found[f"mx.dead{n}.example"] = {"A": [ip]}
-            found[f"dead{n}.example"] = {"MX": [f"10 mx.dead{n}.example"]}
-        yield found
-
-
-async def test_mail_for_a_good_host_goes_at_once_beside_sixty_dead_ones(tmp_path: Path) -> None:
-    """By default: it waited for two and a half minutes (haraka/Haraka#2507)."""
-    async with Timed(keep_bodies=False) as sink:
-        with dead_hosts(sink.port, 60) as dead:
-            async with (
-                FakeDns({**names("good.example"), **dead}) as dns,
-                relay_with(chosen(tmp_path, dns, to_mx(sink))) as running,
-            ):
-                for n in range(60):
-                    await send(running, f"dead{n}.example", 3)
-                await send(running, "good.example")
-                await running.until_logged("delivered", 1)
-                assert not running.log.named("deferred"), "none of the others has been given up"

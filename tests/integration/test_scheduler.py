@@ -91,13 +91,6 @@ async def test_mail_is_delivered_and_leaves_the_store(start: Start) -> None:
     ]
 
 
-async def test_mail_stored_before_the_start_is_taken_up(make: Make) -> None:
-    relay = make()
-    relay.accept("b@example.com", tell=False)
-    await relay.scheduler.start()
-    await relay.until_empty()
-
-
 async def test_delivery_begins_within_a_few_turns_of_the_loop(start: Start) -> None:
     relay = await start()
     relay.accept("first@example.com")
@@ -190,27 +183,6 @@ async def test_batches_have_as_many_domains_as_the_hosts_announced_the_last_time
     relay.accept(*FIVE)
     await relay.until_empty()
     assert together(relay) == sorted(batches)
-
-
-async def test_limits_hold_for_zone_and_destination(start: Start) -> None:
-    zone = ZoneSettings(max_connections=5, max_connections_per_destination=2)
-    relay = await start(zones=(zone,))
-    relay.courier.seconds = 0.002
-    for n in range(120):
-        relay.accept(f"u{n}@d{n % 4}.example")
-    await relay.until_empty()
-    assert relay.courier.most["zone default"] == 5
-    assert all(most <= 2 for name, most in relay.courier.most.items() if not name.startswith("zone"))
-    assert len(relay.courier.recipients()) == 120
-
-
-async def test_oldest_message_goes_first(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=1),))
-    for n in range(50):
-        relay.accept(f"u{n:02}@example.com", tell=False)
-    await relay.scheduler.start()
-    await relay.until_empty()
-    assert relay.courier.recipients() == [f"u{n:02}@example.com" for n in range(50)]
 
 
 async def test_a_deferred_delivery_is_tried_again_when_due(start: Start) -> None:
@@ -600,19 +572,6 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
         "late@example.com",
         *(f"u{n}@example.com" for n in range(5)),
     ]
-
-
-async def test_a_store_that_cannot_be_asked_is_asked_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 0.01)
-    relay = await start()
-    await asyncio.sleep(0.01)
-    relay.store.refuses = True
-    relay.accept("b@example.com")
-    await relay.until(lambda: relay.store.asked["claim"] >= 3)
-    relay.store.refuses = False
-    await relay.until_empty()
 
 
 async def test_a_store_that_is_repaired_is_asked_at_once(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import email
-import email.policy
 import smtplib
 from dataclasses import replace
 from pathlib import Path
@@ -12,43 +10,24 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.dns import SERVFAIL, FakeDns
-from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
+from tests.support.dns import FakeDns
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.config.settings import (
     CredentialSettings,
-    InDoubtAction,
     ListenerSettings,
-    RetrySettings,
     SourceSettings,
     ZoneSettings,
 )
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.dsn import DsnKind
-from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.metrics.metrics import OUTCOMES
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
 
-PATIENT = RetrySettings(schedule=(30.0,), max_age=60.0)
-
 
 def mx_zone(port: int, **changes: object) -> ZoneSettings:
     return ZoneSettings(port=port, allow_private_addresses=True, **changes)  # type: ignore[arg-type]  # as given
-
-
-def report(body: bytes) -> dict[str, str]:
-    """Human text, per-recipient fields and returned header of a DSN."""
-    parsed = email.message_from_bytes(body, policy=email.policy.default)
-    assert parsed.get_content_type() == "multipart/report"
-    human, status, header = parsed.iter_parts()
-    return {
-        "from": str(parsed["From"]),
-        "auto": str(parsed["Auto-Submitted"]),
-        "human": human.get_content(),
-        "status": status.as_string(),
-        "header": header.as_string(),
-    }
 
 
 async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Path, sink: Sink) -> None:
@@ -76,64 +55,6 @@ async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Pat
         assert delivered["host"] == "mx.example.com"
 
 
-async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(
-    tmp_path: Path, sink: Sink
-) -> None:
-    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
-    async with relay_with(chosen) as running:
-        await running.send("app@example.org", ["good@example.com", "reject-550@example.com"], MESSAGE)
-        first, bounce = await sink.wait_for(2)
-        await running.until_empty()
-        assert first.recipients == ("good@example.com",)
-        assert (bounce.mail_from, bounce.recipients) == ("", ("app@example.org",))
-        told = report(bounce.body)
-        assert told["from"].endswith(f"<MAILER-DAEMON@{HOSTNAME}>")
-        assert told["auto"] == "auto-replied"
-        assert "reject-550@example.com" in told["human"]
-        assert "good@example.com" not in told["status"]
-        assert "Status: 5.0.0" in told["status"]
-        assert "Subject: hello" in told["header"]
-
-
-async def test_null_mx_bounces_without_connecting_and_servfail_waits(tmp_path: Path, sink: Sink) -> None:
-    zones = {
-        "nomail.example": {"MX": ["0 ."]},
-        "example.org": {"MX": ["10 mx.example.org"]},
-        "mx.example.org": {"A": [LOOPBACK]},
-    }
-    async with (
-        FakeDns(zones, {"broken.example": SERVFAIL}) as dns,
-        relay_with(settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address, retry=PATIENT)) as running,
-    ):
-        await running.send("app@example.org", ["a@nomail.example", "b@broken.example"], MESSAGE)
-        (bounce,) = await sink.wait_for(1)
-        assert "Status: 5.1.10" in report(bounce.body)["status"]
-        await running.until_logged("deferred")
-        await running.until(lambda: running.queued() == 1, what="one left")
-
-
-async def test_a_private_address_is_refused_unless_the_zone_allows_it(tmp_path: Path, sink: Sink) -> None:
-    zone = ZoneSettings(port=sink.port)
-    async with (
-        FakeDns({"example.com": {"A": [LOOPBACK]}}) as dns,
-        relay_with(settings(tmp_path, zone=zone, dns=dns.address, retry=PATIENT)) as running,
-    ):
-        await running.send("app@example.org", ["a@example.com"], MESSAGE)
-        (deferred, *_) = await running.until_logged("deferred")
-        assert "private" in str(deferred["reply"])
-        assert sink.connections == 0
-
-
-async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path, sink: Sink) -> None:
-    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", in_doubt=InDoubtAction.HOLD)
-    async with relay_with(settings(tmp_path, zone=zone)) as running:
-        await running.send("app@example.org", ["close-after-dot@example.com"], MESSAGE)
-        (deferred, *_) = await running.until_logged("deferred")
-        assert deferred["in_doubt"] is True
-        counts = running.worker.store.counts
-        await running.until(lambda: counts()[queue_of("default")].held == 1, what="held")
-
-
 async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path: Path, sink: Sink) -> None:
     chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
     async with relay_with(chosen) as running:
@@ -151,24 +72,6 @@ async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path
         assert received.recipients == ("üser@example.com",)
         assert "SMTPUTF8" in received.parameters
         assert received.body.endswith("\r\n\r\nö\r\n".encode())
-
-
-async def test_restart_keeps_attempts_and_due_times(tmp_path: Path, sink: Sink) -> None:
-    retry = RetrySettings(schedule=(1.0,), jitter=0.0, max_age=60.0)
-    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"), retry=retry)
-    async with relay_with(chosen) as running:
-        await running.send("app@example.org", ["greylist@example.com"], MESSAGE)
-        (deferred,) = await running.until_logged("deferred")
-    async with relay_with(chosen) as running:
-        assert running.queued() in (0, 1)  # counted in the background
-        await sink.wait_for(1)
-        await running.until_logged("delivered")
-        (delivered,) = running.log.named("delivered")
-        assert delivered["attempt"] == 2
-        assert delivered["id"] == deferred["id"]
-        age = delivered["age"]
-        assert isinstance(age, float)
-        assert 0.9 < age < 5
 
 
 async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ from typing import Any, Protocol, TypeVar
 import pytest
 import uvloop
 
-from tests.support.mail import Bodies, Names, TlsResults, make_courier, route_to
+from tests.support.mail import (
+    ZONE,
+    Bodies,
+    Names,
+    TlsResults,
+    make_batch,
+    make_courier,
+    make_message,
+    route_to,
+)
 from tests.support.peer import Handler, Peer
 from tests.support.ports import LOOPBACK
 from tests.support.sink import Sink
@@ -20,6 +29,7 @@ from zonerelay.config.settings import CredentialSettings, DeliverySettings, Zone
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.route import Route
 
 
@@ -36,6 +46,11 @@ async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *repl
     for reply in replies or TO_THE_BODY:
         await reader.readline()
         writer.write(reply)
+
+
+def says(**replies: str) -> Script:
+    """Answer these commands so, and the others as usual."""
+    return lambda verb, _: replies.get(verb)
 
 
 class Server(Protocol):
@@ -85,6 +100,13 @@ class Bed:
     async def peer(self, handler: Handler) -> int:
         """Start a server that does what a coroutine does on each connection; return its port."""
         return (await self.start(Peer(handler))).port
+
+    async def send(
+        self, *ports: int, courier: SmtpCourier | None = None, zone: ZoneSettings = ZONE, **message: Any
+    ) -> list[Outcome]:
+        """Bring a message that has no options, or these, to the first of the ports that takes it."""
+        batch = make_batch(make_message(**message), route_to(*ports), zone)
+        return list(await (courier or self.courier()).deliver(batch))
 
     async def start(self, server: S) -> S:
         await server.start()

@@ -30,14 +30,6 @@ async def ready(bed: Bed, manners: Manners | None = None, **zone: object) -> tup
     return sink, bed.courier(), make_batch(make_message(), route_to(sink.port), chosen)
 
 
-async def test_one_connection_carries_many_messages(bed: Bed) -> None:
-    sink, courier, batch = await ready(bed)
-    for _ in range(5):
-        assert (await courier.deliver(batch))[0].verdict is D
-    assert (sink.connections, courier.pool.open_connections("default")) == (1, 1)
-    assert courier.pool.open_connections("another") == 0
-
-
 async def test_a_connection_leaves_nothing_for_the_garbage_collector(bed: Bed) -> None:
     """aiosmtplib's client and protocol refer to each other: hundreds of them were looked at in one go."""
     sink = await bed.sink()
@@ -45,7 +37,7 @@ async def test_a_connection_leaves_nothing_for_the_garbage_collector(bed: Bed) -
     gc.collect()
     gc.disable()
     try:
-        await courier.deliver(make_batch(make_message(), route_to(sink.port)))
+        await bed.send(sink.port, courier=courier)
         left = {type(each).__name__ for each in gc.get_objects()} & {"SMTP", "SMTPProtocol"}
         assert (sink.connections, left) == (1, set())
     finally:
@@ -190,7 +182,7 @@ async def test_idle_connection_makes_room_for_another_destination(bed: Bed) -> N
     courier = bed.courier()
     zone = replace(ZONE, max_connections=1)
     for sink in (first, second, first):
-        [outcome] = await courier.deliver(make_batch(make_message(), route_to(sink.port), zone))
+        [outcome] = await bed.send(sink.port, courier=courier, zone=zone)
         assert outcome.verdict is D
         assert courier.pool.open_connections("default") == 1
     assert (first.connections, second.connections) == (2, 1)
@@ -206,7 +198,7 @@ async def test_waiting_batch_gets_the_connection_that_becomes_idle(bed: Bed) -> 
 async def test_close_says_goodbye_to_idle_peers(bed: Bed) -> None:
     sink = await bed.sink()
     courier = bed.courier()
-    await courier.deliver(make_batch(make_message(), route_to(sink.port)))
+    await bed.send(sink.port, courier=courier)
     await courier.pool.close()
     assert courier.pool.open_connections("default") == 0
     await until(lambda: sink.commands[-1] == "QUIT")
@@ -255,7 +247,7 @@ async def test_cancelled_delivery_leaves_no_connection(bed: Bed, at: str) -> Non
     port = await bed.peer(hanging(at))
     bodies = Bodies(b"x\r\n" * 5_000_000)
     courier = bed.courier(bodies)
-    task = asyncio.create_task(courier.deliver(make_batch(make_message(bodies.body), route_to(port))))
+    task = asyncio.create_task(bed.send(port, courier=courier, body=bodies.body))
     await asyncio.sleep(0.1)
     assert courier.pool.open_connections("default") == 1
     task.cancel()
@@ -279,7 +271,7 @@ async def test_silent_peer_leaves_no_connection(bed: Bed, at: str) -> None:
     )
     courier = bed.courier(bodies, settings=short)
     zone = replace(ZONE, tls=TlsMode.REQUIRED) if at == "STARTTLS" else ZONE
-    [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port), zone))
+    [outcome] = await bed.send(port, courier=courier, zone=zone, body=bodies.body)
     assert (outcome.verdict, outcome.in_doubt) == (F, False)
     assert outcome.scope is (Scope.MESSAGE if at == "body" else Scope.HOST)
     await until(lambda: courier.pool.open_connections("default") == 0)
@@ -324,7 +316,7 @@ async def test_host_that_does_not_answer_is_given_up_in_time(bed: Bed) -> None:
         for sock in (first, second):  # after these the kernel answers nobody
             sock.setblocking(False)
             sock.connect_ex(full.getsockname())
-        [outcome] = await courier.deliver(make_batch(make_message(), route_to(full.getsockname()[1])))
+        [outcome] = await bed.send(full.getsockname()[1], courier=courier)
     assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.4.1")
     assert "timed out" in outcome.reply.text
     assert courier.pool.open_connections("default") == 0

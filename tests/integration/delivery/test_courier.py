@@ -132,7 +132,7 @@ async def test_refusal_in_the_middle_of_a_long_body_is_heard(bed: Bed) -> None:
     bodies = Bodies(b"x" * 998 + b"\r\n" * 8_000_000)
     courier = bed.courier(bodies)
     port = await bed.peer(refuse_early)
-    [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port, sink.port)))
+    [outcome] = await bed.send(port, sink.port, courier=courier, body=bodies.body)
     assert outcome.reply == Reply(552, "3.4", "too big")
     assert outcome.verdict is B
     await asyncio.sleep(0.05)
@@ -275,8 +275,8 @@ async def test_unknown_trouble_is_a_deferral_and_is_reported(bed: Bed) -> None:
 async def test_ehlo_name_is_the_zones_or_the_relays(bed: Bed) -> None:
     sink = await bed.sink()
     zone = replace(ZONE, ehlo_name="out.example.org")
-    await bed.courier().deliver(make_batch(make_message(), route_to(sink.port)))
-    await bed.courier().deliver(make_batch(make_message(), route_to(sink.port), zone))
+    await bed.send(sink.port)
+    await bed.send(sink.port, zone=zone)
     greetings = [command for command in sink.commands if command.startswith("EHLO")]
     assert greetings == ["EHLO relay.example.org", "EHLO out.example.org"]
 

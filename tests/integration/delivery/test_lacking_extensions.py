@@ -259,7 +259,7 @@ async def test_what_cannot_be_converted_waits_an_hour_for_a_host_that_has_taken_
     young = structs.replace(message, envelope=structs.replace(message.envelope, created=clock.now()))
     [outcome] = await courier.deliver(make_batch(young, route_to(sink.port)))
     assert outcome.verdict is F
-    [outcome] = await bed.courier(clock=clock).deliver(make_batch(make_message(), route_to(sink.port)))
+    [outcome] = await bed.send(sink.port, courier=bed.courier(clock=clock))
     assert outcome.verdict is D
 
 
@@ -269,7 +269,7 @@ async def test_a_host_that_has_taken_mail_is_believed_at_once(bed: Bed) -> None:
     plain = b"Subject: x\r\n\r\n" + b"x" * (len(SIGNED) - 14)
     bodies = Bodies(plain)
     courier = bed.courier(bodies, clock=clock)
-    [outcome] = await courier.deliver(make_batch(make_message(plain), route_to(sink.port)))
+    [outcome] = await bed.send(sink.port, courier=courier, body=plain)
     assert outcome.verdict is D
     bodies.body = SIGNED
     message = declared(SIGNED)

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 
 from tests.integration.delivery.conftest import Bed, talk
-from tests.support.mail import Bodies, make_batch, make_message, route_to
+from tests.support.mail import Bodies
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
 from zonerelay.model.message_id import MessageId
@@ -48,7 +48,7 @@ async def test_hundred_megabytes_pass_through_a_few(bed: Bed) -> None:
     courier = bed.courier(bodies)
     tracemalloc.start()
     try:
-        [outcome] = await courier.deliver(make_batch(make_message(size=bodies.size), route_to(sink.port)))
+        [outcome] = await bed.send(sink.port, courier=courier, size=bodies.size)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -69,7 +69,7 @@ async def test_body_is_read_no_faster_than_the_peer_takes_it(bed: Bed) -> None:
     port = await bed.peer(stall)
     tracemalloc.start()
     try:
-        [outcome] = await courier.deliver(make_batch(make_message(size=bodies.size), route_to(port)))
+        [outcome] = await bed.send(port, courier=courier, size=bodies.size)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -97,5 +97,5 @@ async def test_peer_that_reads_slowly_but_steadily_is_not_given_up(bed: Bed) -> 
     settings = DeliverySettings(block_timeout=0.3, final_dot_timeout=5.0)
     courier = bed.courier(bodies, settings=settings)
     port = await bed.peer(sip)
-    [outcome] = await courier.deliver(make_batch(make_message(size=bodies.size), route_to(port)))
+    [outcome] = await bed.send(port, courier=courier, size=bodies.size)
     assert outcome.verdict is Verdict.DELIVERED

@@ -220,16 +220,6 @@ async def test_after_the_pause_it_is_tried_once_more_and_a_corrected_password_at
     assert bed.standing() == {("default", "main"): 1.0}
 
 
-async def test_an_operators_word_has_it_tried_at_once(place: Place) -> None:
-    host = await place.host(users={"relay": "another one"})
-    bed = place.bed()
-    await bed.send(to(host))
-    host.users = {"relay": PASSWORD}  # corrected at the smarthost
-    assert (await bed.send(to(host))).verdict is F
-    bed.logins.forgive("default")
-    assert (await bed.send(to(host))).verdict is D
-
-
 @pytest.mark.parametrize("reply", ["534 5.7.9 too weak", "538 5.7.11 encryption", "500 5.5.1 what", "535"])
 async def test_whatever_refuses_a_login_is_no_reason_to_bounce(place: Place, reply: str) -> None:
     host = await place.host(auth_reply=reply)

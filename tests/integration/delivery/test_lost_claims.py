@@ -56,7 +56,7 @@ async def test_a_claim_that_is_lost_while_the_peer_lets_wait_is_noticed_before_t
     courier = bed.courier(bodies)
     port = await bed.peer(serve)
     with pytest.raises(ClaimLostError):
-        await courier.deliver(make_batch(make_message(body), route_to(port), ZONE))
+        await bed.send(port, courier=courier, zone=ZONE, body=body)
     assert received in {b"", b"BDAT 1\r\n" + body[:1]}
 
 

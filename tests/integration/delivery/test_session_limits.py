@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 
 from tests.integration.delivery.conftest import Bed
 from tests.support.mail import ZONE, make_batch, make_message, route_to
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Conversation, Manners, Received
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -24,7 +27,7 @@ D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 
 
 @dataclass(eq=False)
-class Host:
+class Host(Sink):
     """A server. `per_session`: it answers `verb` with `told` after so many messages on a connection.
 
     `at_once`: so many connections may have a MAIL; the others are told `too_many` there. `answers`: replies
@@ -39,96 +42,77 @@ class Host:
     greeted: int | None = None
     too_many: str = "432 4.3.2 Concurrent connections limit exceeded"
     answers: dict[str, Callable[[], str]] = field(default_factory=dict)
-    extensions: tuple[str, ...] = ("PIPELINING",)
+    manners: Manners = field(default_factory=Manners)
     slow: asyncio.Event | None = None
-    connections: int = 0
-    open: int = 0
     holders: set[object] = field(default_factory=set)
-    taken: list[str] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        me = object()
-        try:
-            await self._talk(reader, writer, me)
-        finally:
-            self.holders.discard(me)
+    def __post_init__(self) -> None:
+        super().__init__(manners=self.manners)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: object) -> None:
-        messages = 0
-        mail = False
-        recipients: list[str] = []
+    def conversation(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Conversation:
+        return _Session(self, reader, writer)
 
-        async def say(text: str) -> bool:
-            writer.write(text.encode() + b"\r\n")
-            await writer.drain()
-            return not text.startswith("421")
+    async def accept(self, message: Received) -> None:
+        self.arrived.set()
+        if self.slow is not None:
+            await self.slow.wait()
+        await super().accept(message)
 
-        if self.greeted is not None and self.connections > self.greeted:
-            await say(self.told)
+    @property
+    def taken(self) -> list[str]:
+        return [each.partition("@")[0] for message in self.messages for each in message.recipients]
+
+
+class _Session(Conversation):
+    def __init__(self, host: Host, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(host, reader, writer)
+        self._host = host
+
+    async def run(self) -> None:
+        if self._host.greeted is not None and self._host.connections > self._host.greeted:
+            await self._reply(self._host.told)
             return
-        await say("220 host ESMTP")
-        while line := (await reader.readline()).decode().rstrip():
-            self.commands.append(line)
-            verb = line.partition(" ")[0].upper()
-            spent = self.per_session is not None and messages >= self.per_session
-            if verb == "BDAT":
-                await reader.readexactly(int(line.split()[1]))
-            if verb == self.verb and spent:
-                mail = mail and verb != "MAIL"
-                if not await say(self.told):
-                    return
-            elif verb == "EHLO":
-                lines = ["host", *self.extensions]
-                await say("\r\n".join(f"250-{each}" for each in lines[:-1]) + f"\r\n250 {lines[-1]}")
-            elif verb == "MAIL":
-                recipients = []
-                reply = self._answer(line)
-                if self.at_once is not None and me not in self.holders and len(self.holders) >= self.at_once:
-                    reply = self.too_many
-                elif reply.startswith("250"):
-                    self.holders.add(me)
-                mail = reply.startswith("250")
-                if not await say(reply):
-                    return
-            elif verb == "RCPT" and mail:
-                reply = self._answer(line)
-                if reply.startswith("250"):
-                    recipients.append(line.partition("<")[2].partition("@")[0])
-                if not await say(reply):
-                    return
-            elif verb in ("RCPT", "DATA", "BDAT") and not recipients:
-                await say("503 5.5.1 no recipients")
-            elif verb in ("DATA", "BDAT"):
-                if verb == "DATA":
-                    await say("354 go on")
-                    while await reader.readline() != b".\r\n":
-                        pass
-                elif not line.endswith("LAST"):
-                    await say("250 2.0.0 chunk")
-                    continue
-                if self.verb == "DOT" and spent:
-                    await say(self.told)
-                    continue
-                self.arrived.set()
-                if self.slow is not None:
-                    await self.slow.wait()
-                messages += 1
-                self.taken += recipients
-                recipients = []
-                await say("250 2.0.0 taken")
-            elif verb == "QUIT":
-                await say("221 bye")
-                return
-            else:
-                await say("250 ok")
+        try:
+            await super().run()
+        finally:
+            self._host.holders.discard(self)
 
-    def _answer(self, line: str) -> str:
-        local = line.partition("<")[2].partition("@")[0]
-        answer = self.answers.get(local)
-        return "250 ok" if answer is None else answer()
+    async def _command(self, verb: str, argument: str) -> None:
+        if verb == "MAIL":
+            self._reset()
+        if refusal := self._refusal(verb, argument):
+            if verb == "BDAT":
+                await self._octets(int(argument.split(maxsplit=1)[0]))
+            self._open = not refusal.startswith("421")
+            await self._reply(refusal)
+            return
+        if verb == "MAIL":
+            self._host.holders.add(self)
+        await super()._command(verb, argument)
+
+    def _refusal(self, verb: str, argument: str) -> str:
+        host = self._host
+        if verb == host.verb and self._is_spent:
+            return host.told
+        is_holder = self in host.holders or host.at_once is None or len(host.holders) < host.at_once
+        if verb == "MAIL" and not is_holder:
+            return host.too_many
+        if verb == "RCPT" and not self._mail_from:
+            return "503 5.5.1 no sender"
+        answer = host.answers.get(argument.partition("<")[2].partition("@")[0])
+        reply = "" if answer is None else answer()
+        return "" if reply.startswith("250") else reply
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._host.per_session is not None and self._accepted >= self._host.per_session
+
+    async def _answer_message(self, *given: Any) -> None:
+        if self._host.verb == "DOT" and self._is_spent:
+            await self._reply(self._host.told)
+        else:
+            await super()._answer_message(*given)
 
 
 def batch_for(port: int, *recipients: str, sender: str = "sender@example.org") -> Batch:
@@ -156,15 +140,15 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize("extensions", [("PIPELINING",), ("8BITMIME",), ("PIPELINING", "CHUNKING")])
+@pytest.mark.parametrize("manners", [Manners(), Manners(pipelining=False), Manners(chunking=True)])
 @pytest.mark.parametrize(("verb", "told"), TOLD)
 async def test_a_limit_of_a_session_costs_no_attempt_and_is_remembered(
-    bed: Bed, verb: str, told: str, extensions: tuple[str, ...]
+    bed: Bed, verb: str, told: str, manners: Manners
 ) -> None:
-    if "CHUNKING" in extensions and verb == "DATA":
+    if manners.chunking and verb == "DATA":
         verb = "BDAT"
-    host = Host(per_session=3, verb=verb, told=told, extensions=extensions)
-    port = await bed.peer(host.serve)
+    host = Host(per_session=3, verb=verb, told=told, manners=manners)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     for number in range(15):
         [outcome] = await send(courier, port, f"r{number}")
@@ -190,7 +174,7 @@ async def test_a_refusal_of_the_mail_is_asked_about_once_and_then_believed(
     host = Host()
     for each in bad:
         host.answers[each] = partial(told.format, each, each)
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     [first] = await send(courier, port, "good")
     assert first.verdict is D
@@ -212,7 +196,7 @@ async def test_replies_that_are_never_the_same_cost_a_few_connections(bed: Bed) 
     host = Host()
     for each in words:
         host.answers[each] = partial("450 {} go away".format, each)
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     for each in words:
         assert [one.verdict for one in await send(courier, port, "good")] == [D]
@@ -223,7 +207,7 @@ async def test_replies_that_are_never_the_same_cost_a_few_connections(bed: Bed) 
 async def test_a_limit_is_found_although_the_host_refuses_recipients_as_well(bed: Bed) -> None:
     host = Host(per_session=3, verb="RCPT", told="550 too many messages in this session")
     host.answers["bad"] = lambda: "550 no such user"
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     for number in range(12):
         recipient = "bad" if number % 3 == 1 else f"r{number}"
@@ -234,7 +218,7 @@ async def test_a_limit_is_found_although_the_host_refuses_recipients_as_well(bed
 
 async def test_a_refused_sender_is_final_and_refused_at_once_the_next_time(bed: Bed) -> None:
     host = Host(answers={"bad": lambda: "550 5.7.1 <bad@example.org> may not send here"})
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     for _ in range(5):
         assert [each.verdict for each in await send(courier, port, "a")] == [D]
@@ -245,7 +229,7 @@ async def test_a_refused_sender_is_final_and_refused_at_once_the_next_time(bed: 
 
 async def test_only_recipients_without_an_answer_of_their_own_are_asked_again(bed: Bed) -> None:
     host = Host(per_session=1, answers={"bad": lambda: "550 5.1.1 no such user"})
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     await send(courier, port, "first")
     outcomes = await send(courier, port, "a", "bad", "b")
@@ -256,7 +240,7 @@ async def test_only_recipients_without_an_answer_of_their_own_are_asked_again(be
 
 async def test_a_limit_of_one_makes_a_connection_for_each_message(bed: Bed) -> None:
     host = Host(per_session=1)
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     clock = ManualClock()
     courier = bed.courier(clock=clock)
     for _ in range(6):
@@ -272,7 +256,7 @@ async def test_a_limit_of_one_makes_a_connection_for_each_message(bed: Bed) -> N
 
 async def test_the_number_is_learned_again_when_the_host_takes_fewer(bed: Bed) -> None:
     host = Host(per_session=5)
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     for _ in range(11):
         assert [each.verdict for each in await send(courier, port, "a")] == [D]
@@ -286,7 +270,7 @@ async def test_the_number_is_learned_again_when_the_host_takes_fewer(bed: Bed) -
 
 async def test_a_chance_refusal_does_not_lower_the_number(bed: Bed) -> None:
     host = Host(per_session=6)
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     for _ in range(15):
         await send(courier, port, "a")
@@ -300,7 +284,7 @@ async def test_a_chance_refusal_does_not_lower_the_number(bed: Bed) -> None:
 
 async def test_a_host_that_cannot_be_asked_again_costs_no_attempt_and_no_mail(bed: Bed) -> None:
     host = Host(per_session=1, verb="MAIL", told="550 too many messages")
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     await send(courier, port, "a")
     batch = batch_for(port, "b")
@@ -316,9 +300,8 @@ async def test_a_host_that_cannot_be_asked_again_costs_no_attempt_and_no_mail(be
 
 
 async def test_many_recipients_at_a_host_with_both_limits_go_in_several_sessions(bed: Bed) -> None:
-    extensions = ("PIPELINING", "LIMITS RCPTMAX=2")
-    host = Host(per_session=2, extensions=extensions)
-    port = await bed.peer(host.serve)
+    host = Host(per_session=2, manners=Manners(limits="RCPTMAX=2"))
+    port = (await bed.start(host)).port
     outcomes = await send(bed.courier(), port, *(f"r{number}" for number in range(11)))
     assert [each.verdict for each in outcomes] == [D] * 11
     assert len(host.taken) == 11
@@ -327,7 +310,7 @@ async def test_many_recipients_at_a_host_with_both_limits_go_in_several_sessions
 
 async def test_after_a_refused_final_dot_the_connection_is_not_used_again(bed: Bed) -> None:
     host = Host(per_session=1, verb="DOT", told="452 4.4.5 too many messages")
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     verdicts = [(await send(courier, port, "a"))[0].verdict for _ in range(6)]
     assert verdicts == [D, F] * 3
@@ -347,7 +330,7 @@ async def test_a_limit_of_connections_told_at_mail_costs_no_attempt(
     bed: Bed, too_many: str, at_once: int
 ) -> None:
     host = Host(at_once=at_once, too_many=too_many, slow=asyncio.Event())
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     batches = [batch_for(port, f"r{number}") for number in range(8)]
     sending = [asyncio.create_task(courier.deliver(batch)) for batch in batches]
@@ -364,7 +347,7 @@ async def test_a_limit_of_connections_told_at_mail_costs_no_attempt(
 
 async def test_a_refused_sender_is_final_on_the_next_idle_connection(bed: Bed) -> None:
     host = Host(slow=asyncio.Event(), answers={"bad": lambda: "550 5.7.1 may not send here"})
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     first = asyncio.create_task(send(courier, port, "a"))
     await host.arrived.wait()
@@ -387,7 +370,7 @@ async def test_a_refused_sender_is_final_on_the_next_idle_connection(bed: Bed) -
 
 async def test_a_refused_sender_is_final_when_all_connections_are_refused(bed: Bed) -> None:
     host = Host(answers={"bad": lambda: "550 5.7.1 may not send here"})
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     sending = [send(courier, port, f"r{number}", sender="bad@example.org") for number in range(8)]
     outcomes = [outcome for each in await asyncio.gather(*sending) for outcome in each]
@@ -399,7 +382,7 @@ async def test_mail_that_is_one_connection_too_many_waits_without_an_attempt(
 ) -> None:
     monkeypatch.setattr("zonerelay.delivery.batch.courier.FEWER_PATIENCE", 0.05)
     host = Host(at_once=1, too_many="550 too many connections", slow=asyncio.Event())
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     first = asyncio.create_task(send(courier, port, "a"))
     await host.arrived.wait()
@@ -414,7 +397,7 @@ async def test_mail_that_is_one_connection_too_many_waits_without_an_attempt(
 
 async def test_both_limits_at_one_host(bed: Bed) -> None:
     host = Host(per_session=3, verb="MAIL", told="550 too many messages", at_once=2)
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     outcomes = []
     for _ in range(6):
@@ -428,7 +411,7 @@ async def test_both_limits_at_one_host(bed: Bed) -> None:
 @pytest.mark.parametrize("told", ["421 4.3.2 too many connections", "554 too many connections"])
 async def test_a_connection_too_many_that_is_not_greeted_costs_no_attempt(bed: Bed, told: str) -> None:
     host = Host(greeted=1, told=told, slow=asyncio.Event())
-    port = await bed.peer(host.serve)
+    port = (await bed.start(host)).port
     courier = bed.courier()
     first = asyncio.create_task(send(courier, port, "a"))
     await host.arrived.wait()

@@ -29,7 +29,7 @@ from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Nature
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
+from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.delivery import source as source_ways
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
@@ -131,28 +131,12 @@ def hellos(sink: Sink) -> list[str]:
 # Whose address
 
 
-async def test_the_receiver_sees_the_sources_address_and_name(town: Town) -> None:
-    sink = await town.sink()
-    here = town.office(TWO)
-    assert (await here.send(route_to(sink.port))).verdict is D
-    assert clients(sink) == ["127.0.0.2"]
-    assert hellos(sink) == ["two.example.org"]
-
-
 async def test_the_name_is_the_sources_or_the_zones_or_the_relays(town: Town) -> None:
     sink = await town.sink()
     here = town.office(replace(TWO, ehlo_name=""))
     await here.send(route_to(sink.port), ehlo_name="zone.example.org")
     await here.send(route_to(sink.port), ehlo_name="")
     assert hellos(sink) == ["zone.example.org", "relay.example.org"]
-
-
-async def test_a_zone_without_sources_is_none_of_their_business(town: Town) -> None:
-    sink = await town.sink()
-    here = town.office(TWO)
-    await here.send(route_to(sink.port), sources=())
-    assert clients(sink) == ["127.0.0.1"]
-    assert hellos(sink) == ["relay.example.org"]
 
 
 async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(town: Town) -> None:
@@ -170,20 +154,6 @@ async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(town: 
         "two.example.org": "127.0.0.2",
         "three.example.org": "127.0.0.3",
     }
-
-
-async def test_a_sender_keeps_his_source(town: Town) -> None:
-    sink = await town.sink()
-    here = town.office(TWO, THREE, source_by=SourceUnit.SENDER)
-    for number in range(10):
-        for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
-            batch = make_batch(message(number, sender=sender), route_to(sink.port), here.zone)
-            await here.courier.deliver(batch)
-    addresses: dict[str, set[str]] = {}
-    for each, client in zip(sink.messages, clients(sink), strict=True):
-        addresses.setdefault(each.mail_from, set()).add(client)
-    assert all(len(seen) == 1 for seen in addresses.values())
-    assert len(set.union(*addresses.values())) == 2
 
 
 async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_room(town: Town) -> None:
@@ -296,13 +266,6 @@ async def test_with_one_source_a_refusal_bounces_and_is_told(town: Town) -> None
     outcome = await here.send(route_to(guard.port))
     assert (outcome.verdict, str(outcome.reply)) == (B, f"554 5.7.1 {BLOCKED}")
     assert here.told.events == [("refused", "two")]
-
-
-async def test_a_recipient_who_is_not_there_bounces_from_any_source(town: Town) -> None:
-    guard = await town.guard("127.0.0.2", "127.0.0.3", reply="550 5.1.1 user unknown")
-    here = town.office(TWO, THREE)
-    assert (await here.send(route_to(guard.port))).verdict is B
-    assert here.told.events == []
 
 
 # Families
