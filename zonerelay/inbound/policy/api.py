@@ -25,6 +25,11 @@ from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MailCommand
 
+__all__ = [
+    "ACCEPT", "EVENTS", "Auth", "ClientInfo", "Connect", "Decision", "EndOfData", "Event", "Headers",
+    "Helo", "Mail", "Policy", "PolicyContext", "Rcpt", "accept", "refuse",
+]  # fmt: skip
+
 MAX_REPLY_TEXT = 400  # bytes; RFC 5321 4.5.3.1.5 limits a reply line to 512
 MAX_FIELD_NAME = 76
 MAX_FIELD_VALUE = 998
