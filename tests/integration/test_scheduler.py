@@ -28,7 +28,7 @@ from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.operator.operations import MessageView, steps
 from zonerelay.queue.selection import LEAST
-from zonerelay.queue.settle import outcome_log as journal
+from zonerelay.queue.settle import settler as journal
 from zonerelay.queue.zone import zone
 from zonerelay.routing.destinations.route import Batch, DestinationKey, Unroutable
 from zonerelay.store.contract import QueueCounts, StoreCorruptError

@@ -190,11 +190,11 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: each recipient has its own outcome.
     "refusal-of-another": (5, "smtp.client.transaction:ClientTransaction._not_accepted", _refuse_another),
     # 2.2: an outcome that could not be written is kept.
-    "outcome-not-tried-again": (3, "queue.settle.outcome_log:OutcomeLog._keep", _forget_outcomes),
+    "outcome-not-tried-again": (3, "queue.settle.settler:OutcomeLog._keep", _forget_outcomes),
     # 2.2: the last delivery takes the message, no other.
     "message-removed-too-early": (1, "store.queue.in_flight:WritePlan._close", _close_early),
     # 2.2: outcomes are stored.
-    "outcomes-late": (15, "queue.settle.outcome_log:OutcomeLog._flush", _delay),
+    "outcomes-late": (15, "queue.settle.settler:OutcomeLog._flush", _delay),
     # 2.2: claims outlive a failed write.
     "claims-forgotten": (12, "store.queue.in_flight:InFlight.reset", _forget_claims),
     # 2.3: a connection that fails is a deferral.

@@ -126,7 +126,7 @@ NARROW_WINDOW = 6
 NARROW = {
     "queue.zone.window.CLAIM_LIMIT": 3,
     "queue.zone.window.MAX_PASSED_OVER": 2,
-    "queue.settle.outcome_log.MAX_CHANGES": 2,
+    "queue.settle.settler.MAX_CHANGES": 2,
     "store.queue.claims._READ_AHEAD": 2,
     "store.queue.in_flight.HOT_MESSAGES": 2,
     "store.queue.in_flight.HOT_RECIPIENTS": 4,

@@ -18,7 +18,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
 from zonerelay.process.tasks import cancel_all
-from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
+from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import Act
 from zonerelay.queue.orders.order import SUSPEND, Order
@@ -38,8 +38,9 @@ class Watched(Relay):
         retry = RetrySettings(schedule=(MINUTE,), jitter=0.0)
         super().__init__(zones=(ZoneSettings(next_hop="hop"),), retry=retry, clock=ManualClock())
 
-    def watch(self, leaps: ClockLeaps | None = None) -> ClockWatch:
-        return ClockWatch(self.operations(NOWHERE), events=self.events, clock=self.clock, leaps=leaps)
+    def watch(self, home: Path = NOWHERE) -> ClockWatch:
+        correct = self.operations(NOWHERE).correct
+        return ClockWatch(home / "clock.json", self.clock, events=self.events, correct=correct)
 
     async def one(self) -> Delivery:
         (stored,) = await self.stored()
@@ -211,34 +212,33 @@ async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed_or_a_day_has_pa
     relay: Watched, tmp_path: Path
 ) -> None:
     path = tmp_path / "clock.json"
-    leaps = ClockLeaps(path, relay.clock)
-    watch = relay.watch(leaps)
+    watch = relay.watch(tmp_path)
     before = relay.clock.now()
     relay.clock.suspend(2 * DAY)  # the machine slept: no leap
     relay.clock.step(MINUTE)
-    assert (leaps.skipped(before), leaps.problems()) == (0.0, ())
+    assert (watch.skipped(before), watch.problems()) == (0.0, ())
     relay.clock.step(5 * DAY)
-    assert leaps.skipped(before) == 5 * DAY
-    assert leaps.skipped(relay.clock.now()) == 0.0
-    assert "jumped forward by 5d" in leaps.problems()[0]
+    assert watch.skipped(before) == 5 * DAY
+    assert watch.skipped(relay.clock.now()) == 0.0
+    assert "jumped forward by 5d" in watch.problems()[0]
     await watch.look()
-    again = ClockLeaps(path, relay.clock)
+    again = relay.watch(tmp_path)
     assert again.skipped(before) == 5 * DAY, "a restart does not forget it"
     assert again.confirm()
     assert (again.skipped(before), again.problems(), again.confirm()) == (0.0, (), False)
     relay.clock.advance(DAY + 1)
-    assert (leaps.skipped(before), leaps.problems()) == (0.0, ())
+    assert (watch.skipped(before), watch.problems()) == (0.0, ())
     relay.clock.step(5 * DAY)
     relay.clock.step(-5 * DAY)
-    assert leaps.skipped(before) == 0.0
+    assert watch.skipped(before) == 0.0
     await watch.look()
     assert not path.exists()
 
 
 async def test_a_leap_is_no_reason_to_expire_or_to_warn(relay: Watched, tmp_path: Path) -> None:
-    leaps = ClockLeaps(tmp_path / "clock.json", relay.clock)
+    watch = relay.watch(tmp_path)
     relay.settler._callbacks = SettlerCallbacks(
-        paused=lambda delivery, message, where: leaps.skipped(delivery.created)
+        paused=lambda delivery, message, where: watch.skipped(delivery.created)
     )
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
@@ -246,7 +246,7 @@ async def test_a_leap_is_no_reason_to_expire_or_to_warn(relay: Watched, tmp_path
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
     assert not relay.sink.named("dsn")
-    assert leaps.confirm()
+    assert watch.confirm()
     relay.clock.advance(MINUTE)
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: len(relay.sink.named("expired")) == 1)

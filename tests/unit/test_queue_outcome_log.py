@@ -14,8 +14,8 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import SLICE, Slices
-from zonerelay.queue.settle import outcome_log as journal
-from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
+from zonerelay.queue.settle import settler as journal
+from zonerelay.queue.settle.settler import AtomicWrite, OutcomeLog
 from zonerelay.store.contract import Finish, Postpone
 
 

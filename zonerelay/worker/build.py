@@ -43,7 +43,7 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.aio import Tasks
-from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
+from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import DIRECTORY, Bin, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
@@ -214,7 +214,12 @@ async def _assemble(
         resume=lambda zone: scheduler.resume(zone),
         granted=lambda zone: scheduler.granted(zone),
     )
-    leaps = ClockLeaps(home / f"clock-{name_of(identity.index)}.json", clock)
+    clock_watch = ClockWatch(
+        home / f"clock-{name_of(identity.index)}.json",
+        clock,
+        events=events,
+        correct=lambda change: operations.correct(change),
+    )
     settler = Settler(
         store=store,
         dsn_maker=DsnMaker(
@@ -234,7 +239,7 @@ async def _assemble(
             postponed=lambda queue, when: scheduler.postponed(queue, when),
             report=lambda: None if telling.reporter is None else telling.reporter.outcomes,
             paused=lambda delivery, message, where: (
-                orders.paused(delivery, message, where) + leaps.skipped(delivery.created)
+                orders.paused(delivery, message, where) + clock_watch.skipped(delivery.created)
             ),
             keep=lambda message, some, where: orders.keep(message, some, "", where, reserved=True),
             refused_stranger=lambda recipient, reply, now: listeners.refused_stranger(recipient, reply, now),
@@ -287,7 +292,7 @@ async def _assemble(
         inherited=identity.inherited,
         share_failure=share_failure,
     )
-    dropped = Bin(store, events=events, clock=clock, skipped=leaps.skipped)
+    dropped = Bin(store, events=events, clock=clock, skipped=clock_watch.skipped)
     operations = Operations(
         store=store,
         scheduler=scheduler,
@@ -312,7 +317,7 @@ async def _assemble(
         orders=orders,
         operations=operations,
         dropped=dropped,
-        leaps=leaps,
+        clock_watch=clock_watch,
     )
     readiness = ReadinessCheck(
         probe=store.probe,
@@ -419,8 +424,7 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     events, operations = parts.context.events, parts.operations
     background = Tasks("queue.background", events)
     stack.push_async_callback(background.cancel)
-    clock_watch = ClockWatch(operations, events=events, clock=parts.context.clock, leaps=parts.leaps)
-    background.start(clock_watch.run(worker.store.last_message_id()))
+    background.start(parts.clock_watch.run(worker.store.last_message_id()))
     background.start(parts.dropped.run())
     parts.sending.resolver.when_restored(lambda after: background.start(operations.ask_names_again(after)))
     if parts.queue.outbox is not None:

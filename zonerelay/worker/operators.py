@@ -22,7 +22,7 @@ from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.operations.answers import RelayStatus
-from zonerelay.queue.operator.clock_watch import NAME, ClockLeaps
+from zonerelay.queue.operator.clock_watch import NAME, ClockWatch
 from zonerelay.queue.operator.journal import Bin
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
@@ -50,7 +50,7 @@ class WorkerParts(msgspec.Struct, frozen=True, kw_only=True):
     orders: Orders
     operations: Operations
     dropped: Bin
-    leaps: ClockLeaps
+    clock_watch: ClockWatch
 
 
 def build_operators(
@@ -114,7 +114,7 @@ def build_operators(
 async def _acknowledge(parts: WorkerParts, loss: str) -> bool:
     """Dismiss a loss of the spool, or confirm a leap of the clock."""
     if loss == NAME:
-        return parts.leaps.confirm()
+        return parts.clock_watch.confirm()
     return await acknowledge_loss(parts.queue.spool, loss)
 
 

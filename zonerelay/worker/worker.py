@@ -238,7 +238,7 @@ class Worker:
             self.store,
             self.history,
             parts.telling.webhooks,
-            parts.leaps,
+            parts.clock_watch,
             parts.operations.journal,
             parts.orders,
         )

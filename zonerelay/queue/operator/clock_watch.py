@@ -9,16 +9,17 @@ startup the highest message id in the store, which contains a time, is in the fu
 queue is read again at the next check, `INTERVAL` seconds later, and also while mail is being attempted whose
 stored due time is wrong.
 
-`ClockLeaps` keeps mail from expiring because the wall clock has leapt forward. A leap is more than `LEAP`
-seconds that the wall clock gains on CLOCK_BOOTTIME, which also counts the time that the machine sleeps. For
-mail that was accepted before the leap, those seconds do not count towards its age until an operator confirms
-the new time (`zonerelay spool acknowledge clock`), a day has passed, or the clock goes back. A leap is
-recorded in a file next to the spool, so it survives a restart.
+Mail does not expire because the wall clock has leapt forward. A leap is more than `LEAP` seconds that the
+wall clock gains on CLOCK_BOOTTIME, which also counts the time that the machine sleeps. For mail that was
+accepted before the leap, those seconds do not count towards its age until an operator confirms the new time
+(`zonerelay spool acknowledge clock`), a day has passed, or the clock goes back. A leap is recorded in a file
+next to the spool, so it survives a restart.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -26,9 +27,10 @@ import msgspec
 from zonerelay import durable
 from zonerelay.config.units import span
 from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.process.threads import FILES
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.operations import ChangeCounts
 from zonerelay.store.contract import StoreError
 from zonerelay.telemetry.events.events import Events
 
@@ -47,16 +49,30 @@ class ClockLeap(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class ClockLeaps:
-    """Detects forward jumps of the system clock and stores the last one in the file `path`. There is one
-    instance per worker.
+class ClockWatch:
+    """Detects jumps of the system clock. The due times of a worker's mail are corrected by `correct`
+    (`Operations.correct`) after a backward jump, and the last forward jump is stored in the file `path`.
+    `run` is to end before the store is closed.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        events: Events,
+        correct: Callable[[Callable[[Delivery], Delivery]], Awaitable[ChangeCounts]],
+    ) -> None:
         self._path = path
         self._clock = clock
+        self._events = events
+        self._correct = correct
         self._ahead = clock.now() - clock.boottime()
+        """Seconds by which the wall clock was ahead of CLOCK_BOOTTIME at the last look at both."""
         self._leap = self._stored = _read(path)
+        self._is_suspect = False
+        self._is_again = False
+        """Whether the last check found deliveries that were being attempted."""
 
     def skipped(self, created: float) -> float:
         """Return the seconds of a message's age that result from clock jumps."""
@@ -78,17 +94,43 @@ class ClockLeaps:
         self._leap = None
         return found
 
-    async def store(self) -> None:
-        """Write the leap to its file if it has changed. Raise OSError."""
-        leap = self._present()
-        if leap != self._stored:
-            await FILES.run(_write, self._path, leap)
-            self._stored = leap
+    async def run(self, last: MessageId | None) -> None:
+        """Watch the clock. `last` is the highest message id that the store has committed."""
+        if last is not None and last > first_at(self._clock.now() + TOLERANCE):
+            self._is_suspect = True
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL)
+
+    async def look(self) -> None:
+        try:
+            leap = self._present()
+            if leap != self._stored:
+                await FILES.run(_write, self._path, leap)
+                self._stored = leap
+        except OSError as error:
+            self._events.error("queue.clock", error)
+        if not self._is_suspect:
+            return
+        now = self._clock.now()
+        self._is_suspect = False
+        try:
+            found = await self._correct(lambda delivery: delivery.corrected_at(now))
+        except StoreError as error:
+            self._is_suspect = True
+            self._events.error("queue.clock", error)
+            return
+        # An outcome writes a new due time, but not if the claim is lost meanwhile (seed 3412).
+        again, self._is_again = self._is_again, found.busy > 0
+        self._is_suspect = self._is_suspect or self._is_again
+        if found.changed or not again:
+            self._events.lifecycle("clock-set-back", corrected=found.changed)
 
     def _present(self) -> ClockLeap | None:
         now = self._clock.now()
         ahead = now - self._clock.boottime()
         gained, self._ahead = ahead - self._ahead, ahead
+        self._is_suspect = self._is_suspect or gained < -TOLERANCE
         before = self._leap
         if gained > LEAP:
             self._leap = ClockLeap(at=now, seconds=gained + (0.0 if before is None else before.seconds))
@@ -109,56 +151,3 @@ def _write(path: Path, leap: ClockLeap | None) -> None:
         path.unlink(missing_ok=True)
     else:
         durable.write(path, msgspec.json.encode(leap))
-
-
-class ClockWatch:
-    """Corrects the due times of a worker's mail after a clock jump. `run` is to end before the store is
-    closed.
-    """
-
-    def __init__(
-        self, operations: Operations, *, events: Events, clock: Clock, leaps: ClockLeaps | None = None
-    ) -> None:
-        self._leaps = leaps
-        self._operations = operations
-        self._events = events
-        self._clock = clock
-        self._ahead = self._difference()
-        """Seconds by which the wall clock was ahead of the monotonic clock at the last check."""
-        self._is_suspect = False
-        self._is_again = False
-        """Whether the last check found deliveries that were being attempted."""
-
-    async def run(self, last: MessageId | None) -> None:
-        """Watch the clock. `last` is the highest message id that the store has committed."""
-        self._is_suspect = last is not None and last > first_at(self._clock.now() + TOLERANCE)
-        while True:
-            await self.look()
-            await asyncio.sleep(INTERVAL)
-
-    async def look(self) -> None:
-        if self._leaps is not None:
-            try:
-                await self._leaps.store()
-            except OSError as error:
-                self._events.error("queue.clock", error)
-        difference = self._difference()
-        if difference < self._ahead - TOLERANCE:
-            self._is_suspect = True
-        self._ahead = difference
-        if not self._is_suspect:
-            return
-        now = self._clock.now()
-        try:
-            found = await self._operations.correct(lambda delivery: delivery.corrected_at(now))
-        except StoreError as error:
-            self._events.error("queue.clock", error)
-            return
-        # An outcome writes a new due time, but not if the claim is lost meanwhile (seed 3412).
-        again, self._is_suspect = self._is_again, found.busy > 0
-        self._is_again = self._is_suspect
-        if found.changed or not again:
-            self._events.lifecycle("clock-set-back", corrected=found.changed)
-
-    def _difference(self) -> float:
-        return self._clock.now() - self._clock.monotonic()

@@ -339,7 +339,7 @@ class Bin:
     def __init__(
         self, store: Store, *, events: Events, clock: Clock, skipped: Callable[[float], float] = lambda _: 0.0
     ) -> None:
-        """Create the bin. `skipped` is `ClockLeaps.skipped`."""
+        """Create the bin. `skipped` is `ClockWatch.skipped`."""
         self._skipped = skipped
         self._store = store
         self._events = events

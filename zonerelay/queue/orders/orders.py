@@ -27,6 +27,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Origin
+from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import Alarm
 from zonerelay.process.threads import FILES
 from zonerelay.queue.aio import Tasks
@@ -63,14 +64,6 @@ class OrdersFile:
 
     def __init__(self, home: Path) -> None:
         self.path = home / DIRECTORY / "orders.json"
-
-    def stamp(self) -> tuple[int, ...]:
-        """Return a value that changes when the file is replaced."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read(self, missing: Sequence[Order] = ()) -> list[Order]:
         """Return the orders, including those that have ended, or `missing` if there is no file. Raise
@@ -166,7 +159,7 @@ class Orders:
         self._lock = asyncio.Lock()
         self._tasks = Tasks("queue.orders", self.events)
         self._alarm = Alarm(self.clock.now, lambda: self._tasks.start(self._expire()))
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: FileState = ()
         self._all: list[Order] = []
         self._unreadable = self._unwritten = ""
         self.table = OrderTable()
@@ -417,7 +410,7 @@ class Orders:
         """Apply changes of the file by other processes. Raise OrdersError when it becomes unusable."""
         if self._unwritten:
             await self._edit(lambda orders: orders)
-        elif self._unreadable or self._file.stamp() != self._stamp:
+        elif self._unreadable or file_state(self._file.path) != self._stamp:
             async with self._lock:
                 known = self._unreadable
                 try:
@@ -442,11 +435,11 @@ class Orders:
     # Access to the file, in other threads
 
     def _read(self) -> list[Order]:
-        self._stamp = self._file.stamp()
+        self._stamp = file_state(self._file.path)
         return self._file.read(self._all)
 
     def _change(self, change: _Change) -> list[Order]:
         rewrite = bool(self._unwritten)  # it is known only afterwards whether the file can be written
         orders = self._file.change(change, self.clock.now(), self._all, rewrite=rewrite)
-        self._stamp = self._file.stamp()
+        self._stamp = file_state(self._file.path)
         return orders

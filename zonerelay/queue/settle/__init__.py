@@ -1,6 +1,6 @@
 """Settles deliveries after an attempt: `settler` decides by `disposition` and `retry`, and writes the result.
 
-`outcome_log` keeps the writes until the store has accepted them. `bounces` makes the reports to senders.
+It keeps the writes until the store has accepted them. `bounces` makes the reports to senders.
 
 Code outside imports `settler`, `retry` for its retry policy, and `bounces` for messages of the relay itself.
 """
