@@ -18,7 +18,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Received
 from tests.unit.test_rates import fullest
-from zonerelay.cli.operate.read import _delivery_cells
+from zonerelay.cli.operate.queue import _delivery_cells
 from zonerelay.config.settings import DestinationSettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.operations.answers import DeliveryRow, Explanation

@@ -12,7 +12,7 @@ from tests.support.dns import FakeDns
 from tests.support.guard import BLOCKED, Guard
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.sink import Sink
-from zonerelay.cli.operate.explain_offline import offline
+from zonerelay.cli.operate.offline import explanation
 from zonerelay.config.settings import RouteSettings, Settings, SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.operations.requests import Explain
 
@@ -77,7 +77,7 @@ async def test_explain_knows_a_senders_source(tmp_path: Path, sink: Sink) -> Non
 async def test_explain_without_a_relay_says_the_same(tmp_path: Path) -> None:
     chosen = with_sources(tmp_path, 25, TWO, THREE, LOST, source_by=SourceUnit.SENDER)
     async with FakeDns({}) as dns:
-        found = await offline(
+        found = await explanation(
             replace(chosen, dns=replace(chosen.dns, servers=(dns.address,))),
             Explain(address="ann@example.com", sender="ann@example.org"),
         )

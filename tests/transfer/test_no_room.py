@@ -17,8 +17,7 @@ import pytest
 from tests.acceptance.test_full_disk import mounted
 from tests.store.builders import message_id, store_message
 from tests.transfer.migrations import configured, contents, queue, spool
-from zonerelay.cli.spool import backup as backup_module
-from zonerelay.cli.spool import exchange
+from zonerelay.cli.spool import copies
 from zonerelay.cli.spool import migrate as migrate_module
 from zonerelay.history.database import insert, open_for_writing
 from zonerelay.store import records
@@ -88,10 +87,9 @@ def left(home: Path) -> list[str]:
 
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk becomes full only after the look at it."""
-    for module in (backup_module, migrate_module):
+    for module in (copies, migrate_module):
         monkeypatch.setattr(module, "check_rooms", lambda *_: None)
-    monkeypatch.setattr(exchange, "check_room", lambda *_: None)
-    monkeypatch.setattr(backup_module, "check_room", lambda *_: None)
+    monkeypatch.setattr(copies, "check_room", lambda *_: None)
 
 
 def test_a_migration_looks_at_the_room_for_everything_first(

@@ -202,7 +202,7 @@ def test_senders_that_are_null_or_unknown_are_told_apart() -> None:
 def test_a_narrow_terminal_keeps_ids_and_recipients() -> None:
     from rich.console import Console
 
-    from zonerelay.cli.operate.read import delivery_table
+    from zonerelay.cli.operate.queue import delivery_table
 
     row = delivery(1, reply="451 " + "x" * 300, recipient="someone@example.com")
     console = Console(width=80, file=io.StringIO(), markup=False)

@@ -209,7 +209,7 @@ class Command(msgspec.Struct):
 
 
 def _change(verb: str) -> Command:
-    command = Command(f"queue {verb}", "operate.change:change")
+    command = Command(f"queue {verb}", "operate.queue:change")
     return command.flag("--yes", "Do not ask for confirmation (for scripts)")
 
 
@@ -254,23 +254,23 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .value("address", "ADDRESS", "Address or its pseudonym"),
         Command("report", "operate.log:report", "Print the daily report for the time until now")
         .value("--since", "AGE", "Period of the report (default: 1d)", _duration, default=86_400.0),
-        Command("resolve", "operate.read:resolve"),
+        Command("resolve", "operate.queue:resolve"),
     ),
     "Change": (
-        Command("queue list", "operate.read:list_deliveries")
+        Command("queue list", "operate.queue:list_deliveries")
         .value("--limit", "N", "At most N rows; 0 for all (default: 1000, all with --json)", _number()),
-        Command("queue summary", "operate.read:summary")
+        Command("queue summary", "operate.queue:summary")
         .value("--limit", "N", "At most N rows in the table; 0 for all (default: 20)", _number()),
-        Command("queue show", "operate.read:show"),
-        Command("queue trace", "operate.read:trace"),
-        Command("queue cat", "spool.body:cat"),
+        Command("queue show", "operate.queue:show"),
+        Command("queue trace", "operate.queue:trace"),
+        Command("queue cat", "operate.queue:cat"),
         *map(_change, ("retry", "hold", "release", "reroute", "bounce", "drop")),
         Command("suspend", "operate.orders:suspend")
         .flag("--hold", "Hold each delivery separately, so that it can be released alone")
         .flag("--list", "List active suspensions"),
         Command("resume", "operate.orders:resume"),
-        Command("acts", "operate.change:acts"),
-        Command("undo", "operate.change:undo"),
+        Command("acts", "operate.queue:acts"),
+        Command("undo", "operate.queue:undo"),
         *(Command(f"webhook {verb}", "operate.plain:show") for verb in ("list", "test", "replay")),
         Command("sendmail", "", "Submit a message, like sendmail(1)", has_config=False),
     ),
@@ -303,23 +303,23 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Spool": (
         Command("spool acknowledge", "spool.state:acknowledge"),
-        Command("spool check", "spool.check:check", "Read the whole spool and report damage")
+        Command("spool check", "spool.damage:check", "Read the whole spool and report damage")
         .value("--tmp", "DIR", "Directory for a copy (default: next to the spool)", Path)
         .json(),
-        Command("spool repair", "spool.repair:repair", "Repair the spool of a stopped relay")
+        Command("spool repair", "spool.damage:repair", "Repair the spool of a stopped relay")
         .flag("--yes", "Do it")
         .flag("--dry-run", "Only report what would be done (the default)")
         .value("--salvage", "DIR", "Directory for unrepairable data (default: next to the spool)", Path)
         .json(),
-        Command("spool backup", "spool.backup:backup", "Back up the queue of a running relay")
+        Command("spool backup", "spool.copies:backup", "Back up the queue of a running relay")
         .value("path", "DIR", "New directory", Path)
         .json(),
-        Command("spool restore", "spool.backup:restore", "Restore a backup into an empty spool")
+        Command("spool restore", "spool.copies:restore", "Restore a backup into an empty spool")
         .value("path", "DIR", "Directory of the backup", Path),
-        Command("spool export", "spool.exchange:export_to", "Copy mail of a stopped relay", has_filters=True)
+        Command("spool export", "spool.copies:export_to", "Copy mail of a stopped relay", has_filters=True)
         .value("path", "DIR|FILE.tar", "New directory or file", Path)
         .json(),
-        Command("spool import", "spool.exchange:import_from", "Import mail into a stopped relay")
+        Command("spool import", "spool.copies:import_from", "Import mail into a stopped relay")
         .value("place", "SOURCE", "DIR or FILE.tar of `spool export`; with --from its queue")
         .choice("--from", SYSTEMS, "The other system, which must be stopped", dest="system")
         .json(),

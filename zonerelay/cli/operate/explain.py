@@ -44,9 +44,9 @@ def explain(arguments: Namespace) -> int:
         if not isinstance(request, Explain):
             raise
         # Imported here, because a query of a running relay needs none of the parts that deliver mail.
-        from zonerelay.cli.operate.explain_offline import offline
+        from zonerelay.cli.operate.offline import explanation
 
-        answers = [asyncio.run(offline(load_settings(arguments.config), request))]
+        answers = [asyncio.run(explanation(load_settings(arguments.config), request))]
     console = output.console()
     for number, found in enumerate(answers):
         if arguments.json:

@@ -38,7 +38,7 @@ from pathlib import Path
 
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.spool.exchange import check_rooms
+from zonerelay.cli.spool.copies import check_rooms
 from zonerelay.cli.spool.stopped import RelayRunningError, alongside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused

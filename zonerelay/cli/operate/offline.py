@@ -1,34 +1,44 @@
-"""Answers `explain` when no relay is running, by building the same components from the configuration.
+"""Answers `explain` and `queue cat` when no relay is running, by building the same components from the
+configuration.
 
-Suspensions are state of a running scheduler and remain unknown. Nothing is written.
+Suspensions are state of a running scheduler and remain unknown. Nothing is written. No relay writes a log
+then, so the access to a body is not logged.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
-from zonerelay.cli.terminal.exits import USAGE, refused
+from zonerelay.cli.spool.stopped import opened, spools, stopped
+from zonerelay.cli.terminal import output
+from zonerelay.cli.terminal.exits import USAGE, CliError, refused
 from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.explain import Explainer
+from zonerelay.control.handler import Bodies
 from zonerelay.delivery.auth.logins import first_for, senders_of
+from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
-from zonerelay.operations.answers import Explanation
-from zonerelay.operations.requests import Explain
+from zonerelay.operations.answers import BodyPiece, Explanation, MessageBody
+from zonerelay.operations.requests import Explain, QueueCat
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
 from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -36,7 +46,7 @@ from zonerelay.worker.outbound import build_srs
 from zonerelay.worker.tables import build_dkim_keys
 
 
-async def offline(settings: Settings, request: Explain) -> Explanation:
+async def explanation(settings: Settings, request: Explain) -> Explanation:
     """Answer the request. Raise CliError if the configuration is not usable, and ControlError where the relay
     would.
     """
@@ -45,7 +55,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     resolver = Resolver(settings.dns, clock)
     # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
-    events = Events(_Silence(), Metrics(), Redactor(b"", enabled=False), clock)
+    events = _events(lambda event, fields: None)
     sts = StsPolicies(resolver, events.sts, clock, files=files)
     try:
         with refused(ValueError, status=USAGE):
@@ -91,12 +101,6 @@ def _explainer(
     )
 
 
-class _Silence:
-    """Ignores the events that a relay would log."""
-
-    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
-
-
 async def _rails(settings: Settings, user: str) -> user_limits.UserLimits | None:
     try:
         return user_limits.read(user_limits.file_beside(settings.auth.credentials)).of(user)
@@ -110,3 +114,55 @@ def _srs(settings: Settings) -> Srs | None:
         return build_srs(settings, os.environ)
     except ValueError:
         return None
+
+
+def print_body(
+    settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]
+) -> None:
+    """Print the message. Raise CliError if the spool cannot be opened, and ControlError where the relay
+    would.
+    """
+    with stopped(settings):
+        asyncio.run(_send(settings, request, show))
+
+
+async def _send(
+    settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]
+) -> None:
+    zones = {zone.name: zone for zone in settings.zone}
+    with refused(StoreError, ValueError):
+        for worker in spools(settings.spool):
+            async with opened(settings, worker) as store:
+                bodies = Bodies(store, _renderer(settings, store), zone=zones.get, read=lambda *_: None)
+                try:
+                    async for frame in bodies.frames(request, ""):
+                        show(frame)
+                except MessageNotFoundError:
+                    continue
+                return
+    raise CliError(f"message {request.message_id} is not in the queue")
+
+
+def _renderer(settings: Settings, store: Store) -> Renderer:
+    """Build the renderer. Raise ValueError if the configuration is not valid."""
+    events = _events(lambda event, fields: output.chatter().print(f"{event}: {fields.get('reason', '')}"))
+    renderer = Renderer(read_body=store.read_body, events=events, clock=SystemClock())
+    largest = max((listener.max_header_size for listener in settings.listener), default=0)
+    renderer.configure(
+        keys=build_dkim_keys(settings), srs=build_srs(settings, os.environ), max_header_size=largest
+    )
+    return renderer
+
+
+@dataclass
+class _EventSink:
+    """Passes on the events that a relay would log."""
+
+    see: Callable[[str, Mapping[str, Field]], None]
+
+    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
+        self.see(event, fields)
+
+
+def _events(see: Callable[[str, Mapping[str, Field]], None]) -> Events:
+    return Events(_EventSink(see), Metrics(), Redactor(b"", enabled=False), SystemClock())

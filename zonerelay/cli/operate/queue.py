@@ -1,7 +1,16 @@
-"""`queue list`, `summary`, `show`, `trace` and `resolve`, the commands that only read the queue."""
+"""`queue …`, `acts`, `undo` and `resolve`: the commands that read the queue and change it.
+
+`queue cat` prints the bytes of one message, from the running relay or from a stopped one's spool (`offline`).
+A pipe or a file receives the bytes unchanged; on a terminal, control sequences are made harmless.
+
+Single messages are changed immediately, and many only after a preview. A bulk change shows how many
+deliveries match and the oldest of them, and then asks for confirmation. Without a terminal it cannot ask, so
+it is refused unless `--yes` is given. An empty filter does not match the whole queue; that requires `--all`.
+"""
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 import time
@@ -11,18 +20,19 @@ from functools import partial
 from itertools import islice
 
 import msgspec
+from msgspec.structs import replace
 from rich.table import Table
 
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.explain import zone_of
 from zonerelay.cli.operate.orders import order_line
-from zonerelay.cli.relay import connect, load_for_reading
+from zonerelay.cli.relay import connect, load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.units import exact_span
-from zonerelay.operations import answers
-from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
+from zonerelay.control.client import ControlClient
+from zonerelay.operations import answers, requests
+from zonerelay.operations.errors import ControlError, NotRunningError
 from zonerelay.telemetry.events.records import TraceStep
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
@@ -45,7 +55,10 @@ def list_deliveries(arguments: Namespace) -> int:
     limit = arguments.limit
     if limit is None:
         limit = 0 if arguments.json else DEFAULT_ROWS
-    frames, end = connect(arguments).stream(request_of(arguments, QueueList, limit=limit)), answers.EndFrame()
+    frames, end = (
+        connect(arguments).stream(request_of(arguments, requests.QueueList, limit=limit)),
+        answers.EndFrame(),
+    )
 
     def rows(saw: Callable[[answers.Frame], None]) -> Iterator[answers.DeliveryRow]:
         nonlocal end
@@ -128,7 +141,7 @@ def show(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import left_queue
 
     with left_queue(arguments.config, arguments.message_id):
-        detail = connect(arguments).ask(request_of(arguments, QueueShow), answers.MessageDetail)
+        detail = connect(arguments).ask(request_of(arguments, requests.QueueShow), answers.MessageDetail)
     if arguments.json:
         output.print_document(detail)
         return OK
@@ -201,7 +214,7 @@ def trace(arguments: Namespace) -> int:
     steps: list[TraceStep] = []
     missing: ControlError | None = None
     try:
-        frames = connect(arguments).stream(request_of(arguments, QueueTrace))
+        frames = connect(arguments).stream(request_of(arguments, requests.QueueTrace))
         steps += [frame for frame in frames if isinstance(frame, TraceStep)]
     except ControlError as error:  # not in the queue, or the relay does not run: search the history instead
         missing = error
@@ -217,11 +230,11 @@ def trace(arguments: Namespace) -> int:
 def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
-    request, relay = request_of(arguments, Resolve), connect(arguments)
+    request, relay = request_of(arguments, requests.Resolve), connect(arguments)
     with output.frames_seen("Scanning the queue") as saw:
         found, end = relay.all(request, answers.ResolvedAddress, saw)
         if not found and not request.recent:
-            found, end = relay.all(msgspec.structs.replace(request, recent=True), answers.ResolvedAddress)
+            found, end = relay.all(replace(request, recent=True), answers.ResolvedAddress)
     nothing = "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
     output.print_rows(found, _addresses, nothing, as_json=arguments.json)
     return output.completeness(end) if found else FAILED
@@ -233,7 +246,7 @@ def _addresses(found: Iterable[answers.ResolvedAddress]) -> Table:
 
 
 def summary(arguments: Namespace) -> int:
-    request, title = request_of(arguments, QueueSummary), "Scanning the queue"
+    request, title = request_of(arguments, requests.QueueSummary), "Scanning the queue"
     found, status = output.answered(connect(arguments), request, answers.Summary, title)
     limit = len(found.rows) if arguments.limit == 0 else arguments.limit or SUMMARY_ROWS
     output.print_one(found, partial(_tell_summary, limit), as_json=arguments.json)
@@ -278,3 +291,174 @@ def _resolve_address(arguments: Namespace) -> int:
     answer = Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym)
     output.print_answer(answer, pseudonym, as_json=arguments.json)
     return OK
+
+
+def cat(arguments: Namespace) -> int:
+    request = request_of(arguments, requests.QueueCat)
+    if request.zone and not request.as_sent:
+        raise CliError(
+            "--zone can be used only with --as-sent: the stored body is the same in all zones", USAGE
+        )
+    show = output.print_line if arguments.json else _byte_writer()
+    try:
+        for frame in connect(arguments).stream(request):
+            if isinstance(frame, answers.MessageBody | answers.BodyPiece):
+                show(frame)
+    except NotRunningError:
+        # A running relay answers without the imports that the offline case needs.
+        from zonerelay.cli.operate.offline import print_body
+
+        print_body(load_settings(arguments.config), request, show)
+    return OK
+
+
+def _byte_writer() -> Callable[[answers.Frame], None]:
+    """Return a function that writes the bytes of a message to standard output."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def show(frame: answers.Frame) -> None:
+        if isinstance(frame, answers.MessageBody) and frame.zone:
+            output.chatter().print(f"As zone {frame.zone} sends it, from {text.path(frame.sender)}:")
+        elif not isinstance(frame, answers.BodyPiece):
+            return
+        elif sys.stdout.isatty():
+            shown = decoder.decode(frame.octets).replace("\r\n", "\n").replace("\r", "")
+            sys.stdout.write("\t".join(map(text.clean_lines, shown.split("\t"))))
+        else:
+            sys.stdout.buffer.write(frame.octets)
+
+    return show
+
+
+SAMPLE = 5
+
+
+def change(arguments: Namespace) -> int:
+    request = request_of(arguments, requests.CHANGES[arguments.verb])
+    in_bulk = not request.message_ids
+    client = connect(arguments)
+    if arguments.dry_run:
+        return _dry_run(client, request, as_json=arguments.json)
+    if in_bulk and not arguments.yes and not _confirmed(client, request):
+        return FAILED
+    changed, status = output.answered(client, request, answers.ChangeResult, arguments.verb.capitalize())
+    output.print_one(changed, partial(_tell, request), as_json=arguments.json)
+    missing = not in_bulk and changed.matched == 0
+    if missing:
+        output.chatter().print("No such message in the queue: delivered, given up, or never here.")
+    return FAILED if missing or changed.busy else status
+
+
+def _is_final(request: requests.QueueChange) -> bool:
+    return isinstance(request, requests.Bounce) or (isinstance(request, requests.Drop) and request.purge)
+
+
+def _preview(client: ControlClient, request: requests.QueueChange) -> answers.Count:
+    asked = replace(request, dry_run=True, sample=SAMPLE)
+    return output.answered(client, asked, answers.Count, "Counting")[0]
+
+
+def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
+    """Show what a change selects, and ask. Raise CliError if there is no terminal, or nothing is selected."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CliError(
+            "standard input is not a terminal: add --yes to confirm, or --dry-run to preview", USAGE
+        )
+    found = _preview(client, request)
+    chatter = output.chatter()
+    if not found.matched:
+        chatter.print("No delivery matches.")
+        raise CliError("", OK)
+    chatter.print(delivery_table(found.sample, now=time.time(), wide=chatter.width >= output.WIDE))
+    if found.matched > len(found.sample):
+        chatter.print(f"… and {found.matched - len(found.sample):,} more")
+    final = " This cannot be undone." if _is_final(request) else ""
+    chatter.print(f"\n{request.action.capitalize()} {text.deliveries(found.matched)}?{final} [y/N] ", end="")
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    chatter.print("Nothing was changed.")
+    return False
+
+
+def _dry_run(client: ControlClient, request: requests.QueueChange, *, as_json: bool) -> int:
+    found = _preview(client, request)
+    if as_json:
+        output.print_document(found)
+        return OK
+    console = output.console()
+    if found.sample:
+        console.print(delivery_table(found.sample, now=time.time(), wide=console.width >= output.WIDE))
+    final = ", which could not be restored" if _is_final(request) else ""
+    what = f"{request.action} would change {text.deliveries(found.matched)}{final}"
+    console.print(f"{what}; nothing was changed.")
+    return OK
+
+
+def _tell(request: requests.QueueChange, total: answers.ChangeResult) -> None:
+    if (at := getattr(request, "at", None)) is not None:
+        # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
+        done = f"will be retried at {text.when(at)} ({text.until(at + 30, time.time())})"
+    else:
+        done = " ".join(filter(None, (request.done, total.note)))
+    output.console().print(f"{text.deliveries(total.changed)} {done}.")
+    _tell_act(total)
+    if total.busy:
+        output.chatter().print(
+            f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."
+        )
+
+
+def _tell_act(changed: answers.ChangeResult) -> None:
+    """Print how to undo the change, or why that is not possible."""
+    if changed.no_undo:
+        output.chatter().print(f"Change {changed.act} cannot be undone: {changed.no_undo}.")
+    elif changed.changed:
+        output.chatter().print(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
+
+
+def acts(arguments: Namespace) -> int:
+    rows, end = connect(arguments).all(request_of(arguments, requests.Acts), answers.ActRow)
+    nothing = "No changes by operators in the last 24 hours."
+    output.print_rows(rows, _act_table, nothing, as_json=arguments.json)
+    return output.completeness(end)
+
+
+def _act_table(rows: Sequence[answers.ActRow]) -> Table:
+    columns = ("act", "time", "by", "verb", "changed", "undo", "which")
+    return output.table(columns, map(_act_cells, rows), cut=("by", "which"))
+
+
+def _act_cells(row: answers.ActRow) -> tuple[str, ...]:
+    if row.undone_by:
+        undo = f"by {row.undone_by}"
+    else:
+        undo = "no" if row.no_undo else text.span(row.until - time.time())
+    reason = f" ({row.reason})" if row.reason else ""
+    which = f"{row.what}{reason}" if row.finished else f"{row.what}{reason}, not finished"
+    at = text.when(row.at)[5:16]
+    changed = f"{row.changed:,}" if row.finished else f"up to {row.changed:,}"
+    return row.act, at, text.clean(row.who), row.action, changed, undo, text.clean(which)
+
+
+def undo(arguments: Namespace) -> int:
+    request = request_of(arguments, requests.Undo)
+    changed, status = output.answered(connect(arguments), request, answers.ChangeResult, "Undo")
+    output.print_one(changed, _tell_undone, as_json=arguments.json)
+    return FAILED if changed.busy else status
+
+
+def _tell_undone(changed: answers.ChangeResult) -> None:
+    were = "was restored" if changed.changed == 1 else "were restored"
+    before = f"to the state before change {changed.undoes}"
+    output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")
+    chatter = output.chatter()
+    for count, what in (
+        (changed.gone, "has left the queue since"),
+        (changed.altered, "changed since by other means and not restored"),
+        (changed.busy, "being attempted now and not changed; run the command again"),
+    ):
+        if count:
+            chatter.print(f"{text.deliveries(count)} {what}.")
+    if changed.note:
+        chatter.print(f"Note: {changed.note}.")
+    _tell_act(changed)
