@@ -1,20 +1,46 @@
-"""Arguments to requests, and values to text."""
+"""Commands: their arguments, the lines to the relay's socket, and what `explain` says of changes."""
 
 from __future__ import annotations
 
 import argparse
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.dkim import NOW, entry, keys_of
 from tests.support.fake_relay import delivery
 from zonerelay import __version__
 from zonerelay.cli import arguments, relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import CliError
+from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.config.settings import (
+    AdminSettings,
+    DkimMode,
+    Settings,
+    SpoolSettings,
+    SrsSettings,
+    ZoneSettings,
+)
+from zonerelay.control.explain import change_plan, too_large_for
+from zonerelay.control.socket import control_socket_path
+from zonerelay.message.dkim.keys import DkimKeys
+from zonerelay.message.srs import Srs
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.operations.catalogue import OPERATIONS
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import (
+    BodyPiece,
+    ChangePlan,
+    DeliveryRow,
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    Progress,
+)
+from zonerelay.operations.catalogue import OPERATIONS, decode_call
+from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.operations.operation import fields_of
 from zonerelay.operations.requests import Acts, Drop, Filter, QueueList
 from zonerelay.telemetry.events.records import TraceStep
@@ -238,3 +264,193 @@ def test_the_version_is_told_as_other_programs_tell_it(capsys: pytest.CaptureFix
         arguments.parse(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"zonerelay {__version__}\n"
+
+
+# The control protocol's lines, and where its socket is
+
+
+ROW = DeliveryRow(
+    message_id="0" * 16,
+    zone="default",
+    sender=None,
+    recipient="a@example.com",
+    domain="example.com",
+    state="deferred",
+    created=1.5,
+    attempts=2,
+    next_attempt=9.0,
+    reply="451 4.3.0 two\nlines",
+)
+FRAMES: list[Frame] = [
+    ROW,
+    EndFrame(count=1, more=True),
+    ErrorFrame(code=ErrorKind.NOT_FOUND, detail="no"),
+    Progress(done=3),
+    BodyPiece(octets=b"\r\n\xff"),
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_a_frame_survives_the_wire_on_one_line(frame: Frame) -> None:
+    line = messages.encode(frame)
+    assert line.count(b"\n") == 1
+    assert messages.decode_frame(line) == frame
+
+
+def test_a_newer_relays_extra_field_does_not_hurt_an_older_command() -> None:
+    line = messages.encode(ROW).replace(b'{"kind"', b'{"flavour":"new","kind"')
+    assert messages.decode_frame(line) == ROW
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"[]\n",
+        b"null\n",
+        b'{"request":{}}\n',
+        b'{"request":{"operation":"queue-burn"}}\n',
+        # A filter that is ignored is a queue emptied.
+        b'{"request":{"operation":"queue-list","filter":{"colour":"red"}}}\n',
+        b'{"request":{"operation":"queue-list","limit":"many"}}\n',
+        b'{"request":{"operation":"ping"}} trailing\n',
+        b"\xff\xfe\n",
+    ],
+)
+def test_what_is_no_request_is_refused(line: bytes) -> None:
+    with pytest.raises(InvalidError):
+        decode_call(line)
+
+
+def test_only_an_empty_filter_is_everything() -> None:
+    assert Filter().is_everything
+    for some in (
+        Filter(sender=""),
+        Filter(domain="a"),
+        Filter(min_age=0.0),
+        Filter(state=DeliveryState.HELD),
+    ):
+        assert not some.is_everything
+
+
+def _settings(spool: str, socket: str | None = None) -> Settings:
+    return Settings(
+        spool=SpoolSettings(path=Path(spool)), admin=AdminSettings(socket=Path(socket) if socket else None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("spool", "socket", "path"),
+    [
+        ("/var/lib/zonerelay/spool", None, Path("/var/lib/zonerelay/control.sock")),
+        ("/spool", "/run/z/c.sock", Path("/run/z/c.sock")),
+        ("var/spool", None, Path.cwd() / "var" / "control.sock"),
+    ],
+    ids=["beside the spool", "named", "beside the working directory"],
+)
+def test_where_the_socket_is(spool: str, socket: str | None, path: Path) -> None:
+    assert control_socket_path(_settings(spool, socket)) == path
+
+
+@pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
+def test_a_path_that_the_system_cannot_hold_is_refused_in_words(length: int, fits: bool) -> None:
+    settings = _settings("/spool", "/" + "s" * (length - 1))
+    if fits:
+        assert len(str(control_socket_path(settings))) == length
+        return
+    with pytest.raises(ControlError, match=r"has 108 bytes, .* set \[admin\] socket"):
+        control_socket_path(settings)
+
+
+# What `explain` says of the changes that a zone makes, and of who signs its mail
+
+
+SRS = Srs(SrsSettings(domain="srs.example.com"), ["sixteen octets !!"])
+PLAIN = ZoneSettings()
+OFF = ZoneSettings(dkim=DkimMode.OFF)
+REQUIRED = ZoneSettings(dkim=DkimMode.REQUIRED)
+
+
+def both() -> DkimKeys:
+    return keys_of(entry("example.com", "s1"), entry("example.com", "s2", "ed.pem"))
+
+
+def of(
+    zone: ZoneSettings,
+    sender: str = "app@example.com",
+    *froms: str,
+    keys: Callable[[], DkimKeys | None] = both,
+) -> ChangePlan | None:
+    headers = [("From", value) for value in froms]
+    return change_plan(zone, sender, headers, keys=keys, srs=SRS, now=NOW)
+
+
+def found(plan: ChangePlan | None) -> ChangePlan:
+    assert plan is not None
+    return plan
+
+
+def test_the_keys_are_those_for_the_author() -> None:
+    plan = found(of(PLAIN, "bounce@other.example", "Ann <ann@example.com>"))
+    assert plan.signed_by == (
+        "s1._domainkey.example.com (rsa-sha256)",
+        "s2._domainkey.example.com (ed25519-sha256)",
+    )
+    assert (plan.author, plan.author_assumed, plan.unsigned) == ("example.com", False, "")
+
+
+def test_without_a_from_the_sender_is_taken_for_the_author() -> None:
+    plan = found(of(PLAIN))
+    assert (plan.author, plan.author_assumed, len(plan.signed_by)) == ("example.com", True, 2)
+
+
+@pytest.mark.parametrize(
+    ("sender", "froms", "why"),
+    [
+        ("app@example.net", (), "no key for example.net"),
+        ("app@example.com", ("x@other.example",), "no key for other.example"),
+        ("app@example.com", ("a@example.com", "b@example.com"), "the From address is unknown"),
+        ("", (), "the From address is unknown"),
+    ],
+)
+def test_it_says_why_nothing_is_signed(sender: str, froms: tuple[str, ...], why: str) -> None:
+    for zone in (PLAIN, REQUIRED):
+        plan = found(of(zone, sender, *froms))
+        assert (plan.signed_by, plan.unsigned) == ((), why)
+        assert plan.must_sign is (zone is REQUIRED)
+
+
+def test_a_zone_that_signs_nothing_and_changes_nothing_has_no_plan() -> None:
+    assert of(OFF) is None
+    assert of(PLAIN, keys=lambda: None) is None
+
+
+def test_keys_that_cannot_be_read_are_said_to_be() -> None:
+    def unreadable() -> DkimKeys:
+        return keys_of(entry("example.com", "s1", "nowhere.pem"))
+
+    assert "nowhere.pem cannot be read" in found(of(PLAIN, keys=unreadable)).unsigned
+
+
+def test_srs_and_rules_are_shown() -> None:
+    zone = ZoneSettings(dkim=DkimMode.OFF, srs=True, header_remove=("X-Mailer",), header_add=("X-A: b",))
+    plan = found(of(zone, "ann@first.example"))
+    assert plan.sender.endswith("=first.example=ann@srs.example.com")
+    assert (plan.removed, plan.replaced, plan.added) == (("X-Mailer",), (), ("X-A: b",))
+    assert found(of(zone, "")).sender == ""
+
+
+def test_a_message_that_is_too_large_for_the_zone_is_named() -> None:
+    zone = ZoneSettings(name="small", max_message_size=1024)
+    assert too_large_for(zone, 1024) == too_large_for(zone, None) == too_large_for(PLAIN, 10**9) == ""
+    assert too_large_for(zone, 1025).startswith("552 5.3.4 the message has 1025 bytes, but zone small")
+
+
+@pytest.mark.parametrize("text", ["first\nsecond\n", "nul\0", "tab\t"])
+def test_a_file_with_more_than_a_secret_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text(text)
+    with pytest.raises(SecretError, match="more than one line") as refused:
+        read_secret(str(file), {})
+    assert text[:3] not in str(refused.value).replace(str(file), "")

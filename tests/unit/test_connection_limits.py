@@ -1,11 +1,26 @@
+"""What clients may use up: connections, errors, the memory of sessions, and turns of large bodies."""
+
 from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.limits.connections import ConnectionLimits, client_key
+from zonerelay.inbound.limits.connections import (
+    AGE,
+    FREE,
+    MAX_CLIENTS,
+    MAX_DELAY,
+    STEP,
+    ConnectionLimits,
+    ErrorDelays,
+    client_key,
+)
+from zonerelay.inbound.limits.memory import FAST, SESSION_COST, LargeBodies, SessionMemory
 from zonerelay.inbound.refusal import Reason
 
 ADDRESSES = [
@@ -123,3 +138,174 @@ def test_counts_are_those_of_who_is_there(steps: list[tuple[str, str]]) -> None:
     for address in inside:
         limits.leave(address)
     assert is_empty(limits)
+
+
+# What strangers do wrong adds up per client, and ages
+
+
+def test_some_errors_are_free_then_each_waits_longer_up_to_a_limit() -> None:
+    errors = ErrorDelays()
+    delays = [errors.made("a", 0.0) for _ in range(FREE + 100)]
+    assert delays[: FREE + 3] == [0.0] * FREE + [STEP, 2 * STEP, 3 * STEP]
+    assert max(delays) == MAX_DELAY == delays[-1]
+    assert errors.made("b", 0.0) == 0.0
+
+
+def test_errors_age_one_by_one_and_the_worst_client_is_free_again_some_day() -> None:
+    errors = ErrorDelays()
+    for _ in range(FREE + 2):
+        errors.made("a", 0.0)
+    assert errors.made("a", AGE) == 2 * STEP, ErrorDelays
+    for _ in range(10_000):
+        errors.made("a", AGE)
+    assert errors.made("a", AGE + 600.0) == 0.0
+
+
+def test_the_table_forgets_whoever_erred_longest_ago() -> None:
+    errors = ErrorDelays()
+    for number in range(MAX_CLIENTS + 10):
+        errors.made(str(number), 0.0)
+    assert len(errors) == MAX_CLIENTS
+
+
+MB = 1024 * 1024
+
+
+@dataclass(eq=False)
+class Session:
+    held: int
+    must_stay: bool = False
+    is_shed: bool = False
+
+    def shed(self) -> None:
+        self.is_shed = True
+
+
+def test_what_sessions_hold_and_what_they_are_counts() -> None:
+    memory = SessionMemory(100 * MB)
+    memory.holders |= {Session(0), Session(1000), Session(0)}
+    memory.used += 1000
+    assert memory.total == 1000 + 3 * SESSION_COST
+    memory.used -= 1000
+    memory.holders.clear()
+    assert memory.total == 0
+
+
+def test_it_is_tight_before_it_is_full() -> None:
+    memory = SessionMemory(100 * MB)
+    for used, tight, full in ((79 * MB, False, False), (80 * MB, True, False), (100 * MB, True, True)):
+        memory.used = used
+        assert (memory.tight, memory.full) == (tight, full), used
+
+
+def test_connections_alone_can_fill_it() -> None:
+    memory = SessionMemory(16 * MB)
+    memory.holders |= {Session(0) for _ in range(16 * MB // SESSION_COST - 1)}
+    assert (memory.tight, memory.full) == (True, False)
+    memory.holders.add(Session(0))
+    assert memory.full
+
+
+def test_another_limit_holds_at_once() -> None:
+    memory = SessionMemory(100 * MB)
+    memory.used = 90 * MB
+    memory.change(200 * MB)
+    assert (memory.tight, memory.full) == (False, False)
+    memory.change(50 * MB)
+    assert memory.full
+
+
+def relieved(*sessions: Session) -> list[bool]:
+    memory = SessionMemory(MB)
+    memory.holders |= set(sessions)
+    memory.relieve()
+    return [session.is_shed for session in sessions]
+
+
+def test_who_holds_most_has_to_go() -> None:
+    assert relieved(Session(5), Session(700), Session(0), Session(699)) == [False, True, False, False]
+
+
+def test_nobody_goes_when_nobody_holds_anything() -> None:
+    assert relieved() == []
+    assert relieved(Session(0), Session(0)) == [False, False]
+
+
+def test_who_cannot_go_does_not_keep_the_others_from_going() -> None:
+    """A message that waits for the store stays the heaviest for as long as the store likes."""
+    assert relieved(Session(5), Session(900, must_stay=True), Session(7)) == [False, False, True]
+
+
+# Large bodies take turns; slow clients and small messages neither wait nor hold anybody up
+
+
+class Upload:
+    def __init__(self) -> None:
+        self.held_up = False
+        self.turns = 0
+
+    def resume_reading(self) -> None:
+        self.turns += 1
+
+
+def uploads(count: int) -> list[Upload]:
+    return [Upload() for _ in range(count)]
+
+
+async def test_as_many_as_allowed_read_and_the_next_waits_for_the_first_to_end() -> None:
+    turns = LargeBodies(at_once=2, patience=60)
+    first, second, third, fourth = uploads(4)
+    assert turns.may_read(first, FAST, 0)
+    assert turns.may_read(second, FAST, 0)
+    assert not turns.may_read(third, FAST, 0)
+    assert not turns.may_read(fourth, FAST, 0)
+    assert turns.may_read(first, FAST, 1)
+    turns.leave(second)
+    assert (third.turns, fourth.turns) == (1, 0)
+    assert turns.may_read(third, FAST, 2)
+    turns.leave(fourth)  # gone while it waited
+    turns.leave(first)
+    assert fourth.turns == 0
+    turns.leave(third)
+
+
+async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
+    turns = LargeBodies(at_once=1, patience=60)
+    first, second, third = uploads(3)
+    assert turns.may_read(first, FAST, 0)
+    assert not turns.may_read(second, FAST, 0)
+    turns.leave(first)
+    assert second.turns == 1
+    assert not turns.may_read(third, FAST, 0)
+    turns.leave(second)
+    assert third.turns == 1
+    turns.leave(third)
+
+
+async def test_a_client_that_we_have_caught_up_with_needs_no_turn() -> None:
+    turns = LargeBodies(at_once=1, patience=60)
+    fast, slow = uploads(2)
+    assert turns.may_read(fast, FAST, 0)
+    assert turns.may_read(slow, FAST - 1, 0)
+    assert not turns.may_read(slow, FAST, 1)
+    assert turns.may_read(fast, 100, 2)  # gives its turn away
+    assert slow.turns == 1
+    turns.leave(slow)
+
+
+async def test_a_silent_client_loses_its_turn_to_those_who_wait_but_not_for_our_own_delay() -> None:
+    turns = LargeBodies(at_once=2, patience=0.01)
+    silent, ours, waiting = uploads(3)
+    ours.held_up = True
+    now = asyncio.get_running_loop().time()
+    assert turns.may_read(silent, FAST, now)
+    assert turns.may_read(ours, FAST, now)
+    assert not turns.may_read(waiting, FAST, now)
+    for _ in range(200):
+        if waiting.turns:
+            break
+        await asyncio.sleep(0.001)
+    assert waiting.turns == 1
+    assert not turns.may_read(silent, FAST, now)  # both turns are taken: it waits like everybody
+    for each in (silent, ours, waiting):
+        turns.leave(each)

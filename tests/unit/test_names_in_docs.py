@@ -1,17 +1,47 @@
-"""What the pages name is there: files, headings, metrics, options, commands, and examples that load."""
+"""What the pages name is there, and what they explain is what the code has."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
 
+import pytest
+
+from zonerelay.admin.api.openapi import document
+from zonerelay.admin.api.verbs import VERBS
+from zonerelay.admin.problems import Code
+from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.cli import arguments
+from zonerelay.cli.arguments import GROUPS
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
+from zonerelay.config.settings import (
+    Backend,
+    CredentialSettings,
+    DestinationSettings,
+    RouteSettings,
+    SourceSettings,
+    TlsMode,
+)
 from zonerelay.config.toml_text import options
+from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.replies import ServerReply
+from zonerelay.message.dkim.dns_record import RecordStatus
+from zonerelay.operations.requests import CHANGES
+from zonerelay.outbox.database.tables import WRITTEN_BY_APPLICATIONS
+from zonerelay.smtp.client.reputation import CLASSES
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -129,3 +159,118 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
         for each in code:
             if match := re.match(r"\s*(?:[$#] )?(?:sudo (?:-u \w+ )?)?zonerelay ([a-z][^|<>&#]*)", each):
                 yield number, match[1].split()
+
+
+# What a page explains in a table is what the code has: every option, value and reason
+
+
+REFUSALS = {
+    name: answer
+    for name, answer in vars(replies).items()
+    if isinstance(answer, ServerReply) and answer.reason is not None and answer.wire
+}
+
+
+def names(described: type[Any]) -> list[str]:  # Any: an enumeration, or a dataclass
+    """The values of an enumeration, or the fields of a table."""
+    if issubclass(described, Enum):
+        return [each.value for each in described]
+    return [field.name for field in fields(described)]
+
+
+@pytest.mark.parametrize(
+    ("page", "explained"),
+    [
+        ("deliver/destinations.md", names(DestinationSettings)),
+        ("deliver/dkim.md", names(RecordStatus)),
+        ("deliver/replies.md", CLASSES),
+        ("deliver/routing.md", names(RouteSettings)),
+        ("deliver/smarthosts.md", names(CredentialSettings)),
+        ("deliver/sources.md", names(SourceSettings)),
+        ("deliver/tls.md", names(TlsMode)),
+        ("operate/operating.md", CHANGES),
+        ("send/listener.md", names(Reason)),
+        ("send/outbox.md", WRITTEN_BY_APPLICATIONS),
+        ("store/engines.md", names(Backend)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_name_is_explained(page: str, explained: Iterable[str]) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    missing = [
+        name for name in explained if not re.search(rf"`[^`\n]*\b{name}\b|^{name} = ", text, re.MULTILINE)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", list(REFUSALS))
+def test_every_refusal_has_its_code_beside_its_reason(name: str) -> None:
+    answer = REFUSALS[name]
+    assert answer.reason is not None
+    rows = (ROOT / "docs" / "send" / "listener.md").read_text().splitlines()
+    (row,) = [line for line in rows if f"| `{answer.reason.value}` |" in line]
+    assert f"`{answer.reply.code} {answer.reply.status}`" in row or f"`{answer.reply.code}`" in row
+
+
+def test_the_fields_that_are_dropped_are_those_of_the_default() -> None:
+    page = (ROOT / "docs" / "deliver" / "rewriting.md").read_text()
+    table = page.partition("## What is dropped")[2].partition("\n\n- ")[0]
+    cells = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    found = re.findall(r"`([A-Z][\w-]+)`", " ".join(cells))
+    assert tuple(found) == load_text("").listener[0].drop_headers
+
+
+# The reference pages are what `debian/manual.py` makes of the commands, the operations and the options
+
+
+@pytest.fixture
+def manual(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "debian")
+    spec = importlib.util.spec_from_file_location("manual", ROOT / "debian" / "manual.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_written_again_with_what_it_describes(manual: ModuleType, tmp_path: Path) -> None:
+    """Notes written by hand are read from the page, so the pages are there already."""
+    shutil.copytree(ROOT / "docs" / "reference", tmp_path, dirs_exist_ok=True)
+    manual.reference(tmp_path)
+    pages = ("commands.md", "api.md", "configuration.md", "metrics.md", "events.md")
+    for page in pages:
+        written = (ROOT / "docs" / "reference" / page).read_text()
+        assert (tmp_path / page).read_text() == written, f"{page}: make reference"
+
+
+def test_every_event_has_a_meaning_and_every_metric_of_a_running_relay_is_there() -> None:
+    events = (ROOT / "docs" / "reference" / "events.md").read_text()
+    assert re.findall(r"(?m)^- `([\w-]+)` \([\w, ]+\): \.", events) == []
+    assert "- `deferred` (info): one attempt" in events
+    listed = re.findall(r"(?m)^\| `(zonerelay_\w+)", (ROOT / "docs" / "reference" / "metrics.md").read_text())
+    scraped = re.findall(r"(?m)^# TYPE (zonerelay_\w+)", Metrics().exposition().decode())
+    assert sorted(set(scraped) - set(listed)) == []
+
+
+def test_each_command_has_its_page_and_its_completion(manual: ModuleType, tmp_path: Path) -> None:
+    manual.main(tmp_path)
+    assert (tmp_path / "usr/share/man/man5/zonerelay.toml.5.gz").is_file()
+    completion = (tmp_path / manual.COMPLETION["bash"]).read_text()
+    for command in (each for commands in GROUPS.values() for each in commands):
+        assert (tmp_path / f"usr/share/man/man1/zonerelay-{command.top}.1.gz").is_file()
+        assert f"_zonerelay_{command.words.replace(' ', '_').replace('-', '_')}_" in completion
+
+
+def test_the_page_of_the_api_has_every_error_code_and_clients_can_be_generated() -> None:
+    """`items: false` and defaults, which generated clients sent as values, were in the description."""
+    failures = (ROOT / "docs" / "operate" / "api.md").read_text().partition("## Failures")[2]
+    assert [code for code in get_args(Code) if f"`{code}`" not in failures] == []
+    text = document((*VERBS, *SUBMISSION)).decode()
+    assert not re.search(r'"items":false|prefixItems|"default":', text)
+    description = json.loads(text)
+    tags = {each["name"] for each in description["tags"]}
+    for path, verbs in description["paths"].items():
+        for verb in verbs.values():
+            assert set(verb["tags"]) <= tags, path
+    assert description["servers"]

@@ -1,15 +1,46 @@
-"""Domains, addresses and hosts files: tables without DNS."""
+"""Domains, addresses, hosts files and name servers; answers of DNS, and how long they are kept."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from pathlib import Path
 
+import dns.edns
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rdataclass
+import dns.rdatatype
+import dns.resolver
+import dns.rrset
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from zonerelay.config.endpoints import parse_listen
+from tests.support.dns_oracle import read_alike
+from zonerelay.config.endpoints import NameServer, parse_listen
+from zonerelay.config.settings import DnsSettings
+from zonerelay.model.clock import ManualClock
 from zonerelay.routing.addresses import OwnAddresses, is_address_of_this_machine, is_private
-from zonerelay.routing.dns.resolver import Hosts
+from zonerelay.routing.dns import packets as dns_packets
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
+from zonerelay.routing.dns.packets import (
+    AAAA,
+    CNAME,
+    MX,
+    TLSA,
+    TXT,
+    A,
+    ParsedAnswer,
+    RecordType,
+    is_plain_name,
+    is_truncated,
+    question,
+    read_answer,
+)
+from zonerelay.routing.dns.resolver import AnswerCache, Hosts, servers_of
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import literal_address
 
@@ -172,3 +203,297 @@ def test_localhost_needs_neither_dns_nor_a_hosts_file(tmp_path: Path) -> None:
     assert set(hosts.lookup("localhost")) == {"127.0.0.1", "::1"}
     assert hosts.lookup("sink.localhost") == hosts.lookup("localhost")
     assert hosts.lookup("notlocalhost") == ()
+
+
+# Which name servers the machine has: as dnspython reads /etc/resolv.conf, without dnspython
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nameserver 192.0.2.1\n",
+        "# nameserver 192.0.2.9\n; nameserver 192.0.2.8\nsearch example.com\nnameserver 192.0.2.1\n",
+        "nameserver\t2001:db8::1  # first\n  nameserver 192.0.2.2\nnameserver\noptions rotate timeout:1\n",
+        "nameserver fe80::1%lo\n",
+        "nameservers 192.0.2.1\nnameserver 127.0.0.53",
+    ],
+)
+def test_servers_of_the_machine(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text(text)
+    theirs = dns.resolver.Resolver(str(file)).nameservers
+    assert servers_of(DnsSettings(), str(file)) == [NameServer(str(each)) for each in theirs]
+
+
+@pytest.mark.parametrize("text", [None, "", "search example.com\n"])
+def test_a_machine_that_names_none_asks_itself(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    if text is not None:
+        file.write_text(text)
+    assert servers_of(DnsSettings(), str(file)) == [NameServer("127.0.0.1")]
+
+
+def test_another_protocol_than_dns_is_left_to_dnspython(tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text("nameserver 192.0.2.1\nnameserver https://dns.example/query\n")
+    assert servers_of(DnsSettings(), str(file)) == []
+
+
+def test_configured_servers_come_first() -> None:
+    assert servers_of(DnsSettings(servers=("[2001:db8::1]:5353",))) == [NameServer("2001:db8::1", 5353)]
+
+
+class Asked:
+    """A cache of some answers, which count what was asked and live for 10 s; they wait for `gate`."""
+
+    def __init__(self, capacity: int = 10) -> None:
+        self.clock = ManualClock()
+        self.cache: AnswerCache[str] = AnswerCache(capacity, self.clock)
+        self.count = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def get(self, name: str = "x") -> DnsAnswer[str]:
+        return await self.cache.get(("A", name), self._ask)
+
+    async def _ask(self) -> DnsAnswer[str]:
+        self.count += 1
+        await self.gate.wait()
+        return DnsAnswer(DnsStatus.OK, (str(self.count),), self.clock.monotonic() + 10.0)
+
+
+async def test_an_answer_is_reused_until_it_expires() -> None:
+    asked = Asked()
+    assert (await asked.get()).records == ("1",)
+    asked.clock.step(-3600)  # an operator setting the clock changes nothing
+    asked.clock.advance(9.9)
+    assert (await asked.get()).records == ("1",)
+    asked.clock.advance(0.2)
+    assert (await asked.get()).records == ("2",)
+
+
+async def test_the_oldest_answer_makes_room() -> None:
+    asked = Asked(2)
+    for name in ("a", "b", "c", "b", "a"):
+        await asked.get(name)
+        assert len(asked.cache) <= 2
+    assert asked.count == 4  # b was still there, a was not
+
+
+async def test_equal_questions_are_asked_once_and_a_caller_that_leaves_does_not_matter() -> None:
+    asked = Asked()
+    asked.gate.clear()
+    callers = [asyncio.create_task(asked.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.sleep(0)
+    asked.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await callers[0]
+    assert [(await caller).records for caller in callers[1:]] == [("1",), ("1",)]
+    assert asked.count == 1
+
+
+async def test_closing_gives_up_what_is_being_asked() -> None:
+    asked = Asked()
+    asked.gate.clear()
+    caller = asyncio.create_task(asked.get())
+    await asyncio.sleep(0)
+    await asked.cache.close()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+
+# Our reader of DNS answers says what dnspython says, or nothing
+
+
+NAME = "mail.example.com"
+KINDS: dict[str, RecordType[object]] = {kind.name: kind for kind in (MX, A, AAAA, TLSA, TXT, CNAME)}  # type: ignore[misc]  # of several types
+DATA = {
+    "MX": ["10 mx.example.com.", "20 MX.Example.NET.", "0 .", "10 mx\\.dot.example.", "5 192.0.2.1."],
+    "A": ["192.0.2.1", "192.0.2.2", "127.0.0.1"],
+    "AAAA": ["2001:db8::1", "::ffff:192.0.2.1", "::1", "::192.0.2.1", "2001:0:0:1::", "::"],
+    "TLSA": ["3 1 1 " + "ab" * 32, "2 0 0 3000", "3 1 1 ab"],
+    "TXT": ['"v=STSv1; " "id=1;"', '"v=STSv1; id=1;"', '""', '"' + "x" * 255 + '"'],
+    "CNAME": ["a0.example.net."],
+    "SOA": [
+        "ns.example.com. post.example.com. 1 2 3 4 60",
+        "ns.example.com. post.example.com. 1 2 3 4 4294967295",
+    ],
+    "NS": ["ns.example.com."],
+    "RRSIG": ["MX 8 2 300 20300101000000 20200101000000 1 example.com. AAAA"],
+}
+ABOVE = [NAME, "example.com", "com", ".", "example.net", "other.example.com", "MAIL.example.COM"]
+
+
+def packet(kind: str, *answer: str, authority: tuple[str, ...] = (), name: str = NAME) -> dns.message.Message:
+    """Records as in a zone file: owner, TTL, type, data."""
+    made = dns.message.make_response(dns.message.make_query(name, kind, use_edns=0))
+    for section, lines in ((made.answer, answer), (made.authority, authority)):
+        for line in lines:
+            owner, ttl, type_, data = line.split(" ", 3)
+            section.append(dns.rrset.from_text(f"{owner}.".replace("..", "."), int(ttl), "IN", type_, data))
+    return made
+
+
+def reading(made: dns.message.Message, kind: RecordType[object]) -> ParsedAnswer[object] | None:
+    return read_alike(made.to_wire(), NAME, kind)
+
+
+def test_plain_answers_of_every_kind() -> None:
+    assert reading(packet("MX", f"{NAME} 300 MX 10 MX.example.com."), KINDS["MX"]) == ParsedAnswer(
+        DnsStatus.OK, (MxRecord(10, "mx.example.com"),), 300.0
+    )
+    assert reading(packet("MX", f"{NAME} 300 MX 0 ."), KINDS["MX"]) == ParsedAnswer(
+        DnsStatus.OK, (MxRecord(0, ""),), 300.0
+    )
+    found = reading(packet("AAAA", f"{NAME} 9 AAAA 2001:db8::1", f"{NAME} 8 AAAA ::1"), KINDS["AAAA"])
+    assert found == ParsedAnswer(DnsStatus.OK, ("2001:db8::1", "::1"), 8.0)
+    found = reading(packet("TLSA", f"{NAME} 9 TLSA 3 1 1 abcd"), KINDS["TLSA"])
+    assert found == ParsedAnswer(DnsStatus.OK, (TlsaRecord(3, 1, 1, b"\xab\xcd"),), 9.0)
+    found = reading(packet("TXT", f'{NAME} 9 TXT "one" "two"'), KINDS["TXT"])
+    assert found == ParsedAnswer(DnsStatus.OK, ((b"one", b"two"),), 9.0)
+
+
+def test_aliases_are_followed_and_the_least_ttl_counts() -> None:
+    aliases = [f"{NAME} 30 CNAME b.example.", "b.example 20 CNAME c.example."]
+    made = packet("A", *aliases, "c.example 99 A 192.0.2.1")
+    assert reading(made, KINDS["A"]) == ParsedAnswer(
+        DnsStatus.OK, ("192.0.2.1",), 20.0, canonical="c.example"
+    )
+    asked = packet("CNAME", *aliases)
+    assert reading(asked, KINDS["CNAME"]) == ParsedAnswer(DnsStatus.OK, ("b.example",), 30.0)
+
+
+def test_a_denial_lives_as_long_as_its_soa_says() -> None:
+    soa = "example.com 900 SOA ns.example.com. post.example.com. 1 2 3 4 60"
+    assert reading(packet("MX", authority=(soa,)), KINDS["MX"]) == ParsedAnswer(DnsStatus.NODATA, (), 60.0)
+    made = packet("MX", f"{NAME} 50 CNAME gone.example.com.", authority=(soa,))
+    made.set_rcode(dns.rcode.NXDOMAIN)
+    made.flags |= dns.flags.AD
+    assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.NXDOMAIN, (), 50.0, authentic=True)
+    found = reading(packet("MX"), KINDS["MX"])
+    assert found == ParsedAnswer(DnsStatus.NODATA, (), float(dns_packets.NO_SOA_TTL))
+
+
+@pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED])
+def test_a_server_that_says_that_it_failed_is_understood(rcode: dns.rcode.Rcode) -> None:
+    made = packet("MX")
+    made.set_rcode(rcode)
+    assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
+    made.question.clear()
+    assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
+
+
+def unusual() -> dict[str, dns.message.Message]:
+    long = [f"a{n}.example 9 CNAME a{n + 1}.example." for n in range(16)]
+    made = {
+        "another question": packet("MX", name="other.example"),
+        "another type": packet("A"),
+        "a letter that is rare": packet("MX", f"{NAME} 9 MX 10 m\\*x.example."),
+        "a circle": packet("MX", f"{NAME} 9 CNAME b.example.", f"b.example 9 CNAME {NAME}."),
+        "too many aliases": packet("MX", f"{NAME} 9 CNAME a0.example.", *long),
+        "no such name, and data": packet("MX", f"{NAME} 9 MX 10 mx.example."),
+        "truncated": packet("MX"),
+        "no response": packet("MX"),
+        "another opcode": packet("MX"),
+        "a code of EDNS": packet("MX"),
+        "another failure": packet("MX"),
+        "two aliases of one name": packet("MX", f"{NAME} 9 CNAME b.example.", f"{NAME} 9 CNAME c.example."),
+    }
+    made["no such name, and data"].set_rcode(dns.rcode.NXDOMAIN)
+    made["truncated"].flags |= dns.flags.TC
+    made["no response"].flags &= ~dns.flags.QR
+    made["another opcode"].set_opcode(dns.opcode.STATUS)
+    made["a code of EDNS"].set_rcode(dns.rcode.BADVERS)
+    made["another failure"].set_rcode(dns.rcode.NOTIMP)
+    return made
+
+
+@pytest.mark.parametrize("what", unusual())
+def test_what_is_unusual_is_left_to_others(what: str) -> None:
+    wire = unusual()[what].to_wire()
+    assert read_answer(wire, NAME, MX) is None
+    assert is_truncated(wire) is (what == "truncated")
+
+
+def test_no_packet_that_was_cut_off_and_none_with_more_behind_it_is_plain() -> None:
+    wire = packet("MX", f"{NAME} 9 CNAME b.example.", "b.example 9 MX 10 mx.example.").to_wire()
+    assert read_answer(wire, NAME, MX) is not None
+    assert [n for n in range(len(wire)) if read_answer(wire[:n], NAME, MX) is not None] == []
+    assert read_answer(wire + b"\0", NAME, MX) is None
+
+
+def test_a_question_is_what_dnspython_would_ask() -> None:
+    asked = dns.message.from_wire(question(0x1234, NAME, MX.code, wants_dnssec=False))
+    other = dns.message.make_query(NAME, "MX", use_edns=0, payload=dns_packets.EDNS_PAYLOAD, id=0x1234)
+    assert asked.to_wire() == other.to_wire()
+    careful = dns.message.from_wire(question(1, NAME, MX.code, wants_dnssec=True))
+    assert careful.flags == dns.flags.RD | dns.flags.AD
+    assert careful.ednsflags == dns.flags.DO
+
+
+@pytest.mark.parametrize(
+    ("name", "is_plain"),
+    [
+        ("example.com", True),
+        ("_25._tcp.mx-1.example.com", True),
+        ("localhost", True),
+        ("x" * 63 + ".example", True),
+        ("x" * 64 + ".example", False),
+        (".".join(["x" * 49] * 5) + ".exa", True),
+        (".".join(["x" * 49] * 5) + ".exam", False),
+        ("example.com.", False),
+        ("a..b", False),
+        ("", False),
+        ("Example.com", False),
+        ("bücher.example", False),
+        ("a\\.b", False),
+        ("example.com\n", False),
+    ],
+)
+def test_plain_names(name: str, is_plain: bool) -> None:
+    assert is_plain_name(name) is is_plain
+    if is_plain:
+        asked = dns.message.from_wire(question(1, name, A.code, wants_dnssec=False))
+        assert asked.question[0].name == dns.name.from_text(name)
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> tuple[bytes, RecordType[object]]:
+    """Answers of all kinds, likely ones and unlikely ones, some of them damaged."""
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    query = dns.message.make_query(NAME, kind, use_edns=draw(st.sampled_from([0, -1])))
+    made = dns.message.make_response(query)
+    owner = NAME
+    for number in range(draw(st.sampled_from([0, 0, 0, 1, 2, 15, 16]))):
+        alias = f"A{number}.example.net."
+        made.answer.append(dns.rrset.from_text(f"{owner}.", 99 - number, "IN", "CNAME", alias))
+        owner = alias.lower().rstrip(".")
+    kinds = st.sampled_from([kind, kind, *DATA])
+    rows = st.tuples(
+        st.sampled_from([owner, owner, *ABOVE]),
+        st.sampled_from([0, 60, 3600, 2**31 - 1]),
+        kinds.flatmap(lambda each: st.sampled_from([(each, data) for data in DATA[each]])),
+        st.sampled_from([False, False, False, True]),
+    )
+    for section, most in ((made.answer, 4), (made.authority, 2), (made.additional, 2)):
+        for name, ttl, (each, data), is_chaos in draw(st.lists(rows, max_size=most)):
+            class_ = "CH" if is_chaos and each in ("MX", "TXT", "SOA") else "IN"
+            section.append(dns.rrset.from_text(f"{name}.".replace("..", "."), ttl, class_, each, data))
+    made.set_rcode(dns.rcode.Rcode(draw(st.sampled_from([0, 0, 0, 3, 2, 5, 16]))))
+    made.flags |= draw(st.sampled_from([0, dns.flags.AD, dns.flags.TC, dns.flags.RA | dns.flags.AA]))
+    return damaged(draw, made.to_wire(max_size=65535)), KINDS[kind]
+
+
+def damaged(draw: st.DrawFn, packet: bytes) -> bytes:
+    wire = bytearray(packet)
+    for _ in range(draw(st.sampled_from([0, 0, 1, 3]))):
+        wire[draw(st.integers(0, len(wire) - 1))] = draw(st.integers(0, 255))
+    return bytes(wire[: draw(st.integers(0, len(wire)))] if draw(st.booleans()) else wire)
+
+
+@given(packets())
+def test_what_we_understand_we_understand_as_dnspython_does(made: tuple[bytes, RecordType[object]]) -> None:
+    read_alike(made[0], NAME, made[1])

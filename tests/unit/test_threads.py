@@ -1,4 +1,6 @@
-"""No work shares the loop's default executor: the pools, and the walk through the tree that keeps it so."""
+"""Threads and tasks: no work shares the loop's default executor, and an object owns its tasks."""
+
+from __future__ import annotations
 
 import ast
 import asyncio
@@ -13,6 +15,7 @@ import pytest
 
 import zonerelay
 from tests.support.source import tree_of
+from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import PoolBusyError, ThreadPool
 
 ROOT = Path(zonerelay.__file__).parent
@@ -166,3 +169,32 @@ def test_the_pools_of_mail_are_not_those_of_operators() -> None:
         assert not names, module.__name__
     pools = [each for each in vars(threads).values() if isinstance(each, ThreadPool)]
     assert len({id(each) for each in pools}) == len(pools)
+
+
+# Tasks that an object owns
+
+
+async def test_a_drain_ends_when_the_tasks_had_ended_before_it_began() -> None:
+    """The loop has not called back yet: it would wait for that for ever, and nothing else had a turn."""
+    tasks = Tasks()
+    await tasks.start(asyncio.sleep(0))
+    tasks._running.add(task := asyncio.create_task(asyncio.sleep(0)))
+    await task  # it is never discarded by a callback, as one that had no turn yet
+    async with asyncio.timeout(5):
+        await tasks.wait()
+
+
+async def test_a_drain_waits_for_what_is_started_meanwhile() -> None:
+    tasks, ended = Tasks(), []
+
+    async def second() -> None:
+        await asyncio.sleep(0.01)
+        ended.append(2)
+
+    async def first() -> None:
+        await asyncio.sleep(0.01)
+        tasks.start(second())
+
+    tasks.start(first())
+    await tasks.wait()
+    assert ended == [2]

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
-from tests.support.mail import make_message
+from tests.support.mail import TEXT, make_message
 from tests.support.queueing import delivery
+from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Message
+from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.transaction import ClientTransaction, Peer, TransactionPhase, too_large
+from zonerelay.smtp.client.transaction import (
+    BdatFailure,
+    ChunkedTransaction,
+    ClientTransaction,
+    Peer,
+    TransactionPhase,
+    can_be_chunked,
+    mail_parameters,
+    original_recipient,
+    rcpt_parameters,
+    too_large,
+)
+from zonerelay.smtp.server.params import MAX_ORCPT, parse_notify, parse_orcpt
 
 PLAIN = Capabilities()
 PIPELINING = Capabilities(pipelining=True)
@@ -294,3 +308,404 @@ def test_announced_limit_is_compared_with_the_message() -> None:
     assert (refusal.code, refusal.status) == (552, "5.3.4")
     assert too_large(message, Capabilities(size_offered=True, size=100)) is None
     assert too_large(message, Capabilities(size_offered=True)) is None
+
+
+# What a server with DSN is told of the client's wishes, and that a server without it is told nothing
+
+
+DSN = Capabilities(pipelining=True, dsn=True, smtputf8=True)
+NO_DSN = Capabilities(pipelining=True, smtputf8=True)
+SUCCESS = Notify.SUCCESS
+
+
+def message(*, ret: Ret = Ret.UNSET, envid: str = "", sender: str = "s@example.org") -> Message:
+    made = make_message(sender=sender)
+    return structs.replace(made, envelope=structs.replace(made.envelope, ret=ret, envid=envid))
+
+
+def script(of: Message, capabilities: Capabilities, *recipients: dict[str, object]) -> list[str]:
+    deliveries = [delivery(**each) for each in recipients]  # type: ignore[arg-type]  # fields by name
+    begun = ClientTransaction(of, deliveries, capabilities, Peer()).begin().decode()
+    assert begun.endswith("\r\nDATA\r\n")
+    return begun.split("\r\n")[:-2]
+
+
+def test_a_server_with_dsn_gets_everything_as_it_was_given() -> None:
+    assert script(
+        message(ret=Ret.HDRS, envid="Ab+2Bc"),
+        DSN,
+        {"recipient": "b@example.com", "notify": SUCCESS | Notify.FAILURE, "orcpt": "rfc822;Bob+2BX@old"},
+        {"recipient": "c@example.com"},
+        {"recipient": "d@example.com", "orcpt": "x-local;d"},
+    ) == [
+        "MAIL FROM:<s@example.org> RET=HDRS ENVID=Ab+2Bc",
+        "RCPT TO:<b@example.com> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;Bob+2BX@old",
+        "RCPT TO:<c@example.com>",
+        "RCPT TO:<d@example.com> ORCPT=x-local;d",
+    ]
+
+
+def test_a_server_gets_no_wishes_that_it_does_not_know_or_nobody_had() -> None:
+    wishes: dict[str, object] = {"notify": SUCCESS, "orcpt": "rfc822;b@example.com"}
+    bare = ["MAIL FROM:<s@example.org>", "RCPT TO:<b@example.com>"]
+    assert script(message(ret=Ret.FULL, envid="x"), NO_DSN, {"recipient": "b@example.com", **wishes}) == bare
+    assert script(message(), DSN, {"recipient": "b@example.com"}) == bare
+
+
+def test_without_pipelining_every_command_has_its_own_parameters() -> None:
+    deliveries = [delivery("b@example.com", notify=SUCCESS), delivery("c@example.com", notify=Notify.NEVER)]
+    transaction = ClientTransaction(message(envid="x"), deliveries, Capabilities(dsn=True), Peer())
+    ok = Reply(250, "", "ok")
+    assert transaction.begin() == b"MAIL FROM:<s@example.org> ENVID=x\r\n"
+    assert transaction.receive(ok) == b"RCPT TO:<b@example.com> NOTIFY=SUCCESS ORCPT=rfc822;b@example.com\r\n"
+    assert transaction.receive(ok) == b"RCPT TO:<c@example.com> NOTIFY=NEVER ORCPT=rfc822;c@example.com\r\n"
+    assert transaction.receive(ok) == b"DATA\r\n"
+
+
+@pytest.mark.parametrize("capabilities", [DSN, NO_DSN])
+def test_the_outcome_tells_whether_the_peer_knows_the_wishes(capabilities: Capabilities) -> None:
+    transaction = ClientTransaction(message(), [delivery(notify=SUCCESS)], capabilities, Peer())
+    transaction.begin()
+    for code in (250, 250, 354):
+        transaction.receive(Reply(code, "", "ok"))
+    assert transaction.phase is TransactionPhase.BODY
+    transaction.body_sent()
+    transaction.receive(Reply(250, "0.0", "taken"))
+    (outcome,) = transaction.outcomes
+    assert outcome is not None
+    assert outcome.dsn_passed is capabilities.dsn
+
+
+@pytest.mark.parametrize(
+    "words", ["NEVER", "SUCCESS", "FAILURE", "DELAY", "SUCCESS,FAILURE,DELAY", "SUCCESS,DELAY"]
+)
+def test_notify_says_what_was_said(words: str) -> None:
+    given = delivery(notify=parse_notify(words), orcpt="rfc822;b@x")
+    assert rcpt_parameters(given, smtputf8=False) == f" NOTIFY={words} ORCPT=rfc822;b@x"
+
+
+@pytest.mark.parametrize(
+    ("recipient", "orcpt"),
+    [
+        ("b@example.com", "rfc822;b@example.com"),
+        ("a+b=c@example.com", "rfc822;a+2Bb+3Dc@example.com"),
+        ('"a b"@example.com', 'rfc822;"a+20b"@example.com'),
+        ("jürgen@bücher.example", r"utf-8;j\x{FC}rgen@b\x{FC}cher.example"),
+        ("a+ü@example.com", r"utf-8;a\x{2B}\x{FC}@example.com"),
+        ("😀@example.com", r"utf-8;\x{1F600}@example.com"),
+    ],
+)
+def test_an_orcpt_is_made_of_the_address_for_who_gave_only_notify(recipient: str, orcpt: str) -> None:
+    assert original_recipient(Mailbox(recipient)) == orcpt
+    assert parse_orcpt(orcpt) == orcpt
+    made = delivery(recipient, notify=Notify.FAILURE)
+    assert rcpt_parameters(made, smtputf8=True) == f" NOTIFY=FAILURE ORCPT={orcpt}"
+
+
+def test_an_orcpt_that_would_be_too_long_is_not_made() -> None:
+    long = Mailbox("ü" * 120 + "@example.com")
+    assert len(long) < MAX_ORCPT
+    assert rcpt_parameters(delivery(long, notify=SUCCESS), smtputf8=True) == " NOTIFY=SUCCESS"
+
+
+@pytest.mark.parametrize(
+    ("given", "smtputf8", "sent"),
+    [
+        ("utf-8;jürgen@example.com", True, "utf-8;jürgen@example.com"),
+        ("utf-8;jürgen@example.com", False, r"utf-8;j\x{FC}rgen@example.com"),
+        (r"utf-8;j\x{FC}rgen@example.com", True, r"utf-8;j\x{FC}rgen@example.com"),
+        (r"utf-8;j\x{FC}rgen@example.com", False, r"utf-8;j\x{FC}rgen@example.com"),
+        ("UTF-8;plain@example.com", False, "UTF-8;plain@example.com"),
+    ],
+)
+def test_a_utf8_orcpt_takes_the_form_that_the_server_knows(given: str, smtputf8: bool, sent: str) -> None:
+    assert rcpt_parameters(delivery(orcpt=parse_orcpt(given)), smtputf8=smtputf8) == f" ORCPT={sent}"
+
+
+def test_smtputf8_in_mail_decides_about_the_form() -> None:
+    wishes: dict[str, object] = {"recipient": "b@example.com", "orcpt": "utf-8;ü@x.example"}
+    assert script(message(), DSN, wishes)[1] == r"RCPT TO:<b@example.com> ORCPT=utf-8;\x{FC}@x.example"
+    assert script(message(sender="ü@example.org"), DSN, wishes) == [
+        "MAIL FROM:<ü@example.org> SMTPUTF8",
+        "RCPT TO:<b@example.com> ORCPT=utf-8;ü@x.example",
+    ]
+
+
+@pytest.mark.parametrize("bad", ["x\r\nDATA", "x\n", "x\r"])
+def test_a_wish_with_a_line_break_never_becomes_a_command(bad: str) -> None:
+    with pytest.raises(ValueError, match="line break"):
+        script(message(envid=bad), DSN, {"recipient": "b@example.com"})
+    with pytest.raises(ValueError, match="line break"):
+        script(message(), DSN, {"recipient": "b@example.com", "orcpt": bad})
+
+
+@pytest.mark.parametrize("ret", [Ret.FULL, Ret.HDRS])
+def test_mail_parameters(ret: Ret) -> None:
+    assert mail_parameters(message(ret=ret).envelope) == f" RET={ret}"
+    assert mail_parameters(message(envid="e").envelope) == " ENVID=e"
+    assert mail_parameters(message().envelope) == ""
+
+
+# The client's half of a transaction with BDAT, in dialogs: what is written, what becomes of whom
+
+
+BDAT = Capabilities(chunking=True)
+PIPED_BDAT = Capabilities(chunking=True, pipelining=True)
+CHUNK, DONE = "250 1 octet", "250 taken"
+
+
+def begun_chunks(capabilities: Capabilities, recipients: int, *, probe: bool = True) -> ChunkedTransaction:
+    deliveries = to(*(f"r{number}@example.com" for number in range(recipients)))
+    return ChunkedTransaction(make_message(), deliveries, capabilities, PEER, content=TEXT, probe=probe)
+
+
+def converse_in_chunks(
+    capabilities: Capabilities, recipients: int, *replies: str, probe: bool = True
+) -> ChunkedTransaction:
+    """Play the replies. Ends with LOST when the replies end too early."""
+    transaction = begun_chunks(capabilities, recipients, probe=probe)
+    written = transaction.begin()
+    for number, text in enumerate(replies):
+        assert transaction.phase is not TransactionPhase.DONE, f"nobody waits for {text}"
+        assert b"BDAT" not in written or number > recipients, "a body behind an unanswered RCPT"
+        written = transaction.receive(reply(text))
+    if transaction.phase is not TransactionPhase.DONE:
+        transaction.lost(LOST)
+    return transaction
+
+
+UNKNOWN, UNANSWERED, REFUSED, SURPLUS = (
+    BdatFailure.UNKNOWN,
+    BdatFailure.UNANSWERED,
+    BdatFailure.REFUSED,
+    BdatFailure.SURPLUS,
+)
+
+# (capabilities, recipients, replies, summary, trouble, why): the first octet, then the rest in one chunk.
+CHUNKED_DIALOGS = [
+    (PIPED_BDAT, 1, [OK, OK, CHUNK, DONE], "D", None, "the usual"),
+    (BDAT, 1, [OK, OK, CHUNK, DONE], "D", None, "the usual, step by step"),
+    (
+        PIPED_BDAT,
+        3,
+        [OK, OK, "550 no", OK, CHUNK, DONE],
+        "DBD",
+        None,
+        "one refused does not stop the others",
+    ),
+    (BDAT, 3, [OK, OK, "550 no", OK, CHUNK, DONE], "DBD", None, "the same, step by step"),
+    (PIPED_BDAT, 2, ["550 no", "503 a", "503 b", OK], "BB", None, "MAIL refused for good"),
+    (PIPED_BDAT, 2, ["451 no", "503 a", "503 b", OK], "FF", None, "MAIL refused for now"),
+    (BDAT, 2, ["550 no"], "BB", None, "MAIL refused, step by step: nothing more is asked"),
+    (PIPED_BDAT, 1, ["550 no", OK, OK], "B", None, "a server that forgets its refusal"),
+    (PIPED_BDAT, 2, [OK, "550 a", "450 b", OK], "BF", None, "all refused: no BDAT, RSET"),
+    (BDAT, 2, [OK, "550 a", "450 b", OK], "BF", None, "all refused, step by step: no BDAT, RSET"),
+    (
+        PIPED_BDAT,
+        3,
+        [OK, OK, "550 no", OK, "451 disk", OK],
+        "FBF",
+        None,
+        "BDAT refused: those accepted only",
+    ),
+    (
+        PIPED_BDAT,
+        3,
+        [OK, OK, "450 no", OK, "554 no", OK],
+        "BFB",
+        None,
+        "for good: those accepted only",
+    ),
+    (
+        PIPED_BDAT,
+        3,
+        [OK, OK, "550 no", OK, CHUNK, "554 spam"],
+        "BBB",
+        REFUSED,
+        "message refused",
+    ),
+    (PIPED_BDAT, 2, [OK, OK, "550 no", CHUNK, "451 later"], "FB", REFUSED, "message deferred"),
+    (BDAT, 2, [OK, OK, "550 no", CHUNK, "451 later"], "FB", REFUSED, "the same, step by step"),
+    (PIPED_BDAT, 2, [OK, OK, OK, CHUNK], "??", UNANSWERED, "lost after the last octet"),
+    (PIPED_BDAT, 2, [OK, OK, "550 no", CHUNK], "?B", UNANSWERED, "the refused one is certain"),
+    (PIPED_BDAT, 2, [OK, OK, OK], "FF", UNANSWERED, "lost before the first octet was taken"),
+    (PIPED_BDAT, 2, [OK, OK], "FF", None, "lost at RCPT"),
+    (PIPED_BDAT, 1, [], "F", None, "lost before anything"),
+    (PIPED_BDAT, 2, ["421 bye"], "FF", None, "421 at MAIL"),
+    (PIPED_BDAT, 2, [OK, OK, "421 bye"], "FF", None, "421 at RCPT"),
+    (PIPED_BDAT, 2, [OK, OK, OK, "421 bye"], "FF", None, "421 at the first BDAT"),
+    (
+        PIPED_BDAT,
+        2,
+        [OK, OK, OK, CHUNK, "421 bye"],
+        "FF",
+        None,
+        "421 at the last is an answer: no doubt",
+    ),
+    (
+        PIPED_BDAT,
+        3,
+        [OK, OK, "452 many", "452 many", CHUNK, DONE],
+        "D--",
+        None,
+        "too many recipients",
+    ),
+    (
+        PIPED_BDAT,
+        2,
+        [OK, OK, "452 many", CHUNK, "554 spam"],
+        "BF",
+        REFUSED,
+        "overflow of a refused message",
+    ),
+    (
+        PIPED_BDAT,
+        2,
+        [OK, OK, "452 many", CHUNK],
+        "?F",
+        UNANSWERED,
+        "overflow of one in doubt: later",
+    ),
+    (PIPED_BDAT, 1, ["354 what"], "F", SURPLUS, "MAIL answered with 354"),
+    (PIPED_BDAT, 1, [OK, "354 what"], "F", SURPLUS, "RCPT answered with 354"),
+    (PIPED_BDAT, 2, [OK, OK, "354 what"], "FF", SURPLUS, "the second RCPT answered with 354"),
+    (
+        PIPED_BDAT,
+        3,
+        [OK, OK, "550 no", "354 what"],
+        "FFF",
+        SURPLUS,
+        "354 too early: no refusal is believed",
+    ),
+    (PIPED_BDAT, 1, [OK, OK, "354 go"], "F", SURPLUS, "the first BDAT answered with 354"),
+    (PIPED_BDAT, 1, [OK, OK, CHUNK, "354 go"], "?", SURPLUS, "the last BDAT answered with 354"),
+]
+
+
+@pytest.mark.parametrize(("capabilities", "count", "replies", "expected", "trouble", "why"), CHUNKED_DIALOGS)
+def test_first_octet_then_the_rest(
+    capabilities: Capabilities,
+    count: int,
+    replies: list[str],
+    expected: str,
+    trouble: BdatFailure | None,
+    why: str,
+) -> None:
+    transaction = converse_in_chunks(capabilities, count, *replies)
+    assert summary(transaction, count) == expected, why
+    assert transaction.phase is TransactionPhase.DONE
+    assert transaction.delivered is ("D" in expected)
+    assert transaction.bdat_failure is trouble
+    assert not transaction.again
+
+
+# (recipients, replies, summary, reused, why): the connection has taken a BDAT before.
+WITHOUT_PROBE = [
+    (1, [OK, OK, DONE], "D", True, "the usual"),
+    (3, [OK, OK, "550 no", "450 later", DONE], "DBF", True, "each its own answer"),
+    (2, [OK, "550 a", "450 b", OK], "BF", True, "all refused: no BDAT, RSET"),
+    (2, [OK, "550 a", "450 b", "554 what"], "BF", False, "all refused, and RSET too"),
+    (2, ["550 no", "503 a", "503 b", OK], "BB", True, "MAIL refused"),
+    (2, [OK, OK, "550 no", "554 spam"], "BB", False, "message refused: was it consumed?"),
+    (2, [OK, OK, "550 no", "451 later"], "FB", False, "message deferred"),
+    (1, [OK, OK, "500 what"], "B", False, "it has taken BDAT before: this is a refusal"),
+    (2, [OK], "FF", False, "lost at RCPT"),
+    (2, [OK, OK, "550 no"], "?B", False, "lost before the reply to the message"),
+    (2, [OK, OK, OK, "421 bye"], "FF", False, "421 is an answer, to the message"),
+    (2, [OK, OK, "452 many", DONE], "D-", True, "too many recipients"),
+    (1, [OK, OK, "354 go"], "?", False, "the message answered with 354"),
+]
+
+
+@pytest.mark.parametrize("capabilities", [PIPED_BDAT, BDAT], ids=["pipelining", "plain"])
+@pytest.mark.parametrize(("count", "replies", "expected", "reused", "why"), WITHOUT_PROBE)
+def test_without_a_probe(
+    capabilities: Capabilities, count: int, replies: list[str], expected: str, reused: bool, why: str
+) -> None:
+    if capabilities is BDAT and why == "MAIL refused":
+        replies = replies[:1]
+    transaction = converse_in_chunks(capabilities, count, *replies, probe=False)
+    assert summary(transaction, count) == expected, why
+    assert transaction.phase is TransactionPhase.DONE
+    assert transaction.closing is not reused
+
+
+MAIL, RCPT = b"MAIL FROM:<sender@example.org>\r\n", b"RCPT TO:<r%d@example.com>\r\n"
+
+
+def test_what_is_written() -> None:
+    first, rest = b"BDAT 1\r\nS", b"BDAT %d LAST\r\n%b" % (len(TEXT) - 1, TEXT[1:])
+    whole = b"BDAT %d LAST\r\n%b" % (len(TEXT), TEXT)
+    for probe, replies, written in (
+        (True, (OK, OK, OK, CHUNK, DONE), [b"", b"", first, rest, b""]),
+        (False, (OK, OK, OK, DONE), [b"", b"", whole, b""]),
+    ):
+        transaction = begun_chunks(PIPED_BDAT, 2, probe=probe)
+        assert transaction.begin() == MAIL + RCPT % 0 + RCPT % 1
+        assert [transaction.receive(reply(text)) for text in replies] == written
+        transaction = begun_chunks(BDAT, 2, probe=probe)
+        assert transaction.begin() == MAIL
+        assert [transaction.receive(reply(text)) for text in replies] == [RCPT % 0, RCPT % 1, *written[2:]]
+
+
+@pytest.mark.parametrize("code", [500, 501, 502, 503, 504])
+def test_a_server_that_does_not_know_bdat_is_to_be_asked_again(code: int) -> None:
+    transaction = converse_in_chunks(PIPED_BDAT, 3, OK, OK, "550 no", "452 many", f"{code} what", OK)
+    assert summary(transaction, 3) == "-B-"
+    assert (transaction.bdat_failure, transaction.again, transaction.closing) == (UNKNOWN, True, False)
+
+
+@pytest.mark.parametrize("said", ["500 BDAT?", "451 disk"])
+def test_a_server_that_takes_the_octet_for_the_beginning_of_a_command_is_brought_in_step(said: str) -> None:
+    transaction = begun_chunks(PIPED_BDAT, 1)
+    transaction.begin()
+    for text in (OK, OK):
+        transaction.receive(reply(text))
+    assert transaction.receive(reply(said)) == b"RSET\r\n"
+    assert transaction.receive(reply("500 SRSET?")) == b"RSET\r\n"
+    assert transaction.receive(reply(OK)) == b""
+    assert (transaction.phase, transaction.closing) == (TransactionPhase.DONE, False)
+    assert transaction.again is (said[0] == "5")
+
+
+@pytest.mark.parametrize("replies", [["500 what", "500 what"], ["451 what"], ["421 bye"], []])
+def test_a_server_that_cannot_be_brought_in_step_is_left(replies: list[str]) -> None:
+    transaction = converse_in_chunks(PIPED_BDAT, 2, OK, OK, "550 no", "502 what", *replies)
+    assert summary(transaction, 2) == "FB"
+    assert (transaction.bdat_failure, transaction.again, transaction.closing) == (UNKNOWN, False, True)
+
+
+def test_bdat_is_known_once_one_was_taken() -> None:
+    assert converse_in_chunks(PIPED_BDAT, 1, OK, OK, CHUNK).bdat_taken
+    assert converse_in_chunks(PIPED_BDAT, 1, OK, OK, DONE, probe=False).bdat_taken
+    assert not converse_in_chunks(PIPED_BDAT, 1, OK, OK, "451 no", OK).bdat_taken
+    assert not converse_in_chunks(PIPED_BDAT, 1, OK, "550 no", OK).bdat_taken
+
+
+@pytest.mark.parametrize(
+    ("replies", "unanswered"), [([], True), (["421 bye"], True), ([OK], False), ([OK, "421 bye"], False)]
+)
+def test_another_host_may_be_asked_only_when_this_one_has_nothing(
+    replies: list[str], unanswered: bool
+) -> None:
+    transaction = converse_in_chunks(PIPED_BDAT, 1, *replies)
+    assert transaction.unanswered is unanswered
+    assert outcomes(transaction, 1)[0].scope is (Scope.HOST if unanswered else Scope.MESSAGE)
+
+
+def test_our_own_trouble_with_chunks_blames_no_peer() -> None:
+    transaction = begun_chunks(PIPED_BDAT, 1)
+    transaction.begin()
+    for text in (OK, OK):
+        transaction.receive(reply(text))
+    transaction.abandon(Reply(451, "3.0", "store"))
+    [outcome] = outcomes(transaction, 1)
+    assert (outcome.verdict, outcome.scope, outcome.in_doubt) == (Verdict.DEFERRED, Scope.LOCAL, False)
+    assert transaction.closing
+    assert transaction.bdat_failure is None
+
+
+@pytest.mark.parametrize("head", [b"", b"\r\n", b"\n", b" x", b"\tx", b"\0", b"\x7f", b"\xff"])
+def test_octets_that_could_be_a_command_line_do_not_go_alone(head: bytes) -> None:
+    assert not can_be_chunked(head)
+    assert can_be_chunked(b"R" + head)
