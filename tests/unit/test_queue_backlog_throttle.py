@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.plans import NOW, PlanBed
+from tests.support.queueing import NO_HOST
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
@@ -183,6 +184,20 @@ def test_starts_are_counted_by_what_is_sent() -> None:
     zone.throttle.started(is_fresh=False)
     zone.send()
     assert (zone.throttle._fresh, zone.throttle._other) == (2, 1 + 3)
+
+
+def test_fresh_mail_for_a_dead_host_counts_although_it_does_not_start() -> None:
+    """The probes of 50,000 dead domains took the processor from the mail that still arrived for them."""
+    zone = Zone(known=False)
+    zone.add("dead.example")
+    assert zone.start() == ["dead.example"]
+    for _ in range(3):
+        zone.throttle.started(is_fresh=False)
+    zone.finish("dead.example", NO_HOST)
+    zone.add("dead.example", recipients=2)
+    zone.add("dead.example", due=PUT_OFF)
+    assert zone.start() == []
+    assert (zone.throttle._fresh, zone.throttle._other) == (1, 3)
 
 
 def test_a_thread_that_works_needs_a_processor_and_one_that_sleeps_does_not(tmp_path: Path) -> None:

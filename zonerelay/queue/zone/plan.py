@@ -596,6 +596,8 @@ class ZonePlan:
                 window = self.window.of(priority)
                 if window.may_pass_over():
                     window.pass_over(destination.backlog(priority), domain)
+        if any(self.window.of(each.priority).is_fresh(each) for each in deliveries):
+            self._throttle.started(is_fresh=True)
         if deliveries or destination.passed_over:
             self._parked.setdefault(destination, []).extend(deliveries)
             for priority, backlog in destination.backlogs.items():
