@@ -24,7 +24,7 @@ from typing import Any
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP
 
-from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Acceptance, Principal, Submit, SubmittedEnvelope
+from zonerelay.inbound.cleanup.submit import Acceptance, Principal, Submit, SubmitCall, SubmittedEnvelope
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.smtp.server.line_ends import BodyReader
 from zonerelay.smtp.server.params import parse_mail, parse_rcpt
@@ -89,8 +89,8 @@ class StreamingServer(SMTP):
             return
         body = Body(self)
         try:
-            envelope = self._submitted_envelope()
-            result = await self._submit(self._principal(), envelope, body.pieces(), DEFAULT_OPTIONS)
+            call = SubmitCall(self._principal(), self._submitted_envelope())
+            result = await self._submit(call, body.pieces())
             await body.discard()
         except CommandError as error:
             await self.push(str(error.reply))

@@ -328,7 +328,7 @@ async def by_smtp(worker: Any) -> None:
 
 
 async def by_submit(worker: Any) -> None:
-    from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Acceptance, Principal, SubmittedEnvelope
+    from zonerelay.inbound.cleanup.submit import Acceptance, Principal, SubmitCall, SubmittedEnvelope
     from zonerelay.model.address import Mailbox
     from zonerelay.model.envelope import Recipient
     from zonerelay.smtp.server.params import MailCommand
@@ -339,7 +339,7 @@ async def by_submit(worker: Any) -> None:
     principal = Principal(protocol="HTTP", address="127.0.0.1", may_relay=True)
     pieces = [BODY.removesuffix(b".\r\n")]
     listeners = worker.parts.listeners if hasattr(worker, "parts") else worker._listeners
-    assert isinstance(await listeners.submit(principal, envelope, pieces, DEFAULT_OPTIONS), Acceptance)
+    assert isinstance(await listeners.submit(SubmitCall(principal, envelope), pieces), Acceptance)
 
 
 async def count_way(tree: Path, send: Callable[[Any], Awaitable[None]]) -> Counter[str]:

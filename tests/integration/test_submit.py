@@ -15,12 +15,12 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.control.socket import bind
 from zonerelay.inbound.cleanup.submit import (
-    DEFAULT_OPTIONS,
     Acceptance,
     Pieces,
     Principal,
     Rejection,
     Submit,
+    SubmitCall,
     SubmitOptions,
     SubmittedEnvelope,
 )
@@ -41,6 +41,7 @@ def to(*recipients: str) -> SubmittedEnvelope:
 
 
 ZOE = to("zoe@example.net")
+DEFAULT = SubmitOptions()
 
 
 async def cut(data: bytes, size: int) -> AsyncIterator[bytes]:
@@ -56,16 +57,16 @@ class Way:
     house: House
     submit: Submit
 
-    async def accept(self, pieces: Pieces, options: SubmitOptions = DEFAULT_OPTIONS) -> bytes:
+    async def accept(self, pieces: Pieces, options: SubmitOptions = DEFAULT) -> bytes:
         """Return the message as it is stored, behind the fields of our own."""
-        result = await self.submit(HERE, ZOE, pieces, options)
+        result = await self.submit(SubmitCall(HERE, ZOE, options), pieces)
         assert isinstance(result, Acceptance)
         stored = self.house.store.stored[-1]
         assert stored.message.envelope.id == result.id
         return stored.body
 
     async def refuse(self, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions) -> Rejection:
-        result = await self.submit(HERE, envelope, pieces, options)
+        result = await self.submit(SubmitCall(HERE, envelope, options), pieces)
         assert isinstance(result, Rejection)
         assert not self.house.store.stored
         return result
@@ -101,7 +102,7 @@ async def test_a_message_is_stored_as_it_came(way: Way) -> None:
 async def test_options_say_what_smtp_says_in_the_header(way: Way) -> None:
     await way.accept([MESSAGE], SubmitOptions(notes=("tag=a",), idempotency_key="k"))
     assert "tag=a" in way.house.store.stored[0].message.trace
-    first = await way.submit(HERE, ZOE, [MESSAGE], SubmitOptions(idempotency_key="k"))
+    first = await way.submit(SubmitCall(HERE, ZOE, SubmitOptions(idempotency_key="k")), [MESSAGE])
     assert isinstance(first, Acceptance)
     assert first.id == way.house.store.stored[0].message.envelope.id
     assert len(way.house.store.stored) == 1
@@ -112,7 +113,7 @@ async def test_one_refused_recipient_refuses_the_message_unless_it_is_partial(wa
     refused = await way.refuse(three, never(), SubmitOptions())
     assert refused.reason is Reason.RECIPIENTS
     assert list(refused.recipients) == ["c@example.net"]
-    result = await way.submit(HERE, three, [MESSAGE], SubmitOptions(partial=True))
+    result = await way.submit(SubmitCall(HERE, three, SubmitOptions(partial=True)), [MESSAGE])
     assert isinstance(result, Acceptance)
     assert list(result.refused) == ["c@example.net"]
     assert len(way.house.store.stored[0].deliveries) == 2
@@ -122,8 +123,12 @@ async def test_a_repetition_has_the_recipients_and_the_message_id_of_the_first_a
     """Other recipients were refused by then: the message was sent twice to those of the first."""
     options = SubmitOptions(partial=True, idempotency_key="k")
     one, other = (b"Message-ID: <%b@example.org>\r\n" % left + MESSAGE for left in (b"one", b"other"))
-    first = await way.submit(HERE, to("a@example.net", "b@example.net", "c@example.net"), [one], options)
-    again = await way.submit(HERE, to("c@example.net", "b@example.net", "a@example.net"), [other], options)
+    first = await way.submit(
+        SubmitCall(HERE, to("a@example.net", "b@example.net", "c@example.net"), options), [one]
+    )
+    again = await way.submit(
+        SubmitCall(HERE, to("c@example.net", "b@example.net", "a@example.net"), options), [other]
+    )
     assert isinstance(first, Acceptance)
     assert isinstance(again, Acceptance)
     assert (again.id, again.refused, again.message_id) == (first.id, first.refused, "<one@example.org>")
@@ -132,13 +137,13 @@ async def test_a_repetition_has_the_recipients_and_the_message_id_of_the_first_a
 
 async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
     foreign = Principal(protocol="TEST", address="192.0.2.1")
-    result = await way.submit(foreign, ZOE, never(), SubmitOptions())
+    result = await way.submit(SubmitCall(foreign, ZOE), never())
     assert isinstance(result, Rejection)
     assert result.reason is Reason.RELAY
-    result = await way.submit(structs.replace(foreign, user="nobody"), ZOE, never(), SubmitOptions())
+    result = await way.submit(SubmitCall(structs.replace(foreign, user="nobody"), ZOE), never())
     assert isinstance(result, Rejection)
     assert result.reason is Reason.AUTH_FAILURE
-    result = await way.submit(structs.replace(foreign, may_relay=True), ZOE, [MESSAGE], SubmitOptions())
+    result = await way.submit(SubmitCall(structs.replace(foreign, may_relay=True), ZOE), [MESSAGE])
     assert isinstance(result, Acceptance)
 
 
@@ -165,7 +170,7 @@ async def test_what_the_pieces_raise_is_raised_and_nothing_is_stored(way: Way) -
         raise OSError("the file is gone")
 
     with pytest.raises(OSError, match="the file is gone"):
-        await way.submit(HERE, ZOE, pieces(), SubmitOptions())
+        await way.submit(SubmitCall(HERE, ZOE), pieces())
     await until(lambda: way.house.log.reasons() == ["client-left"])
     assert not way.house.store.stored
 
@@ -191,7 +196,7 @@ async def test_a_caller_that_leaves_after_the_last_piece_does_not_undo_the_commi
         await go_on.wait()
 
     way.house.store.before_commit = wait
-    calling = asyncio.ensure_future(way.submit(HERE, ZOE, [MESSAGE], SubmitOptions()))
+    calling = asyncio.ensure_future(way.submit(SubmitCall(HERE, ZOE), [MESSAGE]))
     await committing.wait()
     calling.cancel()
     await asyncio.wait([calling])
@@ -211,7 +216,7 @@ async def test_a_listener_that_stops_gives_up_what_is_not_here_whole(way: Way) -
         begun.set()
         await go_on.wait()
 
-    calling = asyncio.ensure_future(way.submit(HERE, ZOE, pieces(), SubmitOptions()))
+    calling = asyncio.ensure_future(way.submit(SubmitCall(HERE, ZOE), pieces()))
     await begun.wait()
     await way.house.listener.submissions.drain(0.01)
     assert not way.house.store.stored

@@ -12,7 +12,13 @@ from typing import cast
 from tests.simulation.loop import ProcessDiedError, SimLoop
 from tests.simulation.network import End, Fault, Network
 from tests.simulation.parts import Node
-from zonerelay.inbound.cleanup.submit import Acceptance, Principal, SubmitOptions, SubmittedEnvelope
+from zonerelay.inbound.cleanup.submit import (
+    Acceptance,
+    Principal,
+    SubmitCall,
+    SubmitOptions,
+    SubmittedEnvelope,
+)
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Recipient
 from zonerelay.smtp.server.params import MailCommand
@@ -182,15 +188,15 @@ class Clients:
                 submission.dot_sent = submission.dot_sent or start + 20_000 >= len(body)
                 yield body[start : start + 20_000]
 
-        result = node.worker.parts.listeners.submit(
+        call = SubmitCall(
             Principal(protocol="HTTP", address="127.0.0.1", helo="client.test"),
             SubmittedEnvelope(
                 MailCommand(Mailbox(submission.sender)),
                 [Recipient(address=Mailbox(each)) for each in submission.recipients],
             ),
-            pieces(),
             SubmitOptions(idempotency_key=submission.tag if submission.keyed else ""),
         )
+        result = node.worker.parts.listeners.submit(call, pieces())
         try:
             answer = await node.process.finish(result)
         except (ConnectionError, ProcessDiedError) as error:

@@ -56,7 +56,7 @@ from zonerelay.admin.submission.states import (
     state_of,
 )
 from zonerelay.inbound.cleanup.intake import is_key, key_in
-from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitOptions
+from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitCall, SubmitOptions
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.compose.compose import Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
@@ -435,7 +435,7 @@ async def _submitted_as(
         user=origin.user,
         may_relay=True,
     )
-    result = await call.operators.submit(principal, sending.envelope, pieces, sending.options)
+    result = await call.operators.submit(SubmitCall(principal, sending.envelope, sending.options), pieces)
     if isinstance(result, Rejection):
         raise problem_of(result, sending.pointers)
     states = (

@@ -1,4 +1,4 @@
-"""The one function that accepts mail: `submit(principal, envelope, pieces, options)`.
+"""The one function that accepts mail: `submit(call, pieces)`.
 
 HTTP, the drop directory and other code call it. An SMTP session performs the same steps, one for each command
 (`envelope`, `intake`). It makes all checks of the listener that the `Submissions` object belongs to:
@@ -73,6 +73,14 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
 
 
+class SubmitCall(msgspec.Struct, frozen=True):
+    """A submission without the content."""
+
+    principal: Principal
+    envelope: SubmittedEnvelope
+    options: SubmitOptions = SubmitOptions()
+
+
 class Acceptance(msgspec.Struct, frozen=True, tag=True):
     """The message is stored. `refused` are the replies to the recipients that were refused; this is only
     possible with `partial`. For a repetition, all of it is the first answer, and `message_id` the Message-ID
@@ -96,9 +104,7 @@ class Rejection(Refusal, frozen=True, tag=True):
 Pieces = AsyncIterator[bytes] | Sequence[bytes]
 """The message in pieces of any size, with CRLF line ends. It is a sequence if it is already complete."""
 
-Submit = Callable[[Principal, SubmittedEnvelope, Pieces, SubmitOptions], Awaitable[Acceptance | Rejection]]
-
-DEFAULT_OPTIONS = SubmitOptions()
+Submit = Callable[[SubmitCall, Pieces], Awaitable[Acceptance | Rejection]]
 
 
 class Submissions:
@@ -106,7 +112,7 @@ class Submissions:
 
     def __init__(self, context: ListenerContext) -> None:
         self.draining = False
-        self._running: dict[asyncio.Task[Acceptance | Rejection], _SubmitCall] = {}
+        self._running: dict[asyncio.Task[Acceptance | Rejection], _Submitting] = {}
         self.configure(context)
 
     def configure(self, context: ListenerContext) -> None:
@@ -118,24 +124,17 @@ class Submissions:
         """Return whether a running submission uses this policy."""
         return any(each.context.policy is policy for each in self._running.values())
 
-    async def submit(
-        self,
-        principal: Principal,
-        envelope: SubmittedEnvelope,
-        pieces: Pieces,
-        options: SubmitOptions = DEFAULT_OPTIONS,
-    ) -> Acceptance | Rejection:
+    async def submit(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
         """Submit a message (see `Submit`). Raise the exceptions of `pieces`."""
         context = self._context
         if self.draining:
             return _whole(replies.SHUTTING_DOWN)
         if context.memory.tight:
             return _whole(replies.TOO_MUCH_MEMORY)
-        running = _SubmitCall(
-            context, ClientState(context.settings, context.grants, self._client(principal), None)
-        )
+        client = self._client(call.principal)
+        running = _Submitting(context, ClientState(context.settings, context.grants, client, None))
         loop = asyncio.get_running_loop()
-        running.task = task = loop.create_task(running.run(principal, envelope, pieces, options))
+        running.task = task = loop.create_task(running.run(call, pieces))
         self._running[task] = running
         task.add_done_callback(self._running.pop)
         try:
@@ -165,7 +164,7 @@ class Submissions:
             await asyncio.wait(self._running)
 
 
-class _SubmitCall:
+class _Submitting:
     """One call of `submit`. It implements `MemoryHolder` and the `BodyReceiver` of `LargeBodies`."""
 
     task: asyncio.Task[Acceptance | Rejection]
@@ -210,14 +209,12 @@ class _SubmitCall:
 
     # The steps.
 
-    async def run(
-        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
-    ) -> Acceptance | Rejection:
+    async def run(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
         memory, submission = self.context.memory, self._submission
         memory.holders.add(self)
         try:
             try:
-                refused = await self._take_envelope(principal, envelope, options)
+                refused = await self._take_envelope(call)
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self.context.events.error("inbound", error)
                 return _whole(replies.LOCAL_ERROR)
@@ -229,10 +226,9 @@ class _SubmitCall:
             memory.holders.discard(self)
             submission.reset()
 
-    async def _take_envelope(
-        self, principal: Principal, envelope: SubmittedEnvelope, options: SubmitOptions
-    ) -> Rejection | None:
+    async def _take_envelope(self, call: SubmitCall) -> Rejection | None:
         """Check the envelope. Return a refusal, or None. A refused message with a key may be a repetition."""
+        principal, envelope, options = call.principal, call.envelope, call.options
         submission = self._submission
         client_state = submission.client_state
         client_state.came_by(principal.protocol, principal.helo)

@@ -25,14 +25,7 @@ from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSe
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.networks import AccessRules, SenderDomains
-from zonerelay.inbound.cleanup.submit import (
-    Acceptance,
-    Pieces,
-    Principal,
-    Rejection,
-    SubmitOptions,
-    SubmittedEnvelope,
-)
+from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Principal, Rejection, SubmitCall
 from zonerelay.inbound.drop_directory import LocalSubmit
 from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
@@ -198,12 +191,10 @@ class Listeners:
             self._socket = SubmitSocket(self.submit)
             await self._socket.start(submissions)
 
-    async def submit(
-        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
-    ) -> Acceptance | Rejection:
+    async def submit(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
         """Submit a message by the rules of the first listener (see `Submit`)."""
         first = next((each for each in self._kept if each.settings.address == self._first), self._kept[0])
-        return await first.submissions.submit(principal, envelope, pieces, options)
+        return await first.submissions.submit(call, pieces)
 
     def local(self) -> LocalSubmit | None:
         """Return how programs on this machine submit mail: to the first listener that accepts it unencrypted
@@ -217,7 +208,8 @@ class Listeners:
             address = parse_listen(settings.address)
             here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
             principal = Principal(protocol="LOCAL", address=here, helo="localhost", may_relay=address.is_unix)
-            return partial(kept.submissions.submit, principal)
+            submit = kept.submissions.submit
+            return lambda envelope, pieces: submit(SubmitCall(principal, envelope), pieces)
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:

@@ -22,15 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.inbound.cleanup.submit import (
-    Acceptance,
-    Pieces,
-    Principal,
-    Rejection,
-    Submit,
-    SubmitOptions,
-    SubmittedEnvelope,
-)
+from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Rejection, Submit, SubmitCall
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.reply import Reply
 from zonerelay.process.tasks import Tasks
@@ -51,14 +43,6 @@ _LOST = Rejection(
     ),
     retry_after=5.0,
 )
-
-
-class SubmitCall(msgspec.Struct, frozen=True):
-    """A call of `submit`, as sent over the socket."""
-
-    principal: Principal
-    envelope: SubmittedEnvelope
-    options: SubmitOptions
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -112,7 +96,7 @@ class SubmitSocket:
         with contextlib.closing(writer), contextlib.suppress(EOFError, OSError, msgspec.MsgspecError):
             writer.write(_framed(b""))
             call = _decode_call(await _read(reader))
-            result = await self._submit(call.principal, call.envelope, pieces(), call.options)
+            result = await self._submit(call, pieces())
             await _send(writer, _encode(result))
             while await reader.read(65536):  # read the rest of a refused message, or the answer would be lost
                 pass
@@ -126,16 +110,14 @@ class SubmitClient:
     def __init__(self, places: Callable[[], Sequence[Path]]) -> None:
         self._places = places
 
-    async def submit(
-        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions
-    ) -> Acceptance | Rejection:
+    async def submit(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
         """Submit a message to one of the workers (see `Submit`)."""
         places = list(self._places())
         at = secrets.randbelow(len(places)) if len(places) > 1 else 0
-        call = _framed(_encode(SubmitCall(principal, envelope, options)))
+        frame = _framed(_encode(call))
         result: Acceptance | Rejection = _NO_WORKER
         for place in (*places[at:], *places[:at]):
-            asked = await _ask(place, call)
+            asked = await _ask(place, frame)
             if asked is None:
                 continue
             reader, writer, data = asked
