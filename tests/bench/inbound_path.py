@@ -338,7 +338,7 @@ async def by_submit(worker: Any) -> None:
     )
     principal = Principal(protocol="HTTP", address="127.0.0.1", may_relay=True)
     pieces = [BODY.removesuffix(b".\r\n")]
-    listeners = worker.parts.listeners if hasattr(worker, "parts") else worker._listeners
+    listeners = (getattr(worker, "parts", None) or worker).listeners
     assert isinstance(await listeners.submit(SubmitCall(principal, envelope), pieces), Acceptance)
 
 

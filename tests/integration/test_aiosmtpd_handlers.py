@@ -244,7 +244,7 @@ async def test_what_a_handler_makes_too_large_is_refused(tmp_path: Path) -> None
         assert running.queued() == 0
         assert (await said(running, send("ann@example.com")))[0] == 250
         await running.until_empty()
-        assert running.worker.parts.listeners._shared.memory.used == 0
+        assert running.worker.listeners._shared.memory.used == 0
     assert sink.messages[0].body.endswith(MESSAGE * 3)
 
 

@@ -148,7 +148,7 @@ async def test_the_end_of_one_part_fails_and_the_others_end(tmp_path: Path) -> N
     for name, verb in (("scheduler", "stop"), ("listeners", "drain")):
         async with leaving_nothing(tmp_path):
             worker = await built(chosen)
-            part = getattr(worker.parts, name)
+            part = getattr(worker, name)
             end = getattr(part, verb)
 
             async def fails(*args: Any, end: Any = end) -> None:

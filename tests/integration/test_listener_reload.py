@@ -393,7 +393,7 @@ async def test_a_policy_that_was_replaced_is_closed_with_the_last_session_that_a
     monkeypatch.setattr(Listener, "asks", look)
     first = listener(policy=f"{policies}:Old")
     async with relay_with(chosen(tmp_path, first)) as running:
-        retiring = running.worker.parts.listeners._retiring
+        retiring = running.worker.listeners._retiring
         async with session(first.address) as open_one:
             await reload(running, listener=(replace(first, policy=f"{policies}:New"),))
             for _ in range(3):

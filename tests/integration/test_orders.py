@@ -258,7 +258,7 @@ async def test_suspended_mail_does_not_bounce_for_its_destination(tmp_path: Path
         await suspend(running, sender="app@*")
         await send(running, "1@no.such.example")
         await running.until_logged("held", 1)
-        settler = running.worker.parts.settler
+        settler = running.worker.settler
         assert settler is not None
         assert settler.outcome_log._unsettled == 0, "what is held is no more on its way"
         assert (await resume(running, sender="app@*")).released == 1
@@ -412,8 +412,8 @@ async def test_another_worker_finds_what_it_was_not_told(
     async with staged(tmp_path) as stage:
         other = settings(tmp_path / "other", zone=stage.chosen.zone, route=stage.chosen.route)
         async with relay_with(stage.chosen) as running, relay_with(other) as untold:
-            theirs = untold.worker.parts.orders
-            ours = running.worker.parts.orders
+            theirs = untold.worker.orders
+            ours = running.worker.orders
             assert theirs is not None
             assert ours is not None
             theirs._file = ours._file

@@ -176,7 +176,7 @@ async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(
             await running.worker.reload(replace(running.worker.settings, srs=srs))
 
         await reload(chosen.srs)
-        srs = running.worker.parts.sending.srs
+        srs = running.worker.sending.srs
         assert srs is not None
         address = srs.forward(Mailbox("ann@first.example"), running.worker.clock.now())
         assert await rcpt(running, address) == 250

@@ -196,7 +196,7 @@ class Clients:
             ),
             SubmitOptions(idempotency_key=submission.tag if submission.keyed else ""),
         )
-        result = node.worker.parts.listeners.submit(call, pieces())
+        result = node.worker.listeners.submit(call, pieces())
         try:
             answer = await node.process.finish(result)
         except (ConnectionError, ProcessDiedError) as error:

@@ -278,7 +278,7 @@ class Ledger:
         worker = node.worker
         if worker is None or not node.is_up:
             return
-        for zone in worker.parts.scheduler._zones.values():
+        for zone in worker.scheduler._zones.values():
             if zone.plan.waiting >= self.window - 1:
                 self.sometimes["the window was full"] += 1
             if zone.plan.waiting > self.window:

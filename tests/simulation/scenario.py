@@ -356,7 +356,7 @@ class Run:
             if next(looks) % 6 == 0:
                 stored = await self._stored()
                 # The due time of mail that is being attempted is written anew with its outcome (seed 1239).
-                schedulers = [node.worker.parts.scheduler for node in self.nodes if node.is_up]
+                schedulers = [node.worker.scheduler for node in self.nodes if node.is_up]
                 active = {key for scheduler in schedulers for key in scheduler.active_keys()}
                 self.ledger.look_at(
                     [each for each in stored if self._is_due(each)],

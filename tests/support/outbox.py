@@ -157,7 +157,7 @@ class OutboxBed:
 
 
 def outbox_of(running: Running) -> OutboxStore:
-    store = running.worker.parts.queue.outbox
+    store = running.worker.queue.outbox
     assert store is not None
     return store
 

@@ -39,7 +39,7 @@ async def put(
     addresses = [sender, *(each.address for each in recipients)]
     envelope = Envelope(
         # Its own: another source would give the id that a report in the same millisecond has.
-        id=worker.parts.ids.next(),
+        id=worker.ids.next(),
         sender=Mailbox(sender),
         recipients=tuple(recipients),
         created=now,

@@ -26,14 +26,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.admin.health import ReadinessCheck
-from zonerelay.config.settings import ListenerSettings, Settings, space_guard
+from zonerelay.config.settings import Settings, space_guard
 from zonerelay.control.socket import bind, submission_socket_path
-from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
-from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.drop_directory import DropDirectory, take_by
-from zonerelay.inbound.listen.http_listener import HttpService
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.limits.shared import RecordStore
@@ -62,7 +58,6 @@ from zonerelay.telemetry.metrics.instruments import CpuDemand, ReadMetrics, relo
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import WorkerParts, build_operators
 from zonerelay.worker.outbound import MailReporter, OutboundSide
 from zonerelay.worker.queue import number_of, open_queue, siblings_of
 from zonerelay.worker.report import DailyReport
@@ -177,12 +172,6 @@ async def _assemble(
     zones = tables.zones
     worker: Worker | None = None
 
-    async def open_http(rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
-        return await endpoints.open_http(rules, submit)
-
-    def active() -> Settings:
-        return settings if worker is None else worker.settings
-
     queue = await open_queue(
         settings,
         context,
@@ -285,7 +274,7 @@ async def _assemble(
         clock=clock,
         secret=secrets.token_bytes(32),
         records=partial(_usage_records, settings, context),
-        open_http=open_http,
+        open_http=lambda rules, submit: assembled.endpoints.open_http(rules, submit),
         srs=lambda: sending.srs,
         webhooks=lambda: telling.webhooks,
         orders=orders,
@@ -304,7 +293,9 @@ async def _assemble(
         waited_for=orders.waited_for,
         binned=dropped.look,
     )
-    parts = WorkerParts(
+    is_first = identity.index == 0 and not identity.drains_spool
+    assembled = worker = Worker(
+        tables=tables,
         context=context,
         queue=queue,
         zones=zones,
@@ -318,43 +309,13 @@ async def _assemble(
         operations=operations,
         dropped=dropped,
         clock_watch=clock_watch,
-    )
-    readiness = ReadinessCheck(
-        probe=store.probe,
-        unhealthy=store.unhealthy,
-        accepting=lambda: bool(listeners.addresses),
-        draining=lambda: assembled.draining,
-        clock=clock,
-    )
-    board, handler = build_operators(
-        active, parts, status=lambda: assembled.status(), unready=readiness, history=history
-    )
-    endpoints = Endpoints(
-        context,
-        handler,
-        settings=active,
-        board=board,
-        readiness=readiness,
-        submit=listeners.submit,
-        sandbox=sandbox,
-    )
-    is_first = identity.index == 0 and not identity.drains_spool
-    report = DailyReport(
-        context,
-        settler=settler,
-        ids=ids,
-        choose_zone=zones.choose,
-        status=endpoints.relay_status,
-    )
-    assembled = worker = Worker(
-        tables=tables,
-        parts=parts,
-        endpoints=endpoints,
         history=history,
-        report=report if is_first else None,
         drop=_build_drop_directory(settings, context, listeners) if is_first else None,
     )
-    _attach_metrics(worker, board)
+    worker.endpoints = Endpoints(worker, sandbox)
+    if is_first:
+        worker.report = DailyReport(worker, worker.endpoints)
+    _attach_metrics(worker)
     return worker
 
 
@@ -379,62 +340,61 @@ def _build_drop_directory(settings: Settings, context: WorkerContext, listeners:
     )
 
 
-def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
-    parts, index = worker.parts, worker.identity.index
-    metrics, store = worker.metrics, parts.queue.store
-    label, guard = str(index), space_guard(worker.settings.spool)
+def _attach_metrics(worker: Worker) -> None:
+    metrics, store, board = worker.metrics, worker.store, worker.endpoints.board
+    label, guard = str(worker.identity.index), space_guard(worker.settings.spool)
     metrics.attach_queue(board.queues, store.is_counted)
     metrics.attach(ReadMetrics(lambda: reload_metrics(worker.taken_up, worker.refused_at is None)))
     metrics.read("zonerelay_destinations", board.destination_states)
-    metrics.read_each("zonerelay_orders", parts.orders.in_force)
-    metrics.read_each("zonerelay_source_penalties", parts.sending.sources.penalty_counts)
+    metrics.read_each("zonerelay_orders", worker.orders.in_force)
+    metrics.read_each("zonerelay_source_penalties", worker.sending.sources.penalty_counts)
     metrics.read_each("zonerelay_store_usable", lambda: {label: float(store.unhealthy() is None)})
     metrics.read_each(
         "zonerelay_spool_free_bytes", lambda: {} if (free := board.free_space) is None else {label: free}
     )
     metrics.read_each("zonerelay_spool_min_free_bytes", lambda: {label: guard})
-    metrics.read_number("zonerelay_orders_without_end", parts.orders.endless)
+    metrics.read_number("zonerelay_orders_without_end", worker.orders.endless)
     metrics.read_number(
         "zonerelay_captured_messages", lambda: None if (found := board.captured) is None else found.messages
     )
     metrics.read_number(
         "zonerelay_captured_bytes", lambda: None if (found := board.captured) is None else found.octets
     )
-    metrics.read_number("zonerelay_restrained_seconds_total", lambda: parts.scheduler.throttle.seconds)
-    metrics.declare_zones(parts.zones.names)
+    metrics.read_number("zonerelay_restrained_seconds_total", lambda: worker.scheduler.throttle.seconds)
+    metrics.declare_zones(worker.zones.names)
 
 
 async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     """Start each part, after adding its stop to the stack."""
-    settings, identity, parts = worker.settings, worker.identity, worker.parts
-    stack.push_async_callback(parts.sending.close)
-    await parts.sending.start()
+    settings, identity = worker.settings, worker.identity
+    stack.push_async_callback(worker.sending.close)
+    await worker.sending.start()
     stack.push_async_callback(worker.endpoints.close)
     await worker.endpoints.open()
     stack.push_async_callback(worker.close_settler)
-    stack.push_async_callback(parts.telling.close)
-    await parts.telling.configure(settings)
+    stack.push_async_callback(worker.telling.close)
+    await worker.telling.configure(settings)
     stack.push_async_callback(worker.stop_scheduler)
-    await parts.scheduler.start()
-    stack.push_async_callback(parts.orders.stop)
-    parts.orders.start()
+    await worker.scheduler.start()
+    stack.push_async_callback(worker.orders.stop)
+    worker.orders.start()
     if worker.report is not None:
         stack.push_async_callback(worker.report.close)
         await worker.report.configure(settings)
-    events, operations = parts.context.events, parts.operations
+    events, operations = worker.events, worker.operations
     background = Tasks("queue.background", events)
     stack.push_async_callback(background.cancel)
-    background.start(parts.clock_watch.run(worker.store.last_message_id()))
-    background.start(parts.dropped.run())
-    parts.sending.resolver.when_restored(lambda after: background.start(operations.ask_names_again(after)))
-    if parts.queue.outbox is not None:
-        await parts.queue.outbox.start(parts.scheduler, parts.sending.logins)
+    background.start(worker.clock_watch.run(worker.store.last_message_id()))
+    background.start(worker.dropped.run())
+    worker.sending.resolver.when_restored(lambda after: background.start(operations.ask_names_again(after)))
+    if worker.queue.outbox is not None:
+        await worker.queue.outbox.start(worker.scheduler, worker.sending.logins)
     if not identity.drains_spool:
         stack.push_async_callback(worker.close_listeners)
         # The supervisor serves the address of [admin], and passes on what is submitted there.
         is_served = settings.admin.address and identity.supervised
         submissions = bind(submission_socket_path(settings, identity.index)) if is_served else None
-        await parts.listeners.start(settings, worker.tables.rules, submissions)
+        await worker.listeners.start(settings, worker.tables.rules, submissions)
     if worker.drop is not None:
         stack.push_async_callback(worker.drop.stop)
         worker.drop.start()

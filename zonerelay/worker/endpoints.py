@@ -1,56 +1,116 @@
-"""The endpoints of a worker for operators: its control socket, and HTTP if there is no supervisor to serve
-it.
+"""What a worker has for operators: its status, `explain` and the commands on its queue, its control socket,
+and HTTP if there is no supervisor to serve it. A part that a reload may replace is looked up when needed.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
-from zonerelay.config.settings import ListenerSettings, Settings
+from zonerelay.config.settings import ListenerSettings, Settings, ZoneSettings
+from zonerelay.control.acts import OperatorActs
+from zonerelay.control.explain import Explainer
 from zonerelay.control.frames import RelayHandler
+from zonerelay.control.handler import Bodies, ControlHandler
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.runner import Handler, Runner
 from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.status import StatusBoard
+from zonerelay.control.streams import LiveStreams
+from zonerelay.history.writer import History
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_listener import HttpService
+from zonerelay.inbound.listen.listeners import Listeners
+from zonerelay.model.message_id import MessageIdSource
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Status
 from zonerelay.process.tasks import Component, RetriedComponents
 from zonerelay.process.threads import FILES
+from zonerelay.queue.operator.clock_watch import NAME, ClockWatch
+from zonerelay.queue.operator.journal import Bin
+from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.orders.orders import Orders
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.open import acknowledge_loss
 from zonerelay.worker.context import WorkerContext
+from zonerelay.worker.outbound import MailReporter, OutboundSide
+from zonerelay.worker.queue import MailQueue
+from zonerelay.worker.tables import Tables
 
 if TYPE_CHECKING:
     from zonerelay.admin.operators import Operators, Sandbox
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
+class WorkerParts(abc.ABC):
+    """The parts of one worker. `settings` are the active ones."""
+
+    tables: Tables
+    context: WorkerContext
+    queue: MailQueue
+    zones: Zones
+    ids: MessageIdSource
+    scheduler: Scheduler
+    settler: Settler
+    sending: OutboundSide
+    listeners: Listeners
+    telling: MailReporter
+    orders: Orders
+    operations: Operations
+    dropped: Bin
+    clock_watch: ClockWatch
+    history: History | None
+
+    def __post_init__(self) -> None:
+        context = self.context
+        self.settings, self.store = self.tables.settings, self.queue.store
+        self.identity, self.events, self.clock = context.identity, context.events, context.clock
+        self.metrics = self.events.metrics
+        self.draining = False
+
+    @abc.abstractmethod
+    async def status(self) -> RelayStatus: ...
+
+
 class Endpoints:
-    """The sockets of a worker for operators. Call `open` once, and `close` even if `open` has failed.
-    `settings` returns the active configuration. `submit` accepts mail that is submitted over HTTP.
-    """
+    """What a worker has for operators. Call `open` once, and `close` even if `open` has failed."""
 
-    context: InitVar[WorkerContext]
-    handler: Handler
-    _: KW_ONLY
-    settings: Callable[[], Settings]
-    board: StatusBoard
-    readiness: ReadinessCheck
-    submit: Submit
-    sandbox: Sandbox | None
-
-    def __post_init__(self, context: WorkerContext) -> None:
-        self._identity, self._events, self._clock = context.identity, context.events, context.clock
+    def __init__(self, worker: WorkerParts, sandbox: Sandbox | None) -> None:
+        self._worker = worker
+        self._sandbox = sandbox
+        self._events = worker.events
         self._admin: AdminServer | None = None
         self.parts = RetriedComponents(
-            context.events.error, lambda part: context.events.lifecycle("restored", part=part)
+            self._events.error, lambda part: self._events.lifecycle("restored", part=part)
         )
         self._operators: list[Operators] = []
+        self.readiness = ReadinessCheck(
+            probe=worker.store.probe,
+            unhealthy=worker.store.unhealthy,
+            accepting=lambda: bool(worker.listeners.addresses),
+            draining=lambda: worker.draining,
+            clock=worker.clock,
+        )
+        orders = OrderAnswers(
+            worker.orders,
+            worker.operations,
+            store=worker.store,
+            scheduler=worker.scheduler,
+            first_expiry=worker.settler.first_expiry,
+            zones=lambda: worker.zones.names,
+            clock=worker.clock,
+        )
+        self.board = _build_status(worker, orders)
+        self.handler = _build_handler(worker, self.board, orders, self.readiness)
 
     @property
     def http_port(self) -> int | None:
@@ -61,8 +121,7 @@ class Endpoints:
         processed. Raise ControlError if another relay answers, or if the supervisor could not reach this
         worker.
         """
-        identity, settings = self._identity, self.settings()
-
+        identity, settings = self._worker.identity, self._worker.settings
         on_error = self._events.error
         final = ControlError if identity.supervised else AnotherRelayError
         control: Component
@@ -82,7 +141,7 @@ class Endpoints:
             operators=self._own_operators,
             metrics=self._events.metrics.exposition,
             readiness=self.readiness,
-            inherited=self._identity.inherited,
+            inherited=self._worker.identity.inherited,
             on_error=self._events.error,
             before_metrics=self.board.refresh,
         )
@@ -99,12 +158,12 @@ class Endpoints:
         return SubmissionServer(operators, rules)
 
     def _own_operators(self) -> Operators:
-        return self._build_operators(self.handler, self.submit)
+        return self._build_operators(self.handler, self._worker.listeners.submit)
 
     def _relay(self) -> Handler:
         """Return the handler that answers for the whole relay."""
-        if self._identity.supervised:
-            return RelayHandler(control_socket_path(self.settings()))
+        if self._worker.identity.supervised:
+            return RelayHandler(control_socket_path(self._worker.settings))
         return self.handler
 
     async def relay_status(self) -> RelayStatus:
@@ -121,13 +180,13 @@ class Endpoints:
 
         built = Operators(
             handler,
-            self.settings,
+            lambda: self._worker.settings,
             on_error=self._events.error,
             audit=self._events.requested,
-            clock=self._clock,
+            clock=self._worker.clock,
             submit=submit,
             listener=rules,
-            sandbox=self.sandbox,
+            sandbox=self._sandbox,
         )
         self._operators.append(built)
         return built
@@ -139,3 +198,83 @@ class Endpoints:
             await each.asking.close()
         await self.board.close()
         await self.readiness.close()
+
+
+def _build_status(worker: WorkerParts, orders: OrderAnswers) -> StatusBoard:
+    sending = worker.sending
+    return StatusBoard(
+        settings=worker.settings,
+        worker=worker.identity.index,
+        hostname=worker.context.hostname,
+        store=worker.store,
+        scheduler=worker.scheduler,
+        zones=worker.zones,
+        connections=sending.courier.pool.open_connections,
+        sources=sending.sources,
+        name_servers=sending.resolver.watch.state,
+        limits=lambda: "" if sending.limits is None else sending.limits.status,
+        history=worker.history,
+        orders=orders.rows,
+        in_force=worker.orders,
+        clock=worker.clock,
+    )
+
+
+def _build_handler(
+    worker: WorkerParts, board: StatusBoard, orders: OrderAnswers, readiness: ReadinessCheck
+) -> ControlHandler:
+    context, operations, courier = worker.context, worker.operations, worker.sending.courier
+    return ControlHandler(
+        operations=operations,
+        status=worker.status,
+        explainer=_build_explainer(worker, board, orders),
+        orders=orders,
+        redactor=context.redactor,
+        bodies=_build_bodies(worker),
+        acts=OperatorActs(operations, operations.journal, worker.zones, worker.clock),
+        streams=LiveStreams(worker.events, context.redactor, courier.join),
+        phase_of=courier.phase_of,
+        turn_of=board.destinations.waiting_for_rate,
+        acknowledge=partial(_acknowledge, worker),
+        refresh=board.refresh,
+        families=worker.metrics.families,
+        unready=readiness,
+        webhooks=lambda: worker.telling.webhooks,
+        history=worker.history,
+    )
+
+
+async def _acknowledge(worker: WorkerParts, loss: str) -> bool:
+    """Dismiss a loss of the spool, or confirm a leap of the clock."""
+    if loss == NAME:
+        return worker.clock_watch.confirm()
+    return await acknowledge_loss(worker.queue.spool, loss)
+
+
+def _build_bodies(worker: WorkerParts) -> Bodies:
+    def zone(name: str) -> ZoneSettings | None:
+        found = worker.scheduler.zone(name)
+        return found.settings if found.is_served else None
+
+    return Bodies(worker.store, worker.sending.renderer, zone=zone, read=worker.events.body_read)
+
+
+def _build_explainer(worker: WorkerParts, board: StatusBoard, orders: OrderAnswers) -> Explainer:
+    sending, listeners = worker.sending, worker.listeners
+    return Explainer(
+        zones=worker.zones,
+        router=sending.router,
+        resolver=sending.resolver,
+        hostname=worker.context.hostname,
+        clock=worker.clock,
+        selection=sending.sources,
+        listeners=lambda: worker.settings.listener,
+        rewriting=lambda: listeners.rewriting,
+        srs=lambda: sending.srs,
+        keys=lambda: sending.dkim_keys,
+        rails=listeners.guard.rails_of,
+        credential=sending.logins.explain,
+        suspended=board.suspended,
+        learned=sending.courier.learned,
+        orders=orders.about,
+    )

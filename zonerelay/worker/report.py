@@ -9,8 +9,6 @@ because a thread reads the histories.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,16 +16,13 @@ from zonerelay import durable
 from zonerelay.config.settings import Settings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
-from zonerelay.model.message_id import MessageIdSource
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
-from zonerelay.queue.settle.settler import Settler
-from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import OwnMessage
-from zonerelay.worker.context import WorkerContext
+from zonerelay.worker.endpoints import Endpoints, WorkerParts
 
 NOTE = "report.sent"
 LOOK_EVERY = 30.0
@@ -35,20 +30,12 @@ LONGEST = 7 * 24 * 3600.0
 """The longest period that a report covers."""
 
 
-@dataclass(eq=False, repr=False)
 class DailyReport:
-    """Sends the daily report. `configure` starts and stops it. Call `close` once. `status` returns the status
-    of the whole relay and raises ControlError.
-    """
+    """Sends the daily report. `configure` starts and stops it. Call `close` once."""
 
-    context: WorkerContext
-    _: KW_ONLY
-    settler: Settler
-    ids: MessageIdSource
-    choose_zone: ChooseZone
-    status: Callable[[], Awaitable[RelayStatus]]
-
-    def __post_init__(self) -> None:
+    def __init__(self, worker: WorkerParts, endpoints: Endpoints) -> None:
+        self._worker, self._endpoints = worker, endpoints
+        self._hostname = worker.context.hostname
         self._tasks = Tasks()
 
     async def configure(self, settings: Settings) -> None:
@@ -65,11 +52,11 @@ class DailyReport:
             try:
                 await self._look(settings, note)
             except Exception as error:  # noqa: BLE001 - a report that failed is tried again
-                self.context.events.error("report", error)
+                self._worker.events.error("report", error)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _look(self, settings: Settings, note: Path) -> None:
-        now = self.context.clock.now()
+        now = self._worker.clock.now()
         last = _read(note)
         if last is None:
             # The first report covers the time from now on.
@@ -83,35 +70,35 @@ class DailyReport:
         since = max(last, due - LONGEST)
         queue: RelayStatus | ControlError
         try:
-            queue = await self.status()
+            queue = await self._endpoints.relay_status()
         except ControlError as error:
             queue = error
-        text = await REPORTS.run(report, settings, self.context.hostname, (since, due), queue)
+        text = await REPORTS.run(report, settings, self._hostname, (since, due), queue)
         stored = asyncio.Event()
         submit = self._message(settings, text, due)
-        self.settler.write([submit], stored.set)
+        self._worker.settler.write([submit], stored.set)
         await stored.wait()
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
 
     def _message(self, settings: Settings, text: str, until: float) -> OwnMessage:
         from zonerelay.message.compose.compose import Address, Draft, compose  # noqa: PLC0415 - once a day
 
-        sender = Mailbox(settings.report.sender or f"postmaster@{self.context.hostname}")
+        sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")
         recipients = tuple(Recipient(address=Mailbox(each)) for each in settings.report.to)
-        identity, now = self.ids.next(), self.context.clock.now()
+        identity, now = self._worker.ids.next(), self._worker.clock.now()
         day = datetime.fromtimestamp(until).strftime("%Y-%m-%d")
         draft = Draft(
-            message_id=f"<{identity}.report@{self.context.hostname}>",
+            message_id=f"<{identity}.report@{self._hostname}>",
             created=now,
             author=Address(sender),
             to=tuple(Address(each.address) for each in recipients),
-            subject=f"Mail of {self.context.hostname} until {day}",
+            subject=f"Mail of {self._hostname} until {day}",
             text=text,
             headers=(("Auto-Submitted", "auto-generated"),),
         )
         origin = Origin(protocol=PROTOCOL)
         envelope = Envelope(id=identity, sender=sender, recipients=recipients, created=now, origin=origin)
-        return own_mail(envelope, compose(draft), self.choose_zone)
+        return own_mail(envelope, compose(draft), self._worker.zones.choose)
 
 
 def latest(at: str, now: float) -> float:

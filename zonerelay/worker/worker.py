@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
-from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueKind, QueueName
@@ -30,11 +30,10 @@ from zonerelay.queue.settle.retry import build as build_retry
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import WorkerParts
+from zonerelay.worker.endpoints import Endpoints, WorkerParts
 from zonerelay.worker.queue import number_of
 from zonerelay.worker.report import DailyReport
-from zonerelay.worker.tables import Tables, build_tables
+from zonerelay.worker.tables import build_tables
 
 LOOK_EVERY = 1.0
 IN_BIN = "dropped mail is kept for a day, so that `zonerelay undo` can restore it"
@@ -66,59 +65,47 @@ def _trouble(store: Store) -> str:
     return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
 
-class Worker:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Worker(WorkerParts):
     """A running worker. `running` holds what `stop` ends, which is to be called once."""
 
-    running: AsyncExitStack
+    drop: DropDirectory | None
+    report: DailyReport | None = None
+    endpoints: Endpoints = field(init=False)
+    running: AsyncExitStack = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        tables: Tables,
-        parts: WorkerParts,
-        endpoints: Endpoints,
-        history: History | None,
-        report: DailyReport | None,
-        drop: DropDirectory | None,
-    ) -> None:
-        self.tables, self.settings = tables, tables.settings
-        self.parts, self.endpoints = parts, endpoints
-        self.history, self.report, self.drop = history, report, drop
-        self.identity, self.events = parts.context.identity, parts.context.events
-        self.clock, self.metrics = parts.context.clock, parts.context.events.metrics
-        self.store = parts.queue.store
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.key_problem = ""
         self.problems: Sequence[str] = ()
         self.refused_at: float | None = None
         """The time at which the last reload was refused, or None."""
         self.taken_up = self.clock.now()
-        self.draining = False
         self._left_over = ""
         self._reloads = asyncio.Lock()
         self._deadline: float | None = None
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
         """Take new mail or new events that are durable (`store.contract.Stored`)."""
-        to = self.parts.scheduler if deliveries[0].queue.is_mail else self.parts.telling.webhooks
+        to = self.scheduler if deliveries[0].queue.is_mail else self.telling.webhooks
         return 0 if to is None else to.stored(deliveries, is_next)
 
     def on_news(self, name: QueueName) -> None:
         """Claim mail that other workers have left, some of it new and some deferred."""
         if name.is_mail:
-            self.parts.scheduler.wake(name)
-        elif (webhooks := self.parts.telling.webhooks) is not None:
+            self.scheduler.wake(name)
+        elif (webhooks := self.telling.webhooks) is not None:
             webhooks.notify()
 
     def on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
         themselves.
         """
-        parts = self.parts
-        parts.ids.renumber(number_of(self.settings, self.identity.index, self.store))
+        self.ids.renumber(number_of(self.settings, self.identity.index, self.store))
         events = {key for key in keys if not key.queue.is_mail}
-        if events and parts.telling.webhooks is not None:
-            parts.telling.webhooks.forget(events)
-        parts.scheduler.give_back(parts.scheduler.withdraw(set(keys) - events))
+        if events and self.telling.webhooks is not None:
+            self.telling.webhooks.forget(events)
+        self.scheduler.give_back(self.scheduler.withdraw(set(keys) - events))
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -142,32 +129,31 @@ class Worker:
         return why
 
     async def _reload(self, settings: Settings) -> str:
-        parts = self.parts
         try:
             # Fallible steps come first. Parts that cannot return to the old settings are configured last.
             tables = await OPERATORS.run(build_tables, settings, self.clock.now(), self.tables)
             settings = tables.settings
-            retry = retry_of(settings, self.settings.outbox, parts.context)
+            retry = retry_of(settings, self.settings.outbox, self.context)
             for webhook in settings.webhook:
-                webhook_keys(webhook, parts.context.environment)
-            parts.sending.configure(tables)
-            parts.zones.take_up(tables.zones)
-            await parts.telling.configure(settings)
+                webhook_keys(webhook, self.context.environment)
+            self.sending.configure(tables)
+            self.zones.take_up(tables.zones)
+            await self.telling.configure(settings)
         except (ValueError, StoreError) as error:
             return self.refuse(str(error))
         later = needs_restart(self.settings, settings)
         self.problems = tuple(f"[{name}] was changed; this takes effect at the next start" for name in later)
         self.taken_up, self.refused_at = self.clock.now(), None
-        self.metrics.declare_zones(parts.zones.names)
-        parts.settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
+        self.metrics.declare_zones(self.zones.names)
+        self.settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
-        parts.scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
+        self.scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.tables = tables = structs.replace(tables, settings=taken_up(self.settings, settings))
         self.settings = tables.settings
         if self.report is not None:
             await self.report.configure(self.settings)
         if not self.identity.drains_spool:
-            self.problems = (*self.problems, *await parts.listeners.reload(self.settings, tables.rules))
+            self.problems = (*self.problems, *await self.listeners.reload(self.settings, tables.rules))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
         return ""
 
@@ -189,15 +175,15 @@ class Worker:
 
     async def close_listeners(self) -> None:
         async with self._reloads:
-            self.parts.listeners.stop_accepting()
-        await self.parts.listeners.drain(self._left())
+            self.listeners.stop_accepting()
+        await self.listeners.drain(self._left())
 
     async def stop_scheduler(self) -> None:
-        await self.parts.scheduler.stop(self._left(least=1.0))
+        await self.scheduler.stop(self._left(least=1.0))
 
     async def close_settler(self) -> None:
-        await self.parts.settler.drain(self._left())  # of the webhooks, which have stopped by now
-        await self.parts.settler.close()
+        await self.settler.drain(self._left())  # of the webhooks, which have stopped by now
+        await self.settler.close()
 
     def note_left_over(self, left: str) -> None:
         """Record the reason to keep the spool of a removed worker although it contains no delivery."""
@@ -217,7 +203,7 @@ class Worker:
 
     def addresses(self) -> list[str]:
         """Return the addresses of listeners as in the configuration, with real ports in place of port 0."""
-        return self.parts.listeners.addresses
+        return self.listeners.addresses
 
     @property
     def http_port(self) -> int | None:
@@ -225,32 +211,31 @@ class Worker:
 
     def failed_elsewhere(self, text: str) -> None:
         """Count a failed login at another worker."""
-        self.parts.listeners.failed_elsewhere(text)
+        self.listeners.failed_elsewhere(text)
 
     def all_problems(self) -> tuple[str, ...]:
         """Return the problems of all parts."""
-        parts = self.parts
         asked = (
             self.drop,
             self.endpoints.parts,
-            parts.sending,
-            parts.scheduler,
+            self.sending,
+            self.scheduler,
             self.store,
             self.history,
-            parts.telling.webhooks,
-            parts.clock_watch,
-            parts.operations.journal,
-            parts.orders,
+            self.telling.webhooks,
+            self.clock_watch,
+            self.operations.journal,
+            self.orders,
         )
         return (
             *self.problems,
             *filter(None, (self._left_over, self.key_problem)),
-            *parts.listeners.problems,
+            *self.listeners.problems,
             *(text for part in asked if part is not None for text in part.problems()),
         )
 
     async def status(self) -> RelayStatus:
-        listeners = self.parts.listeners
+        listeners = self.listeners
         accepted, delivered = self.metrics.per_minute.counts()
         return structs.replace(
             await self.endpoints.board.status(self.settings, self.all_problems()),
