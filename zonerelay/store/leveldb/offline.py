@@ -41,19 +41,7 @@ from zonerelay.store import records
 from zonerelay.store.check import CheckOptions, DamageKind, RepairResult, Salvage, SpoolContents, Tell
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.port import Op, Write
-from zonerelay.store.leveldb.damage.directory import (
-    MARK_NAME,
-    READY_NAME,
-    REPAIR_NAME,
-    DamagedSpoolError,
-    SyncMark,
-    found_logs,
-    is_database_file,
-    lock_directory,
-    read_mark,
-    refuse_half_repaired,
-    write_mark,
-)
+from zonerelay.store.leveldb.damage import directory as files
 from zonerelay.store.leveldb.damage.format import (
     Manifest,
     named_in,
@@ -87,11 +75,11 @@ def repair_leveldb(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, car
 
     Blocks. Raises StoreError with a message, or OSError.
     """
-    work = spool / REPAIR_NAME
-    lock = lock_directory(spool)
+    work = spool / files.REPAIR_NAME
+    lock = files.lock_directory(spool)
     try:
-        if (work / READY_NAME).exists():
-            done = msgspec.json.decode((work / READY_NAME).read_bytes(), type=RepairResult)
+        if (work / files.READY_NAME).exists():
+            done = msgspec.json.decode((work / files.READY_NAME).read_bytes(), type=RepairResult)
             if not carry_out:
                 return done
         else:
@@ -103,14 +91,14 @@ def repair_leveldb(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, car
                     return msgspec.structs.replace(done, kept="")
                 done = msgspec.structs.replace(done, kept=str(_keep(spool, home, work)))
                 durable.sync_tree(work)  # the exchange deletes its source
-                durable.write(work / READY_NAME, msgspec.json.encode(done))
+                durable.write(work / files.READY_NAME, msgspec.json.encode(done))
             finally:
-                if not (work / READY_NAME).exists():
+                if not (work / files.READY_NAME).exists():
                     shutil.rmtree(work, ignore_errors=True)
                     os.utime(spool, ns=(times.st_atime_ns, times.st_mtime_ns))
         _exchange(spool, work / "new")
         # This comes first. A repair that found the mark next to the new database would repeat the exchange.
-        (work / READY_NAME).unlink()
+        (work / files.READY_NAME).unlink()
         durable.sync_directory(work)
         shutil.rmtree(work)
         return done
@@ -140,7 +128,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> RepairRes
             raise StoreError(f"LevelDB's own repair of {spool} {failed}; nothing was changed")
         lost += _name_blocks(spool, damaged_tables(old))
         # A spool without a record of its format is accepted, because the configuration names it.
-        write_mark(old, SyncMark(records.FORMAT_VERSION.decode(), 0, 0))
+        files.write_mark(old, files.SyncMark(records.FORMAT_VERSION.decode(), 0, 0))
     tell(0, octets)
     source, target = (LevelDb(path, write_buffer=_WRITE_BUFFER) for path in (old, work / "new"))
     try:
@@ -194,7 +182,7 @@ def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
             lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw.octets[end:])}")
     mark = _mark_of(spool)
     logs = [(path, _read(path, lost).octets) for path in needed.logs]
-    for log in found_logs(logs, mark, needed.last_sequence, verify=True):
+    for log in files.found_logs(logs, mark, needed.last_sequence, verify=True):
         tell(0, 0)
         (old / log.path.name).write_bytes(write_log(log.contents.records))
         for gap in log.contents.gaps:
@@ -248,9 +236,9 @@ def _read(path: Path, lost: list[str]) -> _RepairRecords:
     return _RepairRecords(bytes(out), is_whole=False)
 
 
-def _mark_of(spool: Path) -> SyncMark | None:
+def _mark_of(spool: Path) -> files.SyncMark | None:
     try:
-        return read_mark(spool)
+        return files.read_mark(spool)
     except OSError:
         return None
 
@@ -308,7 +296,7 @@ def _manifest(spool: Path, noted: list[str]) -> Manifest:
 
 
 def _database_files(spool: Path) -> list[Path]:
-    return sorted(path for path in spool.iterdir() if path.is_file() and is_database_file(path.name))
+    return sorted(path for path in spool.iterdir() if path.is_file() and files.is_database_file(path.name))
 
 
 # --- the new database
@@ -385,18 +373,18 @@ def _exchange(spool: Path, new: Path) -> None:
     for draft in spool.glob(f"*{durable.DRAFT}"):  # left by a write that was killed
         draft.unlink()
     if _mark_of(spool) is None:
-        durable.write(spool / MARK_NAME, SyncMark(records.FORMAT_VERSION.decode(), 0, 0).encode())
+        durable.write(spool / files.MARK_NAME, files.SyncMark(records.FORMAT_VERSION.decode(), 0, 0).encode())
     for path in sorted(_database_files(spool), key=lambda each: each.name != "CURRENT"):
-        if path.name != MARK_NAME:
+        if path.name != files.MARK_NAME:
             path.unlink()
     durable.sync_directory(spool)
     owner = spool.stat()
     for path in sorted(
-        _database_files(new), key=lambda each: (each.name == "CURRENT", each.name == MARK_NAME)
+        _database_files(new), key=lambda each: (each.name == "CURRENT", each.name == files.MARK_NAME)
     ):
         if os.geteuid() == 0:
             os.chown(path, owner.st_uid, owner.st_gid)
-        if path.name in (MARK_NAME, "CURRENT"):
+        if path.name in (files.MARK_NAME, "CURRENT"):
             durable.sync_directory(spool)
             durable.write(spool / path.name, path.read_bytes())
         else:
@@ -433,7 +421,7 @@ def _check_snapshot(spool: Path, examination: CheckOptions) -> SpoolContents:
     try:
         db.open()
     except StoreOpenError as error:
-        damaged(error.finding if isinstance(error, DamagedSpoolError) else str(error))
+        damaged(error.finding if isinstance(error, files.DamagedSpoolError) else str(error))
         return SpoolContents(0, 0, octets)
     try:
         for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
@@ -484,7 +472,7 @@ def take_snapshot(spool: Path, into: Path) -> None:
     A compaction may remove a file after the manifest was copied and before the file is. Then the snapshot
     starts again. If `into` is on another file system, the tables are copied after a check of the free space.
     """
-    refuse_half_repaired(spool)
+    files.refuse_half_repaired(spool)
     for _ in range(TRIES):
         try:
             before = _manifest_state(spool)
@@ -519,7 +507,7 @@ def _copy_state(spool: Path, into: Path) -> None:
     # The mark defines what a log must contain, so it is copied first. If a newer log exists, the older one is
     # complete, so the logs together are a prefix of all writes.
     names = sorted(os.listdir(spool))  # noqa: PTH208 - names alone
-    first = [name for name in (MARK_NAME, "CURRENT") if name in names]
+    first = [name for name in (files.MARK_NAME, "CURRENT") if name in names]
     manifests = [name for name in names if name.startswith("MANIFEST-")]
     for name in (*first, *manifests, *filter(_LOG.fullmatch, names)):
         shutil.copyfile(spool / name, into / name)

@@ -25,41 +25,13 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.directories import FILE_NAME, lacks_inodes, make_configured, take_from_others
-from zonerelay.store.leveldb.damage.directory import (
-    MARK_NAME,
-    DamagedSpoolError,
-    DirectoryState,
-    FoundLog,
-    RequiredFiles,
-    SyncMark,
-    drop_leftovers,
-    judge,
-    last_written,
-    lock_directory,
-    look_at,
-    newest_log,
-    own_names,
-    write_mark,
-)
+from zonerelay.store.leveldb import engine
+from zonerelay.store.leveldb.damage import directory as files
 from zonerelay.store.leveldb.damage.format import identities_in, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_NAMED, Loss, Losses, identity_of
-from zonerelay.store.leveldb.engine import (
-    FAILURES,
-    Database,
-    Handle,
-    LevelDbCorruptionError,
-    LevelDbError,
-    connect,
-    has_words,
-    is_full,
-    is_locked,
-    is_there,
-    peek,
-    words,
-)
 
 _OWN_FILE = re.compile(
-    rf"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|ldb|sst|dbtmp)|{FILE_NAME}|{MARK_NAME}(\.(\d+\.)?part)?|{DIRECTORY}"
+    rf"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|ldb|sst|dbtmp)|{FILE_NAME}|{files.MARK_NAME}(\.(\d+\.)?part)?|{DIRECTORY}"
 )
 _TRIAL = "trial"
 
@@ -70,7 +42,7 @@ class OutOfSpaceError(StoreOpenError, StoreFullError):
     """The disk is full, but LevelDB must write before it can open the spool."""
 
 
-class LevelDb(Database):
+class LevelDb(engine.Database):
     """An open spool directory."""
 
     def __init__(self, path: Path, *, write_buffer: int) -> None:
@@ -79,7 +51,7 @@ class LevelDb(Database):
         self._write_buffer = write_buffer
         self._is_tight = False
         self._lock = -1
-        self._mark: SyncMark | None = None
+        self._mark: files.SyncMark | None = None
         self._missing = set[str]()
         self._manifest_size = 0
         self.last_used = 0.0
@@ -94,48 +66,48 @@ class LevelDb(Database):
         _make_directory(self.path)
         try:
             if self._lock < 0:
-                self._lock = lock_directory(self.path)
-            self.last_used = self.last_used or last_written(self.path)
+                self._lock = files.lock_directory(self.path)
+            self.last_used = self.last_used or files.last_written(self.path)
             self._db = self._connect()
             self._check_format()
             take_from_others(self.path)
         except BaseException as error:
             self.close()
-            if isinstance(error, StoreOpenError) or not isinstance(error, (*FAILURES, StoreError)):
+            if isinstance(error, StoreOpenError) or not isinstance(error, (*engine.FAILURES, StoreError)):
                 raise
             raise self.open_error(error) from error
         self.note_synced()
 
     def open_error(self, error: Exception) -> StoreOpenError:
         """Return an error whose text describes what failed at opening and advises the operator."""
-        path, text = self.path, words(error)
-        if is_locked(error):
+        path, text = self.path, engine.words(error)
+        if engine.is_locked(error):
             return StoreOpenError(
                 f"another zonerelay has opened {path}; stop it or choose another [spool] path"
             )
-        if is_full(error) and lacks_inodes(path):
+        if engine.is_full(error) and lacks_inodes(path):
             return OutOfSpaceError(
                 f"the file system of the spool {path} has no free inodes (df -i); remove files there and "
                 f"restart ({text})"
             )
-        if is_full(error):
+        if engine.is_full(error):
             # An opening writes no more, because the logs become tables.
             needed = sum(log.stat().st_size for log in path.glob("*.log")) + 2 * self._write_buffer
             return OutOfSpaceError(
                 f"the file system of the spool {path} is full; free {rough_size(needed)} and restart ({text})"
             )
-        if has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
+        if engine.has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
             return StoreOpenError(
                 f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount "
                 "options of its disk"
             )
-        if has_words(error, errno.EIO):
+        if engine.has_words(error, errno.EIO):
             return StoreOpenError(
                 f"the disk of the spool {path} has an error: {text}; nothing was changed. Check the kernel "
                 "log, and copy the directory to another disk while it can be read (GNU ddrescue for single "
                 "files); to accept new mail in the meantime, set another [spool] path"
             )
-        return DamagedSpoolError(path, text)
+        return files.DamagedSpoolError(path, text)
 
     def reopen(self, *, full: bool = False) -> None:
         """Recover the log up to the last complete batch after a failed write, and start a new log.
@@ -159,18 +131,18 @@ class LevelDb(Database):
             os.close(self._lock)
             self._lock = -1
 
-    def _connect(self) -> Handle:
+    def _connect(self) -> engine.Handle:
         try:
             return self._open_judged()
-        except LevelDbError as error:
-            if not is_full(error) or not drop_leftovers(self.path):
+        except engine.LevelDbError as error:
+            if not engine.is_full(error) or not files.drop_leftovers(self.path):
                 raise
         return self._open_judged()
 
-    def _open_judged(self) -> Handle:
+    def _open_judged(self) -> engine.Handle:
         """Open the database after checking what LevelDB would change or silently drop."""
         self.losses.refresh()
-        found = judge(self.path)
+        found = files.judge(self.path)
         if found.mark is not None:
             judge_format(self.path, found.mark.format.encode(), is_empty=False)
         elif not found.is_new:
@@ -189,21 +161,23 @@ class LevelDb(Database):
             except OSError as error:
                 _log.error("the spool %s could not be left as it was: %s", self.path, error)
             raise
-        mending.settle(lambda identity: is_there(db, records.metadata_key(MessageId(identity))))
+        mending.settle(lambda identity: engine.is_there(db, records.metadata_key(MessageId(identity))))
         return db
 
-    def _open_mended(self, mending: DatabaseRepair, *, is_new: bool) -> Handle:
+    def _open_mended(self, mending: DatabaseRepair, *, is_new: bool) -> engine.Handle:
         try:
-            return connect(self.path, write_buffer=self._write_buffer, create=is_new, is_tight=self._is_tight)
-        except LevelDbCorruptionError:
-            suspects = judge(self.path, verify=True).suspects
+            return engine.connect(
+                self.path, write_buffer=self._write_buffer, create=is_new, is_tight=self._is_tight
+            )
+        except engine.LevelDbCorruptionError:
+            suspects = files.judge(self.path, verify=True).suspects
             if not suspects:
                 raise
             for log in suspects:
                 mending.mend(log)
-        return connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
+        return engine.connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
 
-    def _look_at(self, found: DirectoryState) -> None:
+    def _look_at(self, found: files.DirectoryState) -> None:
         """Check a database without a mark, which is of an older release or of another program. Opening it
         would change it, so links to its files are opened. Raises StoreOpenError; other errors are left to the
         opening itself.
@@ -214,8 +188,8 @@ class LevelDb(Database):
             trial.mkdir(mode=0o700)
             for name in found.files:
                 os.link(self.path / name, trial / name)
-            version, is_empty = peek(trial, records.META_FORMAT, write_buffer=self._write_buffer)
-        except (LevelDbError, OSError):
+            version, is_empty = engine.peek(trial, records.META_FORMAT, write_buffer=self._write_buffer)
+        except (engine.LevelDbError, OSError):
             return
         finally:
             shutil.rmtree(trial, ignore_errors=True)
@@ -253,9 +227,9 @@ class LevelDb(Database):
         if self._suspect or self._db is None:
             return
         try:
-            found = look_at(self.path, self._mark, self._manifest_size)
+            found = files.look_at(self.path, self._mark, self._manifest_size)
         except OSError as error:
-            found = RequiredFiles(self._manifest_size, str(error))
+            found = files.RequiredFiles(self._manifest_size, str(error))
         self._manifest_size = found.manifest
         if found.missing and found.missing not in self._missing:
             self._missing.add(found.missing)
@@ -269,11 +243,11 @@ class LevelDb(Database):
         if self._suspect:
             return
         try:
-            mark = SyncMark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
+            mark = files.SyncMark(records.FORMAT_VERSION.decode(), *files.newest_log(self.path))
             if self._mark is not None and (mark.log, mark.size) < (self._mark.log, self._mark.size):
                 return  # `look` reports it
             if mark != self._mark:
-                write_mark(self.path, mark)
+                files.write_mark(self.path, mark)
                 self._mark = mark
         except OSError as error:
             _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
@@ -328,16 +302,16 @@ class DatabaseRepair:
     with all intact records. Until LevelDB has opened the database, `undo` restores the original files.
     """
 
-    def __init__(self, directory: Path, losses: Losses, mark: SyncMark | None) -> None:
+    def __init__(self, directory: Path, losses: Losses, mark: files.SyncMark | None) -> None:
         self._directory = directory
         self._losses = losses
         self._mark = mark
-        self._mended: list[tuple[FoundLog, Loss | None]] = []
+        self._mended: list[tuple[files.FoundLog, Loss | None]] = []
         """The logs that were replaced, and what each has lost."""
-        self._names = own_names(directory)
+        self._names = files.own_names(directory)
         self._current = _current(directory / "CURRENT")
 
-    def mend(self, log: FoundLog) -> None:
+    def mend(self, log: files.FoundLog) -> None:
         """Replace a log with its intact records. Raises OSError, in which case the log is unchanged."""
         loss = self._account_for(log) if log.contents.gaps else None
         whole = write_log(log.contents.records)
@@ -364,7 +338,7 @@ class DatabaseRepair:
     def undo(self) -> None:
         """Restore the original files because LevelDB could not open the database. Raises OSError."""
         if _current(self._directory / "CURRENT") == self._current:
-            for name in own_names(self._directory) - self._names:
+            for name in files.own_names(self._directory) - self._names:
                 (self._directory / name).unlink()
         for log, loss in self._mended:
             kept = None if loss is None else self._losses.kept_at(loss)
@@ -378,7 +352,7 @@ class DatabaseRepair:
             self._write_mark(self._mark)
         self._mended.clear()
 
-    def _account_for(self, log: FoundLog) -> Loss:
+    def _account_for(self, log: files.FoundLog) -> Loss:
         identity, kept = self._losses.keep(log.path, log.raw)
         named: list[str] = []
         for gap in log.contents.gaps:
@@ -393,11 +367,11 @@ class DatabaseRepair:
         self._losses.note(loss)
         return loss
 
-    def _write_mark(self, mark: SyncMark) -> None:
-        durable.write(self._directory / MARK_NAME, mark.encode())
+    def _write_mark(self, mark: files.SyncMark) -> None:
+        durable.write(self._directory / files.MARK_NAME, mark.encode())
 
 
-def _description(log: FoundLog) -> str:
+def _description(log: files.FoundLog) -> str:
     gaps = log.contents.gaps
     shown = ", ".join(f"{gap.start:,} to {gap.end:,}" for gap in gaps[:3])
     if gaps[-1].end >= len(log.raw) and len(gaps) <= 3:

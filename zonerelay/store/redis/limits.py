@@ -15,22 +15,12 @@ from zonerelay.limits.values import AuthorityError
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import (
-    Argument,
-    LuaScript,
-    RedisConnection,
-    RedisEndpoint,
-    Reply,
-    SharedConnection,
-    Subscription,
-    as_list,
-    open_channel,
-)
+from zonerelay.store.redis import connection
 
-_READ = LuaScript(
+_READ = connection.LuaScript(
     "#!lua flags=no-writes\nlocal t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
 )
-_REPLACE = LuaScript("""#!lua flags=allow-oom
+_REPLACE = connection.LuaScript("""#!lua flags=allow-oom
 local old, new = ARGV[1], ARGV[2]
 if (redis.call('GET', KEYS[1]) or '') ~= old then return 0 end
 if new == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
@@ -44,12 +34,12 @@ class RedisRecordStore:
 
     name = "the spool's Redis server"
 
-    def __init__(self, server: RedisEndpoint) -> None:
+    def __init__(self, server: connection.RedisEndpoint) -> None:
         self._server = server
         self._prefix = server.settings.prefix.encode()
         self._notices = self._prefix + b"limits"
-        self._connection = RedisConnection(server, _load)
-        self._channel: Subscription | None = None
+        self._connection = connection.RedisConnection(server, _load)
+        self._channel: connection.Subscription | None = None
         self._broken = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
 
@@ -58,14 +48,14 @@ class RedisRecordStore:
         self._broken.clear()
         try:
             await self._connection.wire()
-            channel = self._channel = await open_channel(self._server, self._notices)
+            channel = self._channel = await connection.open_channel(self._server, self._notices)
         except StoreError as error:
             await self._hang_up()
             raise AuthorityError(str(error)) from error
         self._listening = asyncio.get_running_loop().create_task(self._listen(channel, on_notice))
 
     async def read(self, zone: str) -> VersionedRecord:
-        reply = as_list(await self._ask(_READ, zone))
+        reply = connection.as_list(await self._ask(_READ, zone))
         data, seconds, microseconds = reply
         assert data is None or isinstance(data, bytes)
         assert isinstance(seconds, bytes)
@@ -94,7 +84,9 @@ class RedisRecordStore:
         if channel is not None:
             await channel.close()
 
-    async def _ask(self, script: LuaScript, zone: str, *values: Argument) -> Reply:
+    async def _ask(
+        self, script: connection.LuaScript, zone: str, *values: connection.Argument
+    ) -> connection.Reply:
         """Run a script on the current wire. A wire that the server has closed is replaced, without a report
         that limits are lost.
         """
@@ -107,7 +99,7 @@ class RedisRecordStore:
             self._broken.set()
             raise AuthorityError(str(error)) from error
 
-    async def _listen(self, channel: Subscription, on_notice: Callable[[str], None]) -> None:
+    async def _listen(self, channel: connection.Subscription, on_notice: Callable[[str], None]) -> None:
         try:
             while True:
                 on_notice((await channel.next()).decode())
@@ -115,6 +107,6 @@ class RedisRecordStore:
             self._broken.set()
 
 
-async def _load(wire: SharedConnection) -> None:
+async def _load(wire: connection.SharedConnection) -> None:
     """Load the scripts. The spool's own connections check the durability of the server."""
-    await LuaScript.load(wire, (_READ, _REPLACE))
+    await connection.LuaScript.load(wire, (_READ, _REPLACE))

@@ -23,14 +23,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.model.envelope import Notify, Origin, Ret
-from zonerelay.transfer.others.foreign import (
-    ForeignMessage,
-    OpenRecipient,
-    attempt_of,
-    orcpt_of,
-    source_of,
-    xtext,
-)
+from zonerelay.transfer.others import foreign
 from zonerelay.transfer.stored import Source, TransferError
 
 QUEUES = ("maildrop", "incoming", "active", "deferred", "hold")
@@ -71,7 +64,7 @@ class Records(msgspec.Struct):
     sender: str = ""
     created: float = 0.0
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
-    recipients: list[OpenRecipient] = msgspec.field(default_factory=list)
+    recipients: list[foreign.OpenRecipient] = msgspec.field(default_factory=list)
 
 
 def parse_records(text: str) -> Records:
@@ -91,10 +84,10 @@ def parse_records(text: str) -> Records:
                 (wishes if key in ("notify_flags", "dsn_orig_rcpt") else records.attributes)[key] = output
             case "recipient":
                 records.recipients.append(
-                    OpenRecipient(
+                    foreign.OpenRecipient(
                         address=value,
                         notify=Notify(int(wishes.get("notify_flags", 0)) & 15),
-                        orcpt=orcpt_of(wishes.get("dsn_orig_rcpt", "")),
+                        orcpt=foreign.orcpt_of(wishes.get("dsn_orig_rcpt", "")),
                     )
                 )
                 wishes = {}
@@ -116,11 +109,11 @@ async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
         files = list(_files(queue))
         reasons = _reasons(await tools.run("postqueue", "-j"))
 
-        async def read(file: _QueueFile) -> ForeignMessage | None:
+        async def read(file: _QueueFile) -> foreign.ForeignMessage | None:
             return await _message(tools, file, reasons.get(file.path.name, {}))
 
         octets = sum(each.size for each in files)
-        yield source_of(
+        yield foreign.source_of(
             files, read, name=lambda file: file.path.name, octets=octets, now=now, together=_TOGETHER
         )
 
@@ -201,7 +194,7 @@ def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
     }
 
 
-async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> ForeignMessage | None:
+async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> foreign.ForeignMessage | None:
     """Read a message. Raise ValueError if it is not valid."""
     if file.queue == "maildrop":
         raise ValueError("it is in maildrop and has not been through cleanup; start Postfix briefly")
@@ -224,7 +217,7 @@ async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> 
         if await process.wait():
             raise ValueError(f"postcat: {complaint.decode('utf-8', 'replace').strip()}")
 
-    return ForeignMessage(
+    return foreign.ForeignMessage(
         # Postfix reuses short ids, so the time is part of the name.
         key=f"postfix {file.path.name} {records.created:.0f}",
         sender=records.sender,
@@ -234,7 +227,7 @@ async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> 
         held=file.queue == "hold",
         eight_bit=attributes.get("encoding") == "8bit",
         ret=_RET.get(attributes.get("ret_flags", ""), Ret.UNSET),
-        envid=xtext(attributes.get("envelope_id", "")),
+        envid=foreign.xtext(attributes.get("envelope_id", "")),
         origin=Origin(
             client_address=attributes.get("client_address", ""),
             helo=attributes.get("helo_name", ""),
@@ -244,8 +237,8 @@ async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> 
     )
 
 
-def _deferred(recipient: OpenRecipient, file: _QueueFile, reason: str) -> OpenRecipient:
+def _deferred(recipient: foreign.OpenRecipient, file: _QueueFile, reason: str) -> foreign.OpenRecipient:
     if not reason:
         return recipient
-    last = attempt_of(reason, file.path.stat().st_ctime)
+    last = foreign.attempt_of(reason, file.path.stat().st_ctime)
     return structs.replace(recipient, attempts=1, due=file.due, last=last)
