@@ -33,20 +33,15 @@ from zonerelay.process.setup import (
     Identity,
     StartError,
     allow_reload,
-    build_redactor,
-    close_to_others,
     identity_of,
-    log_format,
-    prepare_home,
-    put_off_reload,
-    raise_limits,
+    open_log,
+    prepare_process,
     tune_for_mail,
 )
 from zonerelay.process.sockets import Notifier
 from zonerelay.process.tasks import RepeatedWork
 from zonerelay.process.threads import OPERATORS, STORE
 from zonerelay.store.spool_paths import spools_beyond
-from zonerelay.telemetry.logs.logs import configure as configure_logs
 from zonerelay.worker.build import build
 from zonerelay.worker.worker import Worker, until_empty
 
@@ -88,15 +83,11 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
             take_alone(settings)
         return _run(config, settings, identity, channel)
     except (StartError, OSError, ValueError) as error:
-        Notifier({}, _ignore, channel).status(str(error))
+        Notifier({}, channel=channel).status(str(error))
         return _failed(error)
     except Exception as error:
-        Notifier({}, _ignore, channel).status(f"{type(error).__name__}: {error}")
+        Notifier({}, channel=channel).status(f"{type(error).__name__}: {error}")
         raise
-
-
-def _ignore(error: OSError) -> None:
-    """Ignore the error: a channel has no errors to report."""
 
 
 def _failed(error: Exception) -> int:
@@ -105,10 +96,7 @@ def _failed(error: Exception) -> int:
 
 
 def _run(config: Path, settings: Settings, identity: Identity, channel: socket.socket | None) -> int:
-    put_off_reload()
-    close_to_others()
-    prepare_home(settings)
-    raise_limits()
+    prepare_process(settings)
     tune_for_mail()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, settings, identity, channel))
@@ -116,13 +104,7 @@ def _run(config: Path, settings: Settings, identity: Identity, channel: socket.s
 
 async def _serve(config: Path, settings: Settings, identity: Identity, channel: socket.socket | None) -> int:
     clock = SystemClock()
-    redactor = build_redactor(settings)
-    log = configure_logs(
-        log_format(settings),
-        clock=clock,
-        redact=redactor.text,
-        worker=identity.index if identity.supervised else None,
-    )
+    log, redactor = open_log(settings, clock, identity.index if identity.supervised else None)
     hostname = resolve_hostname(settings, socket.getfqdn)
     notifier = Notifier(os.environ, lambda error: worker.events.error("systemd", error), channel)
     collector = GcTimer()

@@ -1,4 +1,4 @@
-"""Prepares every process of the relay: system limits, memory, and the key of the log's pseudonyms."""
+"""Prepares every process of the relay: system limits, memory, the log, and the key of its pseudonyms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ import msgspec
 
 from zonerelay import durable
 from zonerelay.config.settings import HistoryAddresses, LogFormat, Settings
+from zonerelay.model.clock import Clock
 from zonerelay.process.sockets import InheritedSockets
+from zonerelay.telemetry.logs.logs import LogWriter, configure
 from zonerelay.telemetry.logs.redact import KEY_SIZE, RedactKeyError, Redactor, load_or_create_key
 
 # The identity of a worker in its relay: its number, and the sockets that its starter hands over to it.
@@ -108,28 +110,21 @@ def prepare_home(settings: Settings) -> Path:
     return home
 
 
-def close_to_others() -> None:
-    """Prevent other users of the machine from reading files that this process creates, whatever mode LevelDB
-    sets. The permissions of the group follow the umask with which the process was started.
-    """
-    os.umask(os.umask(0o077) | stat.S_IRWXO)
-
-
-def raise_limits() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        # Each connection uses a descriptor, and so does every open table file of the spool.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def put_off_reload() -> None:
-    """Delay a SIGHUP until `allow_reload`: it would terminate a process that is still starting. Workers
-    inherit this.
-    """
+def prepare_process(settings: Settings) -> Path:
+    """Prepare a process that runs the relay, and return its home, as `prepare_home` does."""
+    # A SIGHUP would terminate a process that is still starting. Workers inherit this.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    # Other users cannot read files that this process creates, whatever mode LevelDB sets. The permissions of
+    # the group follow the umask with which the process was started.
+    os.umask(os.umask(0o077) | stat.S_IRWXO)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Each connection uses a descriptor, and so does every open table file of the spool.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return prepare_home(settings)
 
 
 def allow_reload() -> None:
+    """Deliver the SIGHUP that `prepare_process` has delayed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
@@ -144,15 +139,13 @@ def tune_for_mail() -> None:
     mallopt(M_ARENA_MAX, 2)
 
 
-def build_redactor(settings: Settings) -> Redactor:
-    """Return the redactor of the log. A person at a terminal sees plain addresses."""
-    hides = settings.log.redact and not sys.stderr.isatty()
-    return _with_key(settings) if hides else Redactor(b"", enabled=False)
-
-
-def log_format(settings: Settings) -> LogFormat:
-    """Return the format of the log, which is text on a terminal."""
-    return LogFormat.TEXT if sys.stderr.isatty() else settings.log.format
+def open_log(settings: Settings, clock: Clock, worker: int | None = None) -> tuple[LogWriter, Redactor]:
+    """Return the log and its redactor. A person at a terminal sees text with plain addresses."""
+    is_terminal = sys.stderr.isatty()
+    hides = settings.log.redact and not is_terminal
+    redactor = _with_key(settings) if hides else Redactor(b"", enabled=False)
+    form = LogFormat.TEXT if is_terminal else settings.log.format
+    return configure(form, clock=clock, redact=redactor.text, worker=worker), redactor
 
 
 @cache

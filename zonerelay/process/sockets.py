@@ -40,7 +40,7 @@ class Notifier:
     def __init__(
         self,
         environ: Mapping[str, str],
-        on_error: Callable[[OSError], None],
+        on_error: Callable[[OSError], None] = lambda _: None,
         channel: socket.socket | None = None,
     ) -> None:
         self._channel = channel

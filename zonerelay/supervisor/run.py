@@ -32,16 +32,7 @@ from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.operations.errors import AnotherRelayError, ControlError
-from zonerelay.process.setup import (
-    StartError,
-    allow_reload,
-    build_redactor,
-    close_to_others,
-    log_format,
-    prepare_home,
-    put_off_reload,
-    raise_limits,
-)
+from zonerelay.process.setup import StartError, allow_reload, open_log, prepare_process
 from zonerelay.process.sockets import InheritedSockets, Notifier
 from zonerelay.process.tasks import RetriedComponents
 from zonerelay.store.spool_paths import count_of, spools_beyond
@@ -55,19 +46,14 @@ from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
 from zonerelay.telemetry.events.events import http_request
 from zonerelay.telemetry.logs.logs import LogWriter
-from zonerelay.telemetry.logs.logs import configure as configure_logs
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 
 def supervise(config: Path, settings: Settings) -> int:
     """Run a relay with several workers and return the exit status. Raise StartError and OSError."""
-    put_off_reload()
-    close_to_others()
-    home = prepare_home(settings)
-    raise_limits()
-    redactor = build_redactor(settings)  # created before the workers need it
-    log = configure_logs(log_format(settings), clock=SystemClock(), redact=redactor.text)
+    home = prepare_process(settings)
+    log, redactor = open_log(settings, SystemClock())  # the key is created before the workers need it
     patience = settings.shutdown_timeout + STOP_GRACE
 
     def waiting(holders: str) -> None:
