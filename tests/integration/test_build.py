@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,12 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def everything(directory: Path) -> Settings:
     """A relay with all its parts."""
     hook = WebhookSettings(name="hook", url="http://127.0.0.1:1/", events=("delivered",))
-    chosen = settings(directory, zone=ZoneSettings(next_hop="127.0.0.1:1"))
-    return replace(chosen, webhook=(hook,), report=ReportSettings(to=("postmaster@example.org",)))
+    return settings(
+        directory,
+        zone=ZoneSettings(next_hop="127.0.0.1:1"),
+        webhook=(hook,),
+        report=ReportSettings(to=("postmaster@example.org",)),
+    )
 
 
 async def built(chosen: Settings) -> Worker:

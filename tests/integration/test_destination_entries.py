@@ -1,10 +1,12 @@
-"""[[destination]] from a client to the hosts: other TLS and limits for some, at once after a reload."""
+"""What is demanded of a destination, by [[destination]] and by MTA-STS, from a client to the hosts."""
 
 from __future__ import annotations
 
+import json
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +14,23 @@ import pytest
 import trustme
 
 from tests.support.certificates import make
-from tests.support.dns import FakeDns
+from tests.support.dns import SERVFAIL, FakeDns, Records
+from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
+from zonerelay.cli.operate.explain import _facts as explain_facts
 from zonerelay.config.settings import (
     DestinationSettings,
     RetrySettings,
-    Settings,
     TlsMode,
     ZoneSettings,
 )
+from zonerelay.routing.mta_sts import HTTPS_PORT
 
 HOST = "mx.provider.example"
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
+# Fails once and then waits: what happened is seen, and nothing happens twice.
 PATIENT = RetrySettings(schedule=(600.0,), jitter=0.0)
 
 
@@ -34,23 +39,27 @@ def entry(**options: object) -> DestinationSettings:
 
 
 class Provider:
-    """One host that takes the mail of strict.example and plain.example."""
+    """A host that takes the mail of strict.example and plain.example, its DNS, and a relay before it."""
+
+    mta_sts = False
+    policy_port = HTTPS_PORT
 
     def __init__(self, directory: Path, dns: FakeDns, sink: Sink) -> None:
         self.directory = directory
         self.dns = dns
         self.sink = sink
 
-    def settings(self, destination: Sequence[DestinationSettings], **zone: object) -> Settings:
-        options = {"port": self.sink.port, "allow_private_addresses": True, **zone}
-        chosen = ZoneSettings(**options)  # type: ignore[arg-type]  # options by name
-        return settings(
-            self.directory, zone=chosen, dns=self.dns.address, destination=destination, retry=PATIENT
-        )
-
     @asynccontextmanager
     async def relay(self, *destination: DestinationSettings, **zone: object) -> AsyncIterator[Running]:
-        async with relay_with(self.settings(destination, **zone)) as running:
+        options = {"port": self.sink.port, "allow_private_addresses": True, "mta_sts": self.mta_sts, **zone}
+        chosen = settings(
+            self.directory,
+            zone=ZoneSettings(**options),  # type: ignore[arg-type]  # options by name
+            dns=self.dns.address,
+            destination=destination,
+            retry=PATIENT,
+        )
+        async with relay_with(chosen, policy_port=self.policy_port) as running:
             yield running
 
 
@@ -165,3 +174,244 @@ async def test_tables_that_cannot_be_read_change_nothing(provider: Provider) -> 
         assert "the previous configuration stays active" in running.worker.problems[0]
         await running.send("app@example.org", ["ann@strict.example"], MESSAGE)
         await running.until_logged("delivered")
+
+
+# ---- MTA-STS: real certificates, a real policy server, scripted DNS ---------------------------------
+
+
+DOMAIN = "example.com"
+MX = "mx.example.com"
+TO = f"ann@{DOMAIN}"
+PAGE = "/.well-known/mta-sts.txt"
+WEEK = 604_800
+
+
+def policy(mx: str = MX, *, mode: str = "enforce", max_age: int = WEEK) -> Page:
+    return Page(f"version: STSv1\nmode: {mode}\nmx: {mx}\nmax_age: {max_age}\n")
+
+
+def records() -> dict[str, Records]:
+    return {
+        DOMAIN: {"MX": [f"10 {MX}"]},
+        MX: {"A": [LOOPBACK]},
+        f"mta-sts.{DOMAIN}": {"A": [LOOPBACK]},
+        f"_mta-sts.{DOMAIN}": {"TXT": ['"v=STSv1; id=1;"']},
+    }
+
+
+class World(Provider):
+    """A domain with its MX host, its policy server and its DNS, and a relay that sends there."""
+
+    mta_sts = True
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        super().__init__(directory, FakeDns(records()), Sink())
+        self._stack = stack
+        self.authority = trustme.CA()
+        self.web = HttpsServer(self.authority, f"mta-sts.{DOMAIN}")
+        self.web.pages[PAGE] = policy()
+        self.held = directory / "mta-sts" / f"{DOMAIN}.json"
+
+    async def start(self, manners: Manners | None = None) -> None:
+        for server in (self.dns, self.web, self.sink):
+            await self._stack.enter_async_context(server)
+        self.policy_port = self.web.port
+        self.sink.manners = manners or self.manners(MX)
+
+    def manners(self, *names: str, authority: trustme.CA | None = None) -> Manners:
+        return Manners(tls=context(authority or self.authority, *names))
+
+    def kept_since(self, age: float) -> None:
+        """The relay has sent there before and holds a policy that is this old."""
+        self.held.parent.mkdir(exist_ok=True)
+        fields = {"domain": DOMAIN, "id": "1", "mode": "enforce", "patterns": [MX], "max_age": WEEK}
+        self.held.write_text(json.dumps(fields | {"fetched": time.time() - age}))
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        world = World(tmp_path, stack)
+        monkeypatch.setenv("SSL_CERT_FILE", str(world.web.trust(tmp_path)))
+        yield world
+
+
+async def delivered(running: Running) -> Mapping[str, object]:
+    await running.send("app@example.org", [TO], MESSAGE)
+    return (await running.until_logged("delivered"))[-1]
+
+
+async def deferred(running: Running) -> str:
+    await running.send("app@example.org", [TO], MESSAGE)
+    [line] = await running.until_logged("deferred")
+    assert running.log.named("delivered") == []
+    return str(line["reply"])
+
+
+# ---- who passes ------------------------------------------------------------------------------------
+
+
+async def test_a_host_of_the_policy_with_a_valid_certificate_gets_the_mail(world: World) -> None:
+    await world.start()
+    async with world.relay() as running:
+        assert (await delivered(running))["tls"] == "TLSv1.3 mta-sts"
+        assert world.web.asked == [(f"mta-sts.{DOMAIN}", "GET", PAGE)]
+        [fetched] = running.log.named("mta-sts-policy")
+        assert (fetched["domain"], fetched["mode"], fetched["policy"]) == (DOMAIN, "enforce", "1")
+        metrics = running.metrics()
+        assert 'zonerelay_mta_sts_lookups_total{result="enforce"} 1.0' in metrics
+        assert 'zonerelay_mta_sts_fetches_total{result="fetched"} 1.0' in metrics
+    assert json.loads(world.held.read_text())["patterns"] == [MX]
+
+
+async def test_without_the_option_nobody_is_asked(world: World) -> None:
+    await world.start()
+    async with world.relay(mta_sts=False) as running:
+        await delivered(running)
+    assert world.web.asked == []
+    assert world.dns.count(f"_mta-sts.{DOMAIN}", "TXT") == 0
+    assert not world.held.parent.exists()
+
+
+async def test_only_the_hosts_of_the_policy_are_used(world: World) -> None:
+    world.dns.zones[DOMAIN] = {"MX": ["5 evil.example.net", f"10 {MX}"]}
+    world.dns.zones["evil.example.net"] = {"A": [LOOPBACK]}
+    await world.start()
+    async with world.relay() as running:
+        assert (await delivered(running))["host"] == MX
+        [line] = running.log.named("mta-sts-mismatch")
+        assert (line["hosts"], line["mode"]) == ("evil.example.net", "enforce")
+        metrics = running.metrics()
+        assert 'zonerelay_mta_sts_mismatches_total{mode="enforce"} 1.0' in metrics
+
+
+# ---- who fails -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("certificate", ["another name", "another authority"])
+async def test_a_host_whose_certificate_is_not_valid_for_it_gets_nothing(
+    world: World, certificate: str
+) -> None:
+    await world.start(
+        world.manners("mx.example.net")
+        if certificate == "another name"
+        else world.manners(MX, authority=trustme.CA())
+    )
+    async with world.relay() as running:
+        assert "451 4.7." in await deferred(running)
+    assert world.sink.messages == []
+
+
+async def test_hosts_that_the_policy_does_not_name_get_nothing_and_the_mail_waits(world: World) -> None:
+    world.web.pages[PAGE] = policy("*.example.net")
+    await world.start()
+    async with world.relay() as running:
+        reply = await deferred(running)
+        assert reply == (
+            f"451 4.7.5 the MTA-STS policy 1 of {DOMAIN} does not include any of its MX hosts: {MX}"
+        )
+    assert world.sink.connections == 0
+
+
+async def test_a_policy_from_a_server_that_is_not_the_domains_counts_for_nothing(world: World) -> None:
+    world.web.show_certificate_for("mta-sts.example.net")
+    await world.start(Manners())
+    async with world.relay() as running:
+        assert (await delivered(running))["tls"] == ""
+        [line] = running.log.named("mta-sts-failed")
+        assert f"the certificate of mta-sts.{DOMAIN} is not trusted" in str(line["problem"])
+        assert "kept_until" not in line
+    assert world.web.asked == []
+
+
+async def test_a_policy_server_inside_our_network_is_not_asked(world: World) -> None:
+    await world.start()
+    async with world.relay(allow_private_addresses=False) as running:
+        await deferred(running)  # the MX host has a private address, too
+        [line] = running.log.named("mta-sts-failed")
+        assert "private addresses only" in str(line["problem"])
+    assert world.web.names == []
+
+
+# ---- who tries to talk the relay out of it ----------------------------------------------------------
+
+
+async def test_starttls_that_is_stripped_gets_no_mail(world: World) -> None:
+    await world.start(Manners())
+    async with world.relay() as running:
+        assert "451 4.7.4" in await deferred(running)
+    assert world.sink.messages == []
+
+
+@pytest.mark.parametrize("attack", ["server down", "record gone", "dns broken", "another page"])
+async def test_a_policy_that_is_kept_counts_whatever_is_suppressed(world: World, attack: str) -> None:
+    await world.start(Manners())
+    world.kept_since(3600)
+    match attack:
+        case "server down":
+            world.dns.zones[f"_mta-sts.{DOMAIN}"] = {"TXT": ['"v=STSv1; id=2;"']}
+            await world.web.stop()
+        case "record gone":
+            del world.dns.zones[f"_mta-sts.{DOMAIN}"]
+        case "dns broken":
+            world.dns.faults[f"_mta-sts.{DOMAIN}"] = SERVFAIL
+        case _:
+            world.dns.zones[f"_mta-sts.{DOMAIN}"] = {"TXT": ['"v=STSv1; id=2;"']}
+            world.web.pages[PAGE] = Page("<html>captive portal</html>", content_type="text/html")
+    async with world.relay() as running:
+        assert "451 4.7.4" in await deferred(running)
+        for line in running.log.named("mta-sts-failed"):
+            assert float(str(line["kept_until"])) > time.time() + WEEK - 7200
+    assert world.sink.messages == []
+    assert json.loads(world.held.read_text())["id"] == "1"
+
+
+# ---- [[destination]] has the last word ----------------------------------------------------------------
+
+
+async def test_a_destination_with_tls_of_its_own_overrides_the_policy(world: World) -> None:
+    world.web.pages[PAGE] = Page(policy("mx.example.net").body, delay=3)
+    await world.start(Manners())
+    entry = DestinationSettings(domain=(DOMAIN,), tls=TlsMode.OPPORTUNISTIC)
+    async with world.relay(entry) as running:
+        started = time.monotonic()
+        assert (await delivered(running))["tls"] == ""
+        assert time.monotonic() - started < 2  # nobody waited for the policy
+
+
+async def test_a_zone_that_verifies_keeps_its_own_demand_and_the_policys_hosts(world: World) -> None:
+    world.web.pages[PAGE] = policy("mx.example.net")
+    await world.start()
+    async with world.relay(tls=TlsMode.VERIFY) as running:
+        assert "451 4.7.5 the MTA-STS policy" in await deferred(running)
+
+
+async def test_two_domains_at_one_host_with_other_demands_share_its_limit_and_no_connection(
+    world: World,
+) -> None:
+    """example.com has a policy, example.net at the same host has none; one connection at a time."""
+    world.dns.zones["example.net"] = {"MX": [f"10 {MX}"]}
+    await world.start()
+    async with world.relay(max_connections_per_destination=1, connection_idle_timeout=30.0) as running:
+        for at in range(3):
+            await running.send("app@example.org", [TO], MESSAGE)
+            await running.send("app@example.org", ["bob@example.net"], MESSAGE)
+            await running.until_logged("delivered", count=2 * at + 2)
+        assert world.sink.open_peak == 1
+        assert world.sink.connections > 1
+    carried = {(received.peer, received.recipients[0].partition("@")[2]) for received in world.sink.messages}
+    assert len(world.sink.messages) == 6
+    assert len(carried) == len({peer for peer, _ in carried}) == world.sink.connections
+
+
+async def test_explain_names_the_policy_and_what_it_demands(world: World) -> None:
+    await world.start()
+    async with world.relay() as running:
+        found = await running.explain(TO)
+        assert (found.tls, found.tls_demand and found.tls_demand.because) == ("verify", "mta-sts")
+        assert found.mta_sts is not None
+        assert (found.mta_sts.mode, found.mta_sts.policy, found.mta_sts.mx) == ("enforce", "1", (MX,))
+        shown = "\n".join(str(cell) for row in explain_facts(found, time.time()) for cell in row)
+        assert "because of the domain's MTA-STS policy" in shown
+        assert "enforce, policy 1 until 20" in shown
+    assert world.sink.connections == 0

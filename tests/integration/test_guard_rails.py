@@ -98,8 +98,9 @@ async def house_in(
     zones = [ZoneSettings(name=name, next_hop=f"{LOOPBACK}:{sink.port}") for name in ("default", "bulk")]
     zones += more
     route = RouteSettings(recipient=("bulk.example",), zone="bulk")
-    chosen = settings(directory, zone=zones, route=(route,), listener=LISTENER)
-    chosen = replace(chosen, auth=AuthSettings(credentials=credentials))
+    chosen = settings(
+        directory, zone=zones, route=(route,), listener=LISTENER, auth=AuthSettings(credentials=credentials)
+    )
     async with relay_with(chosen, trouble_expected=trouble_expected) as running:
         yield House(running, credentials, sink)
 

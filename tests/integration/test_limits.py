@@ -53,7 +53,7 @@ def names(*domains: str) -> Mapping[str, Mapping[str, Sequence[str]]]:
 def chosen(
     directory: Path, dns: FakeDns, *zones: ZoneSettings, destination: Sequence[DestinationSettings] = ()
 ) -> Settings:
-    return replace(settings(directory, zone=zones, dns=dns.address), destination=tuple(destination))
+    return settings(directory, zone=zones, dns=dns.address, destination=tuple(destination))
 
 
 async def send(running: Running, domain: str, count: int = 1, recipients: int = 1) -> None:

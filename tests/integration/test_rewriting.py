@@ -50,7 +50,7 @@ async def test_routes_and_queue_know_the_other_addresses_and_the_header_has_them
 ) -> None:
     zones = (NOWHERE, to_sink(sink, "new"))
     routes = (RouteSettings(recipient=("ann@new.example",), header=("From: app@new",), zone="new"),)
-    chosen = replace(settings(tmp_path, zone=zones, route=routes), rewrite=(MOVED,))
+    chosen = settings(tmp_path, zone=zones, route=routes, rewrite=(MOVED,))
     async with relay_with(chosen) as running:
         await running.send("app@old.example", ["ann@old.example"], MESSAGE)
         (received,) = await sink.wait_for(1)
@@ -75,7 +75,7 @@ async def test_a_report_names_the_recipient_that_the_sender_knows(tmp_path: Path
             address=("ann@old.example",), to="permerror@new.example", where=RewriteScope.RECIPIENT
         ),
     )
-    chosen = replace(settings(tmp_path, zone=to_sink(sink)), rewrite=rules)
+    chosen = settings(tmp_path, zone=to_sink(sink), rewrite=rules)
     async with relay_with(chosen) as running:
         await running.send("app@x.example", ["ann@old.example"], b"Subject: x\r\n\r\nx\r\n")
         (report,) = await sink.wait_for(1)
@@ -85,7 +85,7 @@ async def test_a_report_names_the_recipient_that_the_sender_knows(tmp_path: Path
 
 
 async def test_the_trace_names_the_rules(tmp_path: Path) -> None:
-    chosen = replace(settings(tmp_path, zone=NOWHERE, retry=STANDSTILL), rewrite=(MOVED,))
+    chosen = settings(tmp_path, zone=NOWHERE, retry=STANDSTILL, rewrite=(MOVED,))
     async with relay_with(chosen) as running:
         await running.send("app@old.example", ["ann@old.example", "bob@x.example"], MESSAGE)
         (accepted,) = await running.until_logged("accepted")
@@ -97,7 +97,7 @@ async def test_the_trace_names_the_rules(tmp_path: Path) -> None:
 
 
 async def test_other_rules_are_for_sessions_that_begin_later(tmp_path: Path, sink: Sink) -> None:
-    chosen = replace(settings(tmp_path, zone=to_sink(sink)), rewrite=(MOVED,))
+    chosen = settings(tmp_path, zone=to_sink(sink), rewrite=(MOVED,))
     async with relay_with(chosen) as running:
         before = await asyncio.to_thread(smtplib.SMTP, *running.address, timeout=10)
 
@@ -130,8 +130,9 @@ async def test_other_rules_are_for_sessions_that_begin_later(tmp_path: Path, sin
 def with_srs(directory: Path, sink: Sink) -> Settings:
     secret = directory / "srs.secret"
     secret.write_text("a secret of some length\n")
-    chosen = settings(directory, zone=to_sink(sink, srs=True))
-    return replace(chosen, srs=SrsSettings(domain="srs.example", secret=str(secret)))
+    return settings(
+        directory, zone=to_sink(sink, srs=True), srs=SrsSettings(domain="srs.example", secret=str(secret))
+    )
 
 
 async def rcpt(running: Running, recipient: str) -> int:

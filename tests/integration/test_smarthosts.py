@@ -31,7 +31,7 @@ def configured(directory: Path, next_hop: str) -> Settings:
     zone = ZoneSettings(next_hop=next_hop, tls=TlsMode.VERIFY, credentials=("main",))
     credential = CredentialSettings(name="main", user="relay", password=str(password))
     retry = RetrySettings(jitter=0.0, suspend_min=600.0, suspend_max=600.0)
-    return replace(settings(directory, zone=zone, retry=retry), credential=(credential,))
+    return settings(directory, zone=zone, retry=retry, credential=(credential,))
 
 
 async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(

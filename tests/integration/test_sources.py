@@ -25,7 +25,7 @@ LOST = SourceSettings(name="lost", address=("198.51.100.1",))
 def with_sources(directory: Path, port: int, *sources: SourceSettings, **zone: object) -> Settings:
     names = tuple(each.name for each in sources)
     chosen = ZoneSettings(next_hop=f"{LOOPBACK}:{port}", sources=names, **zone)  # type: ignore[arg-type]  # options
-    return replace(settings(directory, zone=chosen), source=sources)
+    return settings(directory, zone=chosen, source=sources)
 
 
 @pytest.fixture

@@ -98,8 +98,10 @@ async def test_every_counter_is_there_with_0_before_the_first_event(tmp_path: Pa
     """`increase()` does not see the first event of a counter that appears with it."""
     zone = ZoneSettings(next_hop="127.0.0.1:1", credentials=("main",))
     listener = ListenerSettings(address=f"{LOOPBACK}:0", policy="tests.bench.policies:Nothing")
-    chosen = replace(
-        settings(tmp_path, zone=zone, listener=listener),
+    chosen = settings(
+        tmp_path,
+        zone=zone,
+        listener=listener,
         source=(SourceSettings(name="one", address=(LOOPBACK,)),),
         credential=(CredentialSettings(name="main", user="u", password="p"),),
     )

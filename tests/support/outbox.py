@@ -119,9 +119,7 @@ class OutboxBed:
         """`faults`: how many trouble events there are to be."""
         directory = self.directory / name
         directory.mkdir(exist_ok=True)
-        chosen = replace(
-            settings(directory, zone=zone or ZoneSettings()), outbox=self.outbox(**(outbox or {}))
-        )
+        chosen = settings(directory, zone=zone or ZoneSettings(), outbox=self.outbox(**(outbox or {})))
         async with relay_with(chosen, trouble_expected=True) as running:
             yield running
         found = running.log.named("trouble")

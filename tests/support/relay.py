@@ -20,9 +20,6 @@ from typing import Any, TypeVar
 from tests.support.stories import call_as_witness
 from zonerelay.config.settings import (
     AdminSettings,
-    BounceSettings,
-    DeliverySettings,
-    DestinationSettings,
     DnsSettings,
     ListenerSettings,
     RetrySettings,
@@ -135,11 +132,9 @@ def settings(
     dns: str = "",
     listener: ListenerSettings | None = None,
     retry: RetrySettings = QUICK,
-    bounce: BounceSettings | None = None,
-    delivery: DeliverySettings | None = None,
     spool: SpoolSettings | None = None,
-    destination: Sequence[DestinationSettings] = (),
-) -> Settings:
+    **more: Any,
+) -> Settings:  # Any: other tables, as they are
     return Settings(
         hostname=HOSTNAME,
         shutdown_timeout=5.0,
@@ -147,12 +142,10 @@ def settings(
         listener=(listener or ListenerSettings(address=f"{LOOPBACK}:0"),),
         zone=(zone,) if isinstance(zone, ZoneSettings) else tuple(zone),
         route=tuple(route),
-        destination=tuple(destination),
         retry=retry,
-        bounce=bounce or BounceSettings(),
-        delivery=delivery or DeliverySettings(),
         dns=DnsSettings(servers=(dns,) if dns else ("127.0.0.1:1",), timeout=1.0),
         admin=AdminSettings(address=f"{LOOPBACK}:0", socket=directory / "control.sock"),
+        **more,
     )
 
 
