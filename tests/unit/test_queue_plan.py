@@ -459,6 +459,18 @@ def test_domains_of_many_destinations_are_tidied_a_part_at_a_time(monkeypatch: p
     assert not queue._lines
 
 
+def test_mail_for_one_of_many_dead_domains_is_put_off_without_another_look_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = known(90, suspended=True)
+    monkeypatch.setattr(queue, "_max_domains", 10)
+    queue.add((), NOW)
+    queue.add([number(1, "u@d7.example")], NOW)
+    assert queue.look_ups.take() == []
+    [(destination, deliveries)] = queue.take_parked()
+    assert (destination.domains, len(deliveries)) == ({"d7.example": None}, 1)
+
+
 async def test_others_have_a_turn_between_two_slices() -> None:
     clock, turns = ManualClock(), 0
 

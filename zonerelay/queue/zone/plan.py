@@ -434,7 +434,8 @@ class ZonePlan:
 
     def _tidy(self) -> None:
         """Remove unused domains if there are very many; their routes are looked up again when needed. Each
-        call does a part of the work.
+        call does a part of the work. The only domain of a destination that fails stays with it: new mail is
+        put off without another look-up, which costs more than all that is saved.
         """
         if self._to_tidy is None:
             if len(self._lines) <= self._max_domains:
@@ -452,6 +453,8 @@ class ZonePlan:
         self._max_domains = max(MAX_DOMAINS, 2 * len(self._lines))
 
     def _tidy_one(self, destination: Destination) -> None:
+        if len(destination.domains) == 1 and destination.suspension.is_failing:
+            return
         if destination.waiting:
             keep = {delivery.domain for delivery in destination} | destination.passed_over
         else:
