@@ -20,7 +20,6 @@ _SERVERS = "needs root: Postfix, Exim and OpenSMTPD start as root and become oth
 NEED_ROOT = {
     "test_chunking_peers.py": _SERVERS,
     "test_debian_package.py": "needs root: makes a small Debian and changes root into it",
-    "test_dsn_peers.py": _SERVERS,
     "test_full_disk.py": "needs root: mounts a small file system",
     "test_nodes.py": "needs root: joins network namespaces by a bridge",
     "test_privileged_port.py": "needs root: gives up its capabilities in a network of its own",

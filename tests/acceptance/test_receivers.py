@@ -161,7 +161,8 @@ def test_reports_are_its_duty_where_it_knows_them_and_ours_elsewhere(
     kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
 ) -> None:
     with chain(kind, open_path, sink, postfix_tools) as relay:
-        relay.send("b@example.com", mail=("RET=HDRS", "ENVID=Q7"), wishes=("NOTIFY=SUCCESS,FAILURE",))
+        orcpt = "ORCPT=rfc822;Bee+2Bnews@old.example"
+        relay.send("b@example.com", mail=("RET=HDRS", "ENVID=Q7"), wishes=("NOTIFY=SUCCESS,FAILURE", orcpt))
         arrived = sink.until(2, timeout=60)
         relay.wait_until_empty()
         ours = relay.events("dsn")
@@ -169,6 +170,7 @@ def test_reports_are_its_duty_where_it_knows_them_and_ours_elsewhere(
     assert report.recipients == (SENDER,)
     assert bool(ours) is not KINDS[kind].dsn
     assert (b"\nOriginal-Envelope-Id: Q7\r\n" in report.body) is KINDS[kind].envid
+    assert (b"Bee+news@old.example" in report.body) is KINDS[kind].envid
 
 
 def test_broken_tls_costs_no_mail_where_clear_text_is_allowed_and_leaks_none_where_it_is_not(

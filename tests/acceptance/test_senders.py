@@ -1,4 +1,4 @@
-"""Programs that people send mail with, at every door of a relay: swaks, msmtp, PHP's mail(), s_client."""
+"""swaks at every door of a relay; what other programs do there is in `test_applications`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.submission import Papers, Submission, anonymous, submission
 from tests.support.ports import free_port
-from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Swaks, Tls
+from tests.support.senders import Swaks, Tls
 from tests.support.sink import Sink
 
 TEXT = b"From: app@example.org\nSubject: hello\n\n.one dot\n..two\nGr\xc3\xbc\xc3\x9fe\n"
@@ -68,52 +68,3 @@ def test_pipelined_commands_of_swaks_are_answered_in_order(swaks: Swaks, doors: 
     result = swaks.send(doors.implicit, TEXT, "--pipeline")
     assert result.code == 0, result.transcript
     assert doors.delivered().body.endswith(ARRIVED)
-
-
-@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-def test_msmtp_verifies_us_and_logs_in(tmp_path: Path, doors: Submission, tls: Tls) -> None:
-    result = Msmtp(tmp_path).send(doors.door(tls), TEXT)
-    assert result.code == 0, result.transcript
-    assert doors.delivered().body.endswith(ARRIVED)
-
-
-def test_msmtp_is_told_that_the_password_is_wrong(tmp_path: Path, doors: Submission) -> None:
-    wrong = replace(doors.implicit, password="wrong")
-    result = Msmtp(tmp_path).send(wrong, TEXT)
-    assert result.code == 77  # EX_NOPERM
-    assert result.said("535 5.7.8")
-
-
-def test_php_mail_through_a_sendmail_that_logs_in(tmp_path: Path, doors: Submission) -> None:
-    sendmail = Msmtp(tmp_path).sendmail(doors.starttls)
-    result = PhpMail().send(
-        sendmail,
-        to=RECIPIENT,
-        subject="Rückruf",
-        body="line one\n.line two\r\nline three\n",
-        headers={"From": SENDER, "X-Shop": "42"},
-    )
-    assert result.code == 0, result.transcript
-    message = doors.delivered()
-    assert message.recipients == (RECIPIENT,)
-    assert b"\r\nSubject: R\xc3\xbcckruf\r\n" in message.body
-    assert b"\r\nX-Shop: 42\r\n" in message.body
-    assert b"\r\n\r\nline one\r\n.line two\r\nline three\r\n" in message.body
-
-
-@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-def test_openssl_finds_nothing_wrong_with_our_tls(doors: Submission, tls: Tls) -> None:
-    result = Openssl().connect(doors.door(tls))
-    assert result.code == 0, result.transcript
-    assert result.said("Verify return code: 0 (ok)")
-    assert result.said("TLSv1.3")
-    assert result.said("221 2.0.0")
-
-
-def test_openssl_cannot_have_an_old_tls(doors: Submission) -> None:
-    old = Openssl().connect(doors.implicit, "-tls1_1", "-cipher", "ALL:@SECLEVEL=0")
-    assert old.code != 0
-    assert not old.said("220 relay.test")
-    recent = Openssl().connect(doors.implicit, "-tls1_2")
-    assert recent.code == 0, recent.transcript
-    assert recent.said("221 2.0.0")

@@ -2,10 +2,7 @@
 
     python -m tests.store.crash_worker take|one|check BACKEND DIRECTORY [IMAGE] [SIZE]
 
-With CRASH_REDIS="URL PREFIX" in the environment the spool is on that server, which may go away and come
-back: who is refused tries again.
-A spool in a bucket is where CRASH_S3="URL PREFIX" says.
-A spool in PostgreSQL is in the database that `CRASH_POSTGRES` of the environment names.
+A spool in a bucket is where CRASH_S3="URL PREFIX" of the environment says.
 
 `one` takes a single message of SIZE octets and stops itself at the moment of its acknowledgement.
 
@@ -25,15 +22,13 @@ from pathlib import Path
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
 from tests.store.spools import Spool, s3_settings
-from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Finish, Store, StoreError
+from zonerelay.store.contract import Finish, Store
 
 SESSIONS = 6
-_place = os.environ.get("CRASH_REDIS", "").split()
-REDIS = RedisSettings(url=_place[0], prefix=_place[1], lease=1.0) if _place else None
 SIZES = (500, 4096, 60_000, 300_000, 1_200_000)
 
 
@@ -54,10 +49,7 @@ async def take(store: Store) -> None:
 async def session(store: Store, ids: MessageIdSource) -> None:
     choose = random.Random(ids.next())
     while True:
-        try:
-            await store_one(store, ids.next(), choose.choice(SIZES))
-        except StoreError:
-            await refused()
+        await store_one(store, ids.next(), choose.choice(SIZES))
 
 
 async def store_one(store: Store, identity: MessageId, size: int) -> None:
@@ -76,38 +68,18 @@ async def one(store: Store, size: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-async def refused() -> None:
-    """Only a server may come back."""
-    if REDIS is None:
-        raise RuntimeError("the spool has failed")
-    await asyncio.sleep(0.02)
-
-
-async def settle(store: Store, changes: list[Finish], *, lazy: bool = False) -> None:
-    while True:
-        try:
-            await store.settle(changes, lazy=lazy)
-            return
-        except StoreError:
-            await refused()
-
-
 async def deliver(store: Store, clock: SystemClock) -> None:
     """Finish every third message, one recipient after the other."""
     while True:
-        try:
-            claimed = await store.claim(queue_of("default"), 6, now=clock.now())
-        except StoreError:
-            await refused()
-            continue
+        claimed = await store.claim(queue_of("default"), 6, now=clock.now())
         by_message: dict[MessageId, list[Finish]] = {}
         for delivery in claimed:
             by_message.setdefault(delivery.message_id, []).append(Finish(delivery))
         for identity, changes in by_message.items():
             if int(identity, 16) % 3 == 0 and len(changes) == 2:
                 say("settling", identity)
-                await settle(store, changes[:1], lazy=True)
-                await settle(store, changes[1:])
+                await store.settle(changes[:1], lazy=True)
+                await store.settle(changes[1:])
                 say("settled", identity)
         await asyncio.sleep(0.001)
 
@@ -125,18 +97,13 @@ async def check(store: Store) -> None:
 
 
 def spool_in(directory: Path, backend: Backend) -> Spool:
-    if backend is Backend.POSTGRES:
-        settings = PostgresSettings(url=os.environ["CRASH_POSTGRES"], schema="crash", lease=60.0)
-        return Spool(directory, backend=backend, clock=SystemClock(), postgres=settings)
     if backend is Backend.S3:
         url, prefix = os.environ["CRASH_S3"].split()
         return Spool(
             directory, backend=backend, clock=SystemClock(), s3=s3_settings(url, prefix=prefix, lease=60.0)
         )
     # A small write buffer, so that LevelDB switches its log file many times a second.
-    return Spool(
-        directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024, redis=REDIS
-    )
+    return Spool(directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024)
 
 
 async def main(verb: str, backend: Backend, directory: Path, image: Path | None, size: int) -> None:

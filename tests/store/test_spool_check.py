@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool
 from tests.store.test_leveldb_damage import body, filled, flip_at, recipient
 from zonerelay.config.settings import Backend
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store import records
 from zonerelay.store.check import (
     CheckOptions,
@@ -21,11 +23,12 @@ from zonerelay.store.check import (
     SalvagedMessage,
     SpoolContents,
 )
-from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Store, StoredKey
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone, QueueStore, Store, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.offline import check_spool, repair_spool
 
 LOCAL = (Backend.LEVELDB, Backend.DISK)
+SHARED = (Backend.REDIS, Backend.POSTGRES, Backend.S3)
 
 
 async def checked(spool: Spool, tmp_path: Path) -> tuple[SpoolContents, Findings]:
@@ -82,15 +85,26 @@ async def mixed(store: QueueStore) -> None:
     await store.settle([Finish(each) for each in deliveries[:4]])
 
 
-@pytest.mark.parametrize("backend", LOCAL)
-async def test_a_sound_spool_is_clean_and_as_it_was(tmp_path: Path, backend: Backend) -> None:
+async def with_large(spool: Spool) -> None:
+    await mixed(spool.store)
+    await store_message(spool.store, 5, "f@one.example", body=b"x" * (300 * 1024))
+
+
+@pytest.mark.parametrize("backend", LOCAL + SHARED)
+async def test_a_sound_spool_is_clean_beside_a_relay_and_behind_it_and_as_it_was(
+    tmp_path: Path, backend: Backend
+) -> None:
+    (tmp_path / "spool").mkdir()
     async with Spool(tmp_path / "spool", backend=backend) as spool:
+        assert await checked(spool, tmp_path) == (SpoolContents(0, 0, 0), Findings())
         await mixed(spool.store)
+        await spool.store.claim(queue_of("default"), 2, now=NOW)
+        contents, findings = await checked(spool, tmp_path)
+        assert findings == Findings()
+        assert (contents.messages, contents.deliveries) == (4, 10)
+        assert contents.octets > 2 * CHUNK_SIZE
     before = state_of(tmp_path / "spool")
-    contents, findings = await checked(spool, tmp_path)
-    assert not findings.counts
-    assert (contents.messages, contents.deliveries) == (4, 10)
-    assert contents.octets > 2 * CHUNK_SIZE
+    assert await checked(spool, tmp_path) == (contents, findings)
     assert state_of(tmp_path / "spool") == before
 
 
@@ -121,6 +135,46 @@ async def test_a_running_relay_is_checked_while_it_writes(tmp_path: Path, backen
             seen.append(contents.messages)
             await feeding
         assert seen[0] < seen[-1]
+
+
+@pytest.mark.parametrize("backend", SHARED)
+async def test_relays_that_work_make_no_finding(tmp_path: Path, backend: Backend) -> None:
+    async with Spool(tmp_path / "spool", backend=backend) as spool:
+        done = False
+
+        async def work(worker: int) -> int:
+            """Stores small and large mail, and sends, defers and removes it."""
+            number = worker * 1_000_000 + 1
+            while not done:
+                await asyncio.sleep(0.1)  # a check reads all that there is: it must be able to catch up
+                big = 5 * CHUNK_SIZE if number % 5 == 0 else 10
+                await store_message(spool.store, number, "a@one.example", "b@two.example", body=b"x" * big)
+                number += 1
+                for delivery in await spool.store.claim(
+                    queue_of("default"), 3, now=NOW, skip_domains={"two.example"}
+                ):
+                    later = delivery.attempts == 0 and number % 2
+                    change = (
+                        Postpone(structs.replace(delivery, next_attempt=NOW + 60, attempts=1))
+                        if later
+                        else Finish(delivery)
+                    )
+                    await spool.store.settle([change])
+                for delivery in await spool.store.claim(
+                    queue_of("default"), 2, now=NOW, domain="two.example"
+                ):
+                    await spool.store.settle([Finish(delivery)])
+            return number - worker * 1_000_000
+
+        workers = [asyncio.create_task(work(each)) for each in range(4)]
+        for _ in range(5):
+            contents, findings = await checked(spool, tmp_path)
+            assert findings == Findings()
+            await asyncio.sleep(0.3)
+        done = True
+        assert min(await asyncio.gather(*workers)) > 3
+        assert contents.deliveries
+    assert (await checked(spool, tmp_path))[1] == Findings()
 
 
 Change = Callable[[Sequence[bytes]], Mapping[bytes, bytes | None]]
