@@ -18,7 +18,7 @@ from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Ret
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
+from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
 from zonerelay.store.leveldb.engine import plyvel
@@ -63,15 +63,14 @@ async def commit(store: Store, envelope: Envelope, deliveries: list[Delivery], b
         )
 
 
-async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None) -> list[UnusableMessage]:
-    matcher = FilterMatcher(wanted or QueueFilter(), NOW)
+async def export_to(path: Path, store: Store, wanted: QueueFilter = ALL) -> list[UnusableMessage]:
     faults: list[UnusableMessage] = []
     with files.writing(path) as target:
-        meant = await export.survey(store, matcher, NOW)
+        meant = await export.survey(store, wanted, NOW)
         await export.export(
             store,
             meant,
-            matcher,
+            wanted,
             NOW,
             target,
             saw=lambda _, trouble: faults.extend([trouble] if trouble else []),

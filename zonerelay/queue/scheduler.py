@@ -68,7 +68,9 @@ class Scheduler:
         self._rates: defaultdict[str, Rates] = defaultdict(Rates)
         # Settings of zones that the configuration does not name: those of mailboxes.
         self._provided: dict[str, ZoneSettings] = {}
-        self._zones = {settings.name: self._make(settings) for settings in zones}
+        self._zones: dict[str, Zone] = {}
+        for settings in zones:
+            self._make(settings.name)
         # Zones whose settings were replaced, until their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
@@ -108,43 +110,35 @@ class Scheduler:
         self._configured = _by_name(zones)
         self._parts = structs.replace(self._parts, retry=retry)
         for name in dict.fromkeys((*(zone.name for zone in zones), *self._zones)):
-            settings, old = self._settings_of(name), self._zones.get(name)
-            is_served = settings is not None
-            if old and old.is_served is is_served and self._is_in_force(old, settings, other_routes):
-                continue
-            if not is_served:
-                self._tell_missing(name)
-            self._renew(settings or ZoneSettings(name=name), is_served=is_served)
+            if not self._is_in_force(name, other_routes=other_routes):
+                self._renew(name)
 
-    def _renew(self, settings: ZoneSettings, *, is_served: bool = True) -> None:
-        old = self._zones.get(settings.name)
-        new = self._zones[settings.name] = self._make(settings, is_served=is_served)
+    def _renew(self, name: str) -> None:
+        old, new = self._zones.get(name), self._make(name)
         if old is not None:
             for priority in old.plan.window.windows:
                 new.plan.window.of(priority)
             self._retire(old)
-        self.wake(queue_of(settings.name))
+        self.wake(queue_of(name))
 
     def go_by_orders(self) -> None:
         """Apply a changed set of suspensions and hold rules: restart the zones whose mail they affect."""
-        orders = self._parts.orders
-        for zone in list(self._zones.values()) if orders is not None else ():
-            if orders is not None and zone.gate != orders.table.gate(zone.settings):
-                self._renew(zone.settings, is_served=zone.is_served)
+        if (orders := self._parts.orders) is not None:
+            for name, zone in list(self._zones.items()):
+                if zone.is_served and zone.gate != orders.table.gate(zone.settings):
+                    self._renew(name)
 
-    def _is_in_force(self, zone: Zone, settings: ZoneSettings | None, other_routes: bool) -> bool:
-        if settings is None:
-            return True
-        if other_routes or zone.retry != self._parts.retry:
-            return False
-        return zone.settings is settings or zone.settings == settings
+    def _is_in_force(self, name: str, *, other_routes: bool = False) -> bool:
+        zone, settings = self._zones.get(name), self._settings_of(name)
+        if zone is None or settings is None or not zone.is_served:
+            return zone is not None and not zone.is_served and settings is None
+        return not other_routes and zone.retry == self._parts.retry and zone.settings == settings
 
     def provide(self, settings: ZoneSettings) -> None:
         """Serve a zone that the configuration does not name, with these settings."""
         self._provided[settings.name] = settings
-        old = self._zones.get(settings.name)
-        if old is None or not old.is_served or old.settings != settings:
-            self._renew(settings)
+        if not self._is_in_force(settings.name):
+            self._renew(settings.name)
 
     def dismiss(self, name: str) -> bool:
         """Forget a provided zone. Return false while some of its mail waits or is attempted."""
@@ -320,16 +314,7 @@ class Scheduler:
 
     def zone(self, name: str) -> Zone:
         """Return the zone with this name, and create it if it is unknown."""
-        return self._zones.get(name) or self._adopt(name)
-
-    def _adopt(self, name: str) -> Zone:
-        settings = self._settings_of(name)
-        if settings is None:
-            self._tell_missing(name)
-        zone = self._zones[name] = self._make(
-            settings or ZoneSettings(name=name), is_served=settings is not None
-        )
-        return zone
+        return self._zones.get(name) or self._make(name)
 
     def _settings_of(self, name: str) -> ZoneSettings | None:
         return self._provided.get(name) or self._configured.get(name)
@@ -343,12 +328,20 @@ class Scheduler:
         counts = self._store.counts()
         return sum(counts[queue].total for queue in queues_of(zone) if queue in counts)
 
-    def _make(self, settings: ZoneSettings, *, is_served: bool = True) -> Zone:
-        rates, limits = self._rates[settings.name], self._parts.limits
+    def _make(self, name: str) -> Zone:
+        settings, rates, limits = self._settings_of(name), self._rates[name], self._parts.limits
+        if settings is None:
+            self._tell_missing(name)
         if limits is not None:
-            rates.lessor = partial(limits.turns, settings.name)
-        zone = Zone(settings, self._parts, rates, window=self._window, is_served=is_served)
-        zone.plan.withdraw([key for key in self._withdrawn if key.queue.zone == settings.name])
+            rates.lessor = partial(limits.turns, name)
+        zone = self._zones[name] = Zone(
+            settings or ZoneSettings(name=name),
+            self._parts,
+            rates,
+            window=self._window,
+            is_served=settings is not None,
+        )
+        zone.plan.withdraw([key for key in self._withdrawn if key.queue.zone == name])
         return zone
 
 

@@ -15,7 +15,7 @@ import msgspec
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
-from zonerelay.queue.operator.filters import FilterMatcher
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
 from zonerelay.transfer.files import Target
 from zonerelay.transfer.stored import StoredMessage, UnusableMessage
@@ -33,12 +33,12 @@ class ExportSelection(msgspec.Struct):
     octets: int = 0
 
 
-async def survey(store: QueueView, matcher: FilterMatcher, now: float) -> ExportSelection:
+async def survey(store: QueueView, wanted: QueueFilter, now: float) -> ExportSelection:
     """Find the messages that match, and their sizes. Raise StoreError if the store cannot be read."""
     found = set[int]()
     for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
-        async for delivery in store.scan(queue, wanted=matcher.recipient):
-            if matcher.matches(delivery) and matcher.matches_state(delivery.state(now)):
+        async for delivery in store.scan(queue, wanted=wanted.may_match):
+            if wanted.matches(delivery, now) and wanted.matches_state(delivery.state(now)):
                 found.add(int(delivery.message_id, 16))
     ids = sorted(found)
     meant = ExportSelection()
@@ -47,7 +47,7 @@ async def survey(store: QueueView, matcher: FilterMatcher, now: float) -> Export
         messages = await store.read_messages([_id(number) for number in page])
         for number in page:
             message = messages.get(_id(number))
-            if not matcher.needs_message or matcher.matches_sender(message):
+            if not wanted.needs_message or wanted.matches_sender(message):
                 meant.ids.append(number)
                 meant.octets += DESCRIPTION_SIZE + (0 if message is None else message.size)
     return meant
@@ -60,7 +60,7 @@ def _id(number: int) -> MessageId:
 async def export(
     store: QueueView,
     meant: ExportSelection,
-    matcher: FilterMatcher,
+    wanted: QueueFilter,
     now: float,
     target: Target,
     *,
@@ -81,7 +81,9 @@ async def export(
                 if isinstance(found, BaseException):
                     raise found
                 deliveries = tuple(
-                    each for each in found if matcher.matches(each) and matcher.matches_state(each.state(now))
+                    each
+                    for each in found
+                    if wanted.matches(each, now) and wanted.matches_state(each.state(now))
                 )
                 if deliveries:
                     # The store omits unreadable messages from a list, and reports the reason when a single

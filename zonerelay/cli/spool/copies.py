@@ -47,7 +47,7 @@ from zonerelay.control.acts import queue_filter
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.operations.requests import QueueCount
-from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
+from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.queue.orders.order import Order, OrderTable, Subject
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.zones.zones import Zones
@@ -79,9 +79,9 @@ def export_to(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     target: Path = arguments.path.absolute()
     now = time.time()
-    matcher = FilterMatcher(queue_filter(request_of(arguments, QueueCount).filter), now)
+    wanted = queue_filter(request_of(arguments, QueueCount).filter)
     with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
-        done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
+        done = asyncio.run(_export(settings, wanted, now, target_files, target.parent))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
     if done.suspended:
         words += (
@@ -93,13 +93,13 @@ def export_to(arguments: Namespace) -> int:
 
 
 async def _export(
-    settings: Settings, matcher: FilterMatcher, now: float, target: files.Target, place: Path
+    settings: Settings, wanted: QueueFilter, now: float, target: files.Target, place: Path
 ) -> ExportResult:
     done = ExportResult()
     octets = 0
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
-            octets += (await export.survey(store, matcher, now)).octets
+            octets += (await export.survey(store, wanted, now)).octets
     check_room(octets, place, 0)
     suspending = _suspending(settings, now)
 
@@ -111,14 +111,14 @@ async def _export(
 
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
-            await write_mail("Exporting", store, matcher, now=now, target=target, done=done, change=held)
+            await write_mail("Exporting", store, wanted, now=now, target=target, done=done, change=held)
     return done
 
 
 async def write_mail(
     title: str,
     store: QueueView,
-    matcher: FilterMatcher,
+    wanted: QueueFilter,
     *,
     now: float,
     target: files.Target,
@@ -128,7 +128,7 @@ async def write_mail(
     """Write the matching mail of one store, and report the progress and each message that cannot be
     written.
     """
-    meant = await export.survey(store, matcher, now)
+    meant = await export.survey(store, wanted, now)
     with output.progress(title) as reach:
 
         def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
@@ -139,7 +139,7 @@ async def write_mail(
                 _tell(skipped)
             reach(done.messages, max(len(meant.ids), done.messages))
 
-        await export.export(store, meant, matcher, now, target, saw=saw, change=change)
+        await export.export(store, meant, wanted, now, target, saw=saw, change=change)
 
 
 def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:
@@ -333,14 +333,13 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
             for worker in spools(settings.spool)
         ]
         now, octets = time.time(), home_files.octets_of(settings)
-        everything = FilterMatcher(QueueFilter(), now)
-        octets += sum([(await export.survey(each, everything, now)).octets for each in views])
+        octets += sum([(await export.survey(each, ALL, now)).octets for each in views])
         check_room(octets, draft.parent, 0)
         for number, store in enumerate(views):
             # Keys first: the message of a key that arrives later would not be in the backup.
             await _export_keys(store, draft / f"{number:02d}{_KEYS}")
             with files.writing(draft / f"{number:02d}.tar") as target:
-                await write_mail("backup", store, everything, now=now, target=target, done=description)
+                await write_mail("backup", store, ALL, now=now, target=target, done=description)
     carried = home_files.save(settings, draft / _HOME)
     carried.tell()
     if carried.lost:

@@ -49,7 +49,7 @@ from zonerelay.operations.answers import OrderRow, RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Orders, Status
 from zonerelay.process.sockets import answers
-from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
+from zonerelay.queue.operator.filters import ALL
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.offline import living
@@ -320,7 +320,7 @@ class _MigrationRun:
         self._keys[worker] = copied
 
     async def _look(self, store: Store) -> ExportSelection:
-        found = await survey(store, FilterMatcher(QueueFilter(), time.time()), time.time())
+        found = await survey(store, ALL, time.time())
         for identity in self._unusable:
             with contextlib.suppress(ValueError):
                 found.ids.remove(int(identity, 16))

@@ -39,56 +39,49 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
     def reaches_bin(self) -> bool:
         return self.in_bin or self.state is DeliveryState.DROPPED
 
+    @property
+    def needs_message(self) -> bool:
+        """Whether a delivery matches only if `matches_sender` says so too."""
+        return self.sender is not None
 
-class FilterMatcher:
-    """A compiled filter, for matching many deliveries."""
-
-    def __init__(self, wanted: QueueFilter, now: float) -> None:
-        self._wanted = wanted
-        self._now = now
-        sender = wanted.sender
-        self._sender = None if sender is None else sender.removeprefix("<").removesuffix(">")
-        self._reply_text = None if wanted.reply_text is None else wanted.reply_text.casefold()
-        self.needs_message = sender is not None
-        is_everybody = wanted.recipient is None and wanted.domain is None
-        self.recipient: Callable[[str], bool] = everybody if is_everybody else self._matches_recipient
+    @property
+    def may_match(self) -> Callable[[str], bool]:
         """Returns whether deliveries to a recipient can match at all."""
+        return everybody if self.recipient is self.domain is None else self._matches_recipient
 
-    def matches(self, delivery: Delivery) -> bool:
+    def matches(self, delivery: Delivery, now: float) -> bool:
         """Return whether a delivery matches, apart from its state and its sender, which only the message
         contains.
         """
-        wanted = self._wanted
+        age = now - delivery.created
         return (
             (
-                wanted.zone is None
-                or (delivery.queue.kind is not QueueKind.WEBHOOK and delivery.zone == wanted.zone)
+                self.zone is None
+                or (delivery.queue.kind is not QueueKind.WEBHOOK and delivery.zone == self.zone)
             )
-            and (wanted.priority is None or delivery.priority is wanted.priority)
-            and (wanted.message_ids is None or delivery.message_id in wanted.message_ids)
-            and self._age_matches(self._now - delivery.created)
-            and self.recipient(delivery.recipient)
-            and (self._reply_text is None or self._reply_text in _last_reply(delivery))
+            and (self.priority is None or delivery.priority is self.priority)
+            and (self.message_ids is None or delivery.message_id in self.message_ids)
+            and (self.min_age is None or age >= self.min_age)
+            and (self.max_age is None or age <= self.max_age)
+            and self.may_match(delivery.recipient)
+            and (self.reply_text is None or self.reply_text.casefold() in _last_reply(delivery))
         )
 
     def matches_state(self, state: DeliveryState) -> bool:
         """Return whether deliveries in this state match."""
-        return self._wanted.state in (None, state)
-
-    def _matches_recipient(self, recipient: str) -> bool:
-        wanted = self._wanted
-        return is_like(wanted.recipient, recipient) and is_like(wanted.domain, domain_of(Mailbox(recipient)))
+        return self.state in (None, state)
 
     def matches_sender(self, message: Message | None) -> bool:
-        if self._sender is None:
+        if self.sender is None:
             return True
-        return message is not None and is_like(self._sender, message.envelope.sender)
+        sender = self.sender.removeprefix("<").removesuffix(">")
+        return message is not None and is_like(sender, message.envelope.sender)
 
-    def _age_matches(self, age: float) -> bool:
-        wanted = self._wanted
-        if wanted.min_age is not None and age < wanted.min_age:
-            return False
-        return wanted.max_age is None or age <= wanted.max_age
+    def _matches_recipient(self, recipient: str) -> bool:
+        return is_like(self.recipient, recipient) and is_like(self.domain, domain_of(Mailbox(recipient)))
+
+
+ALL = QueueFilter()
 
 
 def _last_reply(delivery: Delivery) -> str:

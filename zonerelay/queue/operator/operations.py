@@ -62,7 +62,7 @@ from zonerelay.model.queue_name import QueueKind, QueueName, bin_of, queue_of, q
 from zonerelay.model.reply import NO_NAMES, Reply, same_reply
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import suspended
-from zonerelay.queue.operator.filters import FilterMatcher, QueueFilter
+from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry
 from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
@@ -274,7 +274,6 @@ NAMED = 3
 TOGETHER = 100
 """Messages that are bounced concurrently, so that one write holds many of them."""
 
-ALL = QueueFilter()
 Selected = tuple[Delivery, Message | None, DeliveryState]
 _WAITING = (DeliveryState.READY, DeliveryState.DEFERRED)
 WaitedFor = Callable[[Delivery, Message | None, str], Order | None]
@@ -785,27 +784,26 @@ class Operations:
         """Yield matches in batches of at most `most`, each within `within` seconds. A batch is complete
         before anything is done to it. One delivery in `every` is checked.
         """
-        matcher = FilterMatcher(wanted, self.clock.now())
         batch: list[tuple[Delivery, DeliveryState]] = []
-        began = self.clock.monotonic()
+        now, began = self.clock.now(), self.clock.monotonic()
         seen = 0
         active = self.scheduler.active_keys()
-        async with aclosing(self._candidates(wanted, matcher, progress, every, after)) as candidates:
+        async with aclosing(self._candidates(wanted, progress, every, after)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
                     await asyncio.sleep(0)
                     active = self.scheduler.active_keys()
-                if not matcher.matches(delivery):
+                if not wanted.matches(delivery, now):
                     continue
                 state = self._state(delivery, None, active, self.clock.now())
                 by_order = wanted.state is not None and state in _WAITING and bool(self.orders_in_force())
-                if matcher.needs_message or by_order:
+                if wanted.needs_message or by_order:
                     message = await self._message(delivery.message_id)
-                    if not matcher.matches_sender(message):
+                    if not wanted.matches_sender(message):
                         continue
                     state = self._suspended(delivery, message, state)
-                if not matcher.matches_state(state):
+                if not wanted.matches_state(state):
                     continue
                 batch.append((delivery, state))
                 if len(batch) >= most or self.clock.monotonic() - began >= within:
@@ -818,7 +816,6 @@ class Operations:
     async def _candidates(
         self,
         wanted: QueueFilter,
-        matcher: FilterMatcher,
         progress: VerbProgress | None,
         every: int,
         after: DeliveryKey | None,
@@ -832,7 +829,7 @@ class Operations:
                     if (after is None or delivery.key > after) and is_meant:
                         yield delivery
             return
-        may_match = matcher.recipient
+        may_match = wanted.may_match
         if every > 1:
             may_match = EveryNth(every)
         elif progress is not None:
