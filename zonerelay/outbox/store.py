@@ -50,7 +50,7 @@ from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of
 from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims, OutboxReader, OutboxWriter
 from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
-from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
+from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import BODIES
 from zonerelay.store.context import secret_of
@@ -67,7 +67,7 @@ from zonerelay.store.contract import (
     StoreOpenError,
 )
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
-from zonerelay.telemetry.metrics.metrics import OutboxFigures
+from zonerelay.telemetry.metrics.instruments import Readings
 
 MEMORY = 8 * 1024 * 1024
 FILES = 64
@@ -231,9 +231,15 @@ class OutboxStore:
         own = (f"the outbox cannot be used: {problem}",) if problem else ()
         return (*own, *self._mailboxes.problems())
 
-    def _figures(self) -> OutboxFigures:
-        reader, keeper = self.reader, self.keeper
-        return OutboxFigures(reader.rows, reader.lag, self.claims.claimed, keeper.reaped, keeper.usable)
+    def _figures(self) -> Mapping[str, Readings]:
+        rows = self.reader.rows
+        return {
+            "zonerelay_outbox_rows": [((each,), rows.get(each, 0)) for each in (QUEUED, PROCESSING, FAILED)],
+            "zonerelay_outbox_claims_total": [((), self.claims.claimed)],
+            "zonerelay_outbox_reaped_total": [((), self.keeper.reaped)],
+            "zonerelay_outbox_lag_seconds": [((), self.reader.lag)],
+            "zonerelay_outbox_up": [((), float(self.keeper.usable))],
+        }
 
     # --- claims
 
@@ -316,7 +322,7 @@ class OutboxStore:
                 if write.status == QUEUED:
                     self.claims.due_in(write.delay or 0.0)
         if kept and write.status != PROCESSING:
-            self._around.events.metrics.outbox.finished(write.status)
+            self._around.events.metrics.outbox_finished.add((write.status,))
 
     def _forget(self, row: Row) -> None:
         self._composer.forget(row.message_id)

@@ -429,7 +429,7 @@ class WebhookCourier:
                 return answer
             item.done += 1
             self.delivered += 1
-            self.events.metrics.webhooks.results.add((self.name, "delivered"))
+            self.events.metrics.webhook_events.add((self.name, "delivered"))
         return EndpointResponse(ok=True, text="")
 
     async def _read(self, delivery: Delivery) -> list[tuple[str, bytes]]:
@@ -459,7 +459,7 @@ class WebhookCourier:
 
     def _failed(self, line: MessagePosts, answer: EndpointResponse) -> float:
         """Return the seconds until the next retry at the latest."""
-        self.events.metrics.webhooks.results.add((self.name, "failed"))
+        self.events.metrics.webhook_events.add((self.name, "failed"))
         line.attempts += 1
         now = self.clock.monotonic()
         # Those that were under way when the first one failed are not a further sign.

@@ -90,10 +90,14 @@ class Webhooks:
             for each in settings
         }
         wanted = {each.name: each for each in settings}
-        figures = self.events.metrics.webhooks
+        metrics = self.events.metrics
         if settings:
-            figures.attach(lambda: {each.name: each.queued for each in self._couriers.values()})
-            figures.results.declare(
+            metrics.webhooks.attach(
+                lambda: {
+                    "zonerelay_webhook_queued": [((each.name,), each.queued) for each in self.couriers()]
+                }
+            )
+            metrics.webhook_events.declare(
                 (name, result) for name in wanted for result in ("delivered", "failed", "lost")
             )
         old, self._redactors = self._couriers, redactors

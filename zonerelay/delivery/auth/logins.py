@@ -58,6 +58,7 @@ from zonerelay.smtp.client.sasl import (
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
     from zonerelay.telemetry.events.events import SmarthostEvents
+    from zonerelay.telemetry.metrics.instruments import Readings
 
 MAX_SHOWN = 200
 MAX_WORDS = 500
@@ -297,11 +298,14 @@ class Logins:
                 who = f"zone {account.zone} cannot log in{where} as {account.credential}"
                 yield f"{who}: {account.problem}"
 
-    def login_states(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield zone, credential and whether it can log in, for accounts that have tried."""
-        for account in self._accounts.values():
-            if account.is_known and queue_of(account.zone).kind is not QueueKind.MAILBOX:
-                yield account.zone, account.credential, not account.problem
+    def login_states(self) -> dict[str, Readings]:
+        """Return whether accounts that have tried can log in, by zone and credential, as a metric."""
+        states = [
+            ((account.zone, account.credential), float(not account.problem))
+            for account in self._accounts.values()
+            if account.is_known and queue_of(account.zone).kind is not QueueKind.MAILBOX
+        ]
+        return {"zonerelay_smarthost_login": states}
 
     async def close(self) -> None:
         for source in self._tokens.values():

@@ -37,6 +37,7 @@ from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
 from zonerelay.telemetry.logs.logs import OTHERS, LineLimits
 from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.instruments import Readings
 from zonerelay.telemetry.metrics.metrics import RESULTS, Metrics
 
 Field = str | int | float | bool | None
@@ -129,19 +130,27 @@ class LimitEvents(_SubsystemEvents, frozen=True):
         """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
         zone.
         """
-        self._metrics.limits.attach(figures)
+
+        def places() -> Mapping[str, Readings]:
+            numbers = Counter[tuple[str, ...]]()
+            for zone, given in figures().items():
+                for state, number in zip(("held", "used", "wanted"), given, strict=True):
+                    numbers[queue_of(zone).label, state] += number
+            return {"zonerelay_limits_places": numbers.items()}
+
+        self._metrics.limits.attach(places)
 
     def waited(self, seconds: float) -> None:
-        self._metrics.limits.waits.observe(seconds)
+        self._metrics.limit_waits.observe(seconds)
 
     @logged("warning", "limits-lost")
     def lost(self, authority: str, reason: str) -> None:
-        self._metrics.limits.lost.value += 1
-        self._metrics.limits.reachable.value = 0
+        self._metrics.limits_lost.value += 1
+        self._metrics.limits_reachable.value = 0
 
     @logged("info", "limits-restored")
     def restored(self, authority: str) -> None:
-        self._metrics.limits.reachable.value = 1
+        self._metrics.limits_reachable.value = 1
 
 
 class StsEvents(_SubsystemEvents, frozen=True):
@@ -196,13 +205,13 @@ class SmarthostEvents(_SubsystemEvents, frozen=True):
     def declare(self, zones: Iterable[str]) -> None:
         """Show the counters of the zones that log in from the start, with 0."""
         labels = ((queue_of(zone).label, result) for zone in zones for result in RESULTS)
-        self._metrics.smarthosts.logins.declare(labels)
+        self._metrics.smarthost_logins.declare(labels)
 
     def answered(self, zone: str, result: str) -> None:
         """Count a login: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not even be
         tried).
         """
-        self._metrics.smarthosts.logins.add((queue_of(zone).label, result))
+        self._metrics.smarthost_logins.add((queue_of(zone).label, result))
 
     @logged("error", "login-refused")
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
@@ -241,7 +250,7 @@ class WebhookEvents(_SubsystemEvents, frozen=True):
         """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
         removed.
         """
-        self._metrics.webhooks.results.add((webhook, "lost"), lost)
+        self._metrics.webhook_events.add((webhook, "lost"), lost)
 
 
 class HistorySink(Protocol):

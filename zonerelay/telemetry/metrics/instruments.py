@@ -13,16 +13,15 @@ answers.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -308,10 +307,10 @@ class Counter:
 
     __slots__ = ("_help", "_name", "value")
 
-    def __init__(self, name: str, help_text: str) -> None:
+    def __init__(self, name: str, help_text: str, value: int = 0) -> None:
         self._name = name
         self._help = help_text
-        self.value = 0
+        self.value = value
 
     def family(self) -> Metric:
         return CounterMetricFamily(self._name, self._help, self.value)
@@ -412,8 +411,8 @@ class Instruments(Collector):
     def counter(self, name: str, help_text: str) -> Counter:
         return self._kept(Counter(name, help_text))
 
-    def gauge(self, name: str, help_text: str) -> Gauge:
-        return self._kept(Gauge(name, help_text))
+    def gauge(self, name: str, help_text: str, value: int = 0) -> Gauge:
+        return self._kept(Gauge(name, help_text, value))
 
     def labelled(
         self, name: str, help_text: str, *labels: str, declared: Iterable[str] = ()
@@ -441,7 +440,6 @@ class Instruments(Collector):
 
 Readings = Iterable[tuple[tuple[str, ...], float]]
 """Label values, in the order of the labels, and a number for each."""
-F = TypeVar("F")
 
 
 def gauge_of(
@@ -522,22 +520,21 @@ def queue_metrics(
     yield gauge_of("zonerelay_outbound_connections", "Open connections to peers.", outbound, "zone")
 
 
-class Subsystem(Instruments, Generic[F]):
-    """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured."""
+class Subsystem(Instruments):
+    """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured.
+    `make` makes those that others keep.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[Mapping[str, Readings]], Iterable[Metric]]) -> None:
         super().__init__()
-        self._read: Callable[[], F] | None = None
+        self._make = make
+        self._read: Callable[[], Mapping[str, Readings]] | None = None
 
-    def attach(self, read: Callable[[], F]) -> None:
-        """Set the function that reads the figures of the subsystem."""
+    def attach(self, read: Callable[[], Mapping[str, Readings]]) -> None:
+        """Set the function that reads the numbers that others keep, by the names of their metrics."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         if self._read is not None:
             yield from super().collect()
-            yield from self._shown(self._read())
-
-    @abc.abstractmethod
-    def _shown(self, figures: F) -> Iterator[Metric]:
-        """Yield the metrics that are made of the figures at a scrape."""
+            yield from self._make(self._read())

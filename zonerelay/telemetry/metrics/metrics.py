@@ -17,13 +17,11 @@ not exposed.
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -47,126 +45,9 @@ from zonerelay.telemetry.metrics.instruments import (
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 
 
-class LimitMetrics(Subsystem[Mapping[str, tuple[int, int, int]]]):
-    """The metrics of shared limits. The figures are the numbers of slots held, connections open and slots
-    wanted, by zone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost = self.counter(
-            "zonerelay_limits_lost_total", "Number of times that the limit authority became unreachable."
-        )
-        self.reachable = self.gauge(
-            "zonerelay_limits_reachable", "1 if the limit authority is reachable, otherwise 0."
-        )
-        self.reachable.value = 1
-        self.waits = self.histogram(
-            "zonerelay_limits_wait_seconds", "Time from requesting a connection to its grant.", WAIT_BUCKETS
-        )
-
-    def _shown(self, figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
-        numbers: Counts[tuple[str, str]] = Counts()
-        for zone, given in figures.items():
-            for state, number in zip(("held", "used", "wanted"), given, strict=True):
-                numbers[queue_of(zone).label, state] += number
-        text = "Connections under shared limits, by state: held by this worker, used, or wanted."
-        yield gauge_of("zonerelay_limits_places", text, numbers.items(), "zone", "state")
-
-
 DNS_RESULTS = ("ok", "nxdomain", "nodata", "servfail", "timeout", "no_tcp", "bad")
-
-
-STATUSES = ("queued", "processing", "failed")
-
-
-ENDS = ("sent", "failed", "queued")
-
-
-class OutboxFigures(NamedTuple):
-    """The numbers of the outbox: `rows` by status and `lag` as of the last count of the table; the others
-    since the start.
-    """
-
-    rows: dict[str, int]
-    lag: float
-    claims: int
-    reaped: int
-    usable: bool
-
-
-class OutboxMetrics(Subsystem[OutboxFigures]):
-    """The metrics of the outbox."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._finished = self.labelled(
-            "zonerelay_outbox_finished_total",
-            "Outbox rows released by this relay, by reason.",
-            "status",
-            declared=ENDS,
-        )
-
-    def finished(self, status: str) -> None:
-        """Count a row that was released as `sent`, as `failed`, or as `queued` for a retry."""
-        self._finished.add((status,))
-
-    def _shown(self, figures: OutboxFigures) -> Iterator[Metric]:
-        rows = [((status,), figures.rows.get(status, 0)) for status in STATUSES]
-        yield gauge_of("zonerelay_outbox_rows", "Rows in the outbox.", rows, "status")
-        yield CounterMetricFamily(
-            "zonerelay_outbox_claims_total", "Outbox rows claimed by this relay.", figures.claims
-        )
-        yield CounterMetricFamily(
-            "zonerelay_outbox_reaped_total",
-            "Outbox rows of dead relays returned to the queue.",
-            figures.reaped,
-        )
-        yield GaugeMetricFamily(
-            "zonerelay_outbox_lag_seconds", "Age of the oldest outbox row that is due.", figures.lag
-        )
-        yield GaugeMetricFamily(
-            "zonerelay_outbox_up", "1 if the outbox's database is usable, otherwise 0.", float(figures.usable)
-        )
-
-
+ROW_STATUSES = ("sent", "failed", "queued")
 RESULTS = ("ok", "refused", "failed", "broken")
-
-
-class SmarthostMetrics(Subsystem[Iterable[tuple[str, str, bool]]]):
-    """The metrics of logins. The figures are, for the credentials that were tried, the zone, the credential
-    and whether it can log in.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logins = self.labelled(
-            "zonerelay_smarthost_logins_total", "Logins at smarthosts.", "zone", "result"
-        )
-
-    def _shown(self, figures: Iterable[tuple[str, str, bool]]) -> Iterator[Metric]:
-        readings = [((zone, credential), float(works)) for zone, credential, works in figures]
-        text = "1 if a credential can log in, otherwise 0."
-        yield gauge_of("zonerelay_smarthost_login", text, readings, "zone", "credential")
-
-
-class WebhookMetrics(Subsystem[Mapping[str, int]]):
-    """The metrics of webhooks. The figures are the numbers of events that wait, by webhook."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.results = self.labelled(
-            "zonerelay_webhook_events_total",
-            "Webhook events by result: accepted by the endpoint, failed posts, and lost events.",
-            "webhook",
-            "result",
-        )
-
-    def _shown(self, figures: Mapping[str, int]) -> Iterator[Metric]:
-        waiting = [((webhook,), count) for webhook, count in figures.items()]
-        yield gauge_of("zonerelay_webhook_queued", "Events queued for a webhook.", waiting, "webhook")
-
-
 SITES = {
     "google.com": "google",
     "googlemail.com": "google",
@@ -362,9 +243,8 @@ class Metrics:
             "zonerelay_name_servers_lost_total", "Number of times that no name server responded."
         )
         self.name_servers_reachable = made.gauge(
-            "zonerelay_name_servers_reachable", "1 if name servers respond, otherwise 0."
+            "zonerelay_name_servers_reachable", "1 if name servers respond, otherwise 0.", value=1
         )
-        self.name_servers_reachable.value = 1
         self._replies = made.labelled(
             "zonerelay_replies_total",
             "Final replies to recipients, by receiver and first digit.",
@@ -377,17 +257,41 @@ class Metrics:
         self.per_minute = PerMinute(lambda: self._accepted.value, self._seconds.count)
         """Messages accepted, and deliveries."""
         self.loop_lag = LoopLag(lag.observe, self.per_minute.mark)
-        self.smarthosts = SmarthostMetrics()
-        self.limits = LimitMetrics()
-        self.outbox = OutboxMetrics()
-        self.webhooks = WebhookMetrics()
+        self.smarthosts, self.limits, self.outbox, self.webhooks = (
+            Subsystem(self.read_now) for _ in range(4)
+        )
+        self.smarthost_logins = self.smarthosts.labelled(
+            "zonerelay_smarthost_logins_total", "Logins at smarthosts.", "zone", "result"
+        )
+        self.limits_lost = self.limits.counter(
+            "zonerelay_limits_lost_total", "Number of times that the limit authority became unreachable."
+        )
+        self.limits_reachable = self.limits.gauge(
+            "zonerelay_limits_reachable", "1 if the limit authority is reachable, otherwise 0.", value=1
+        )
+        self.limit_waits = self.limits.histogram(
+            "zonerelay_limits_wait_seconds", "Time from requesting a connection to its grant.", WAIT_BUCKETS
+        )
+        self.outbox_finished = self.outbox.labelled(
+            "zonerelay_outbox_finished_total",
+            "Outbox rows released by this relay, by reason.",
+            "status",
+            declared=ROW_STATUSES,
+        )
+        self.webhook_events = self.webhooks.labelled(
+            "zonerelay_webhook_events_total",
+            "Webhook events by result: accepted by the endpoint, failed posts, and lost events.",
+            "webhook",
+            "result",
+        )
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "The version of this relay.", registry=registry).info({"version": __version__})
-        for each in (self.smarthosts, self.limits, self.outbox, self.webhooks):
+        lags = ReadMetrics(
+            lambda: self.read_now({"zonerelay_loop_lag_longest_seconds": [((), self.loop_lag.longest)]})
+        )
+        for each in (self.smarthosts, self.limits, self.outbox, self.webhooks, made, lags):
             registry.register(each)
-        self.read_number("zonerelay_loop_lag_longest_seconds", lambda: self.loop_lag.longest)
-        registry.register(made)
 
     # ---- updates of more than one instrument ------------------------------------------------
 
@@ -443,8 +347,12 @@ class Metrics:
 
     def read(self, name: str, read: Callable[[], Readings]) -> None:
         """Attach the function that reads a metric of `READ` at each scrape, with the values of its labels."""
-        make = READ[name]
-        self.attach(ReadMetrics(lambda: [make(read())]))
+        self.attach(ReadMetrics(lambda: self.read_now({name: read()})))
+
+    @staticmethod
+    def read_now(found: Mapping[str, Readings]) -> Iterator[Metric]:
+        """Yield metrics of `READ`, with the values of their labels."""
+        return (READ[name](readings) for name, readings in found.items())
 
     def read_number(self, name: str, read: Callable[[], float | None]) -> None:
         """Attach the function that reads a metric without labels, or `None` if there is no number."""
@@ -528,6 +436,21 @@ READ = dict(
             "Time during which backlog and deferred mail was throttled in favour of new mail.",
         ),
         _gauge("zonerelay_inbound_memory_bytes", "Memory used by client connections."),
+        _gauge(
+            "zonerelay_limits_places",
+            "Connections under shared limits, by state: held by this worker, used, or wanted.",
+            "zone",
+            "state",
+        ),
+        _gauge(
+            "zonerelay_smarthost_login", "1 if a credential can log in, otherwise 0.", "zone", "credential"
+        ),
+        _gauge("zonerelay_webhook_queued", "Events queued for a webhook.", "webhook"),
+        _gauge("zonerelay_outbox_rows", "Rows in the outbox.", "status"),
+        _counter("zonerelay_outbox_claims_total", "Outbox rows claimed by this relay."),
+        _counter("zonerelay_outbox_reaped_total", "Outbox rows of dead relays returned to the queue."),
+        _gauge("zonerelay_outbox_lag_seconds", "Age of the oldest outbox row that is due."),
+        _gauge("zonerelay_outbox_up", "1 if the outbox's database is usable, otherwise 0."),
     )
 )
 """The metrics that others keep."""
