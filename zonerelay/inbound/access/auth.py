@@ -39,7 +39,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import hashlib
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
@@ -47,10 +47,11 @@ from pathlib import Path
 
 import msgspec
 
+from zonerelay.config.credentials import file as credentials_file
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import AuthSettings
-from zonerelay.inbound.access.guard import CredentialsWatch, Guard
+from zonerelay.inbound.access.guard import Guard, WatchedFile
 from zonerelay.inbound.limits.auth_failures import FailedAttempts
 from zonerelay.inbound.limits.connections import Key, client_and_network
 from zonerelay.inbound.refusal import Refusal
@@ -304,6 +305,21 @@ class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
     regular: bool
 
 
+class _Users(msgspec.Struct, frozen=True):
+    """The users of the credentials file. `nobodys_hash` is checked for users that do not exist, and is as
+    expensive as the hashes of the others. Remembered passwords are bound to the hash in the file: they become
+    useless when a user is changed or deleted, and stay valid for the other users.
+    """
+
+    named: Mapping[str, User]
+    nobodys_hash: str
+
+
+def _read_users(path: Path) -> _Users:
+    users = credentials_file.read(path)
+    return _Users(users, passwords.nobodys_hash(user.hash for user in users.values()))
+
+
 _NOTHING = Credentials("", "")
 
 
@@ -390,15 +406,16 @@ class Authenticator:
     async def named(self, name: str) -> LoginResult:
         """Return the user with this name, for a client that was authenticated by a token."""
         await self._file.refresh()
-        users = self._file.users
+        users = self._file.content
         if users is None:
             return LoginResult(LoginKind.BROKEN, detail=self._file.problem)
-        if name not in users:
+        if name not in users.named:
             return LoginResult(LoginKind.WRONG, detail="no such user")
-        return LoginResult(LoginKind.OK, users[name])
+        return LoginResult(LoginKind.OK, users.named[name])
 
-    def _watch(self, path: Path) -> CredentialsWatch:
-        return CredentialsWatch(path, events=self.events)
+    def _watch(self, path: Path) -> WatchedFile[_Users]:
+        read, events = self.events.credentials_read, self.events
+        return WatchedFile(path, _read_users, events=events, was_read=lambda users: read(len(users.named)))
 
     def _at_once(self, attempt: _LoginAttempt) -> LoginResult | None:
         """Return the login if no thread and no file is needed, as for an application that logs in
@@ -407,9 +424,9 @@ class Authenticator:
         locked = self._lock(attempt)
         if locked is not None or attempt.ask is not None:
             return locked
-        if not self._file.is_current() or self._file.users is None:
+        if not self._file.is_current() or self._file.content is None:
             return None
-        user = self._file.users.get(attempt.credentials.user)
+        user = self._file.content.named.get(attempt.credentials.user)
         if user is None:
             return None
         now = self.clock.monotonic()
@@ -466,11 +483,11 @@ class Authenticator:
         # A user may be remembered even though the file has changed elsewhere.
         if (known := self._at_once(attempt)) is not None:
             return known
-        users, nobodys_hash = self._file.users, self._file.nobodys_hash
+        users = self._file.content
         if users is None:
             return LoginResult(LoginKind.BROKEN, detail=self._file.problem)
-        user = users.get(attempt.credentials.user)
-        stored = user.hash if user is not None else nobodys_hash
+        user = users.named.get(attempt.credentials.user)
+        stored = user.hash if user is not None else users.nobodys_hash
         try:
             right = await self._is_right(attempt, stored)
             if not right and user is not None and self.guard is not None:
@@ -487,7 +504,7 @@ class Authenticator:
         if user is None or not right:
             detail = "no such user" if user is None else "wrong password"
             return LoginResult(LoginKind.WRONG, detail=detail)
-        self._remembered.until.limit = max(MIN_REMEMBERED, len(self._file.users or ()))
+        self._remembered.until.limit = max(MIN_REMEMBERED, len(users.named))
         self._remembered.add(self._key(attempt, stored), self.clock.monotonic())
         return self._success(attempt, user)
 
@@ -550,7 +567,8 @@ class Authenticator:
     def _report(self, attempt: _LoginAttempt, login: LoginResult) -> None:
         name = attempt.credentials.user
         # A name that is not a user is not logged: people type their passwords there.
-        known = login.user is not None or (self._file.users is not None and name in self._file.users)
+        users = self._file.content
+        known = login.user is not None or (users is not None and name in users.named)
         self.events.login(login.kind, attempt.address, user=name if known else "")
 
 

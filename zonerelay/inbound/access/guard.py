@@ -7,11 +7,10 @@ limits costs one stat per message; mail without a login costs nothing.
 On failure: if the limits cannot be read or the usage cannot be counted, mail is refused temporarily. A
 failure never permits more.
 
-The module also keeps the credentials file in memory. It checks the file at every login and reads it again if
-it has changed. The file with the users' limits is checked at every login and MAIL of a user.
-
-`users` is `None` while the file is missing, unreadable or malformed. Then no user can log in, and no client
-is informed that its password is wrong. Each change is logged once. Logins work again when the file is valid.
+The module also keeps files in memory. The credentials file is checked at every login and read again if it has
+changed; the file with the users' limits is checked at every login and MAIL of a user. While the credentials
+file is missing, unreadable or malformed, no user can log in, and no client is informed that its password is
+wrong. Each change is logged once. Logins work again when the file is valid.
 """
 
 from __future__ import annotations
@@ -19,19 +18,17 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
 from zonerelay.config import user_limits
-from zonerelay.config.credentials import file as credentials
-from zonerelay.config.credentials import passwords
-from zonerelay.config.credentials.file import CredentialsError, User
+from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.units import format_size
-from zonerelay.config.user_limits import NONE, UserLimits, UserLimitsFile, UserMode, file_beside
+from zonerelay.config.user_limits import NONE, UserLimits, UserMode, file_beside
 from zonerelay.inbound.limits.quotas import NEAR, ExhaustedQuota, Quotas, Usage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.limits.shared import RecordStore
@@ -46,15 +43,29 @@ from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.telemetry.events.events import Events
 
+Content = TypeVar("Content")
 
-class FileWatch(ABC):
-    """Base class of a watched file, for use on one event loop. `problem` is the reason why the file cannot be
-    used.
+
+class WatchedFile(Generic[Content]):
+    """A file that is read again when it has changed, for use on one event loop. `content` is what `read` has
+    returned; it is None, and `problem` is the reason, if the file cannot be used. `was_read` is called with
+    new content.
     """
 
-    def __init__(self, path: Path, *, events: Events) -> None:
+    content: Content | None = None
+
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[Path], Content],
+        *,
+        events: Events,
+        was_read: Callable[[Content], object] = lambda _: None,
+    ) -> None:
         self.path = path
         self.problem = ""
+        self._read = read
+        self._was_read = was_read
         self._events = events
         self._seen: FileState | None = None
         self._reading = asyncio.Lock()
@@ -72,74 +83,20 @@ class FileWatch(ABC):
             if look == self._seen:
                 return
             try:
-                await self._take_up()
+                self.content = content = await ACCESS.run(self._read, self.path)
+                self.problem, self._seen = "", look
+                self._was_read(content)
             except CredentialsError as error:
                 # A system error (such as too many open files) may disappear without a change of the file.
                 transient = isinstance(error.__cause__, OSError) and len(look) > 1
-                self._seen = None if transient else look
-                self._broken(str(error), again=not transient)
-            else:
-                self._seen = look
+                self.content, self._seen = None, None if transient else look
+                self.broken(str(error), again=not transient)
 
-    @abstractmethod
-    async def _take_up(self) -> None:
-        """Read the file. Raise CredentialsError if it is invalid."""
-
-    def _broken(self, problem: str, *, again: bool) -> None:
+    def broken(self, problem: str, *, again: bool) -> None:
         """Log the problem. With `again` the file has changed, so the same problem is logged again."""
         if again or problem != self.problem:
             self.problem = problem
             self._events.credentials_broken(problem)
-
-
-class CredentialsWatch(FileWatch):
-    """Watches the users of one credentials file. Remembered passwords are bound to the hash in the file: they
-    become useless when a user is changed or deleted, and stay valid for the other users.
-    """
-
-    def __init__(self, path: Path, *, events: Events) -> None:
-        super().__init__(path, events=events)
-        self.users: Mapping[str, User] | None = None
-        self.nobodys_hash = passwords.nobodys_hash(())
-        """The hash to check for users that do not exist. It is as expensive as the hashes of existing
-        users.
-        """
-
-    async def _take_up(self) -> None:
-        try:
-            users, self.nobodys_hash = await ACCESS.run(_read_users, self.path)
-            self.users, self.problem = users, ""
-            self._events.credentials_read(len(users))
-        except CredentialsError:
-            self.users = None
-            raise
-
-
-def _read_users(path: Path) -> tuple[Mapping[str, User], str]:
-    users = credentials.read(path)
-    return users, passwords.nobodys_hash(user.hash for user in users.values())
-
-
-class UserLimitsWatch(FileWatch):
-    """Watches the file of user limits. Call `of` only while the file is current."""
-
-    _file: UserLimitsFile | None = None
-
-    def of(self, user: str) -> UserLimits | None:
-        """Return the limits of a user, or None if they cannot be read."""
-        if self._file is None:
-            return None
-        try:
-            return self._file.of(user)
-        except CredentialsError as error:
-            if not self.problem:  # the first problem in this file; check-config shows all
-                self._broken(str(error), again=True)
-            return None
-
-    async def _take_up(self) -> None:
-        self._file = None
-        self._file = await ACCESS.run(user_limits.read, self.path)
-        self.problem = ""
 
 
 UNREADABLE = Refusal(
@@ -212,33 +169,42 @@ class Guard:
         events.metrics.read_each("zonerelay_user_quota_used_ratio", self._ratios)
 
     def configure(self, credentials: Path) -> None:
-        self._watch = UserLimitsWatch(file_beside(credentials), events=self._events)
+        self._file = WatchedFile(file_beside(credentials), user_limits.read, events=self._events)
 
     @property
     def problem(self) -> str:
         """The problem with the file of users' limits, or an empty string."""
-        return self._watch.problem
+        return self._file.problem
 
     def problems(self) -> Iterator[str]:
         yield from filter(None, (self.problem, self._quotas.problem))
 
     async def rails_of(self, user: str) -> UserLimits | None:
         """Return the limits of a user, or None if they cannot be read."""
-        await self._watch.refresh()
-        return self._watch.of(user)
+        await self._file.refresh()
+        return self._of(user)
+
+    def _of(self, user: str) -> UserLimits | None:
+        """Return the limits of a user in the file, which is current, or None if they cannot be read."""
+        try:
+            return None if self._file.content is None else self._file.content.of(user)
+        except CredentialsError as error:
+            if not self.problem:  # the first problem in this file; check-config shows all
+                self._file.broken(str(error), again=True)
+            return None
 
     def second_hash(self, user: str) -> str:
         """Return the hash of a user's second password, or an empty string if it is not available without
         reading a file.
         """
-        rails = self._watch.of(user) if self._watch.is_current() else None
+        rails = self._of(user) if self._file.is_current() else None
         return "" if rails is None else rails.second_hash
 
     def known(self, user: str) -> Allowance | None:
         """Return the limits of a user without quotas if they are cached; otherwise None, and `allowance` must
         be called.
         """
-        rails = self._watch.of(user) if self._watch.is_current() else None
+        rails = self._of(user) if self._file.is_current() else None
         return Allowance(user, rails) if rails is not None and not rails.quotas else None
 
     async def allowance(self, user: str) -> Allowance | Refusal:
