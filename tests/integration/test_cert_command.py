@@ -17,8 +17,7 @@ from zonerelay.cli.main import main
 from zonerelay.config.load import load_text
 from zonerelay.inbound.tls.certificate_files import read_pair
 from zonerelay.inbound.tls.certificates import build_context
-from zonerelay.inbound.tls.channel import TlsChannel
-from zonerelay.inbound.tls.ports import TlsFault
+from zonerelay.inbound.tls.channel import TlsChannel, TlsFault
 
 COMMAND = ("cert", "self-signed")
 

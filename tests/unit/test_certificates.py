@@ -32,7 +32,7 @@ from zonerelay.inbound.tls.certificate_files import (
     read_pair,
 )
 from zonerelay.inbound.tls.certificates import LOOK_EVERY, TRY_AGAIN, Certificates
-from zonerelay.inbound.tls.ports import TlsFault
+from zonerelay.inbound.tls.channel import TlsFault
 from zonerelay.model.clock import ManualClock
 from zonerelay.telemetry.metrics.metrics import Metrics
 

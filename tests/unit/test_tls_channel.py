@@ -17,8 +17,7 @@ from tests.support.certificates import Made, make
 from tests.support.tls_client import Cut, TlsClient, bytewise, halved, trusting, whole
 from zonerelay.inbound.tls.certificate_files import read_pair
 from zonerelay.inbound.tls.certificates import build_context
-from zonerelay.inbound.tls.channel import MAX_HANDSHAKE, TlsChannel, TlsContext
-from zonerelay.inbound.tls.ports import TlsFault
+from zonerelay.inbound.tls.channel import MAX_HANDSHAKE, TlsChannel, TlsContext, TlsFault
 
 CUTS = [whole, halved, bytewise]
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]

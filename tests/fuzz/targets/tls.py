@@ -17,8 +17,7 @@ from OpenSSL import SSL
 from tests.fuzz.pieces import in_pieces
 from zonerelay.inbound.tls.certificate_files import read_pair
 from zonerelay.inbound.tls.certificates import build_context
-from zonerelay.inbound.tls.channel import TlsChannel, TlsContext
-from zonerelay.inbound.tls.ports import TlsFault
+from zonerelay.inbound.tls.channel import TlsChannel, TlsContext, TlsFault
 
 HELLO = b"hello"
 

@@ -25,7 +25,7 @@ from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.transport import Transport
 from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.tls.ports import TlsInfo
+from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.model.envelope import Origin
 from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.smtp.server.proxy_protocol import ProxyHeader

@@ -58,7 +58,7 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext, LoginLookup, LookupResult
 from zonerelay.inbound.state.replies import NextAction, ServerReply, refused
-from zonerelay.inbound.tls.ports import TlsInfo
+from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.message_id import MessageId

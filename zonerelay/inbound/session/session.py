@@ -40,7 +40,7 @@ from zonerelay.inbound.session.transport import Deadlines, Transport
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext, LoginLookup
 from zonerelay.inbound.state.replies import NextAction, ServerReply
-from zonerelay.inbound.tls.ports import TlsInfo
+from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import ProxyHeader, looks_like_proxy
 from zonerelay.telemetry.events.transcript import SessionRecorder

@@ -25,17 +25,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import HANDSHAKE
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
+from zonerelay.inbound.tls.channel import TlsChannel, TlsFault, TlsInfo
 from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyReader
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.tls.channel import TlsChannel
 
 
 class Deadlines:

@@ -28,7 +28,7 @@ from zonerelay.config.settings import (
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.tls.ports import TlsInfo
+from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Origin

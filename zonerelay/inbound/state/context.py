@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -34,6 +34,7 @@ from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state.client_state import GrantTable, grant_table
 from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
 from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
+from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
@@ -44,9 +45,6 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.store.contract import OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.tls.channel import TlsChannel
 
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))
 

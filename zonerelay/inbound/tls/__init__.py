@@ -1,8 +1,7 @@
-"""TLS with clients. `ports` has the values and Protocols; `channel` and `certificates` use `ssl`, and
-`asking` uses pyOpenSSL.
+"""TLS with clients. `channel` and `certificates` use `ssl`, and `asking` uses pyOpenSSL.
 
-They are imported only if a listener offers TLS, because cryptography, which reads certificates, and pyOpenSSL
-use more memory than the rest of a listener.
+`certificates` and `asking` are imported only if a listener offers TLS, because cryptography, which reads
+certificates, and pyOpenSSL use more memory than the rest of a listener.
 
 Code outside inbound/ imports `certificate_files` and `certificates`, to check certificates before a start.
 """

@@ -15,7 +15,7 @@ import re
 import ssl
 from typing import TYPE_CHECKING, TypeAlias
 
-from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
+import msgspec
 
 if TYPE_CHECKING:
     from zonerelay.inbound.tls.asking import AskingContext, AskingSession
@@ -91,6 +91,23 @@ def fault_text(reason: str, offered: str) -> str:
             "without TLS from a network in allow_networks"
         )
     return _WORDS.get(reason, f"TLS failed: {reason}")
+
+
+class TlsFault(Exception):
+    """The handshake failed or a record was invalid, so the connection must be closed. The text is for the
+    operator.
+    """
+
+
+class TlsInfo(msgspec.Struct, frozen=True):
+    """An established session. `version` is such as `"TLSv1.3"`.
+
+    `certificate` is the SHA-256 of the client's certificate in lower-case hexadecimal, `""` if it sent none.
+    """
+
+    version: str
+    cipher: str
+    certificate: str = ""
 
 
 TlsContext: TypeAlias = "ssl.SSLContext | AskingContext"
