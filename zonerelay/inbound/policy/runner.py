@@ -24,11 +24,11 @@ import enum
 import inspect
 import logging
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from itertools import product
+from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -139,53 +139,36 @@ class Threads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ready = threading.Condition()
-        self._queue: deque[PolicyCall[Any]] = deque()
+        self._queue: SimpleQueue[PolicyCall[Any] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
         self._running: set[PolicyCall[Any]] = set()
-        self._idle = 0
         self._count = 0
-        self._closed = False
 
     def submit(self, call: PolicyCall[Any]) -> None:  # Any: callers read their own result
-        with self._ready:
-            self._queue.append(call)
-            if self._idle < len(self._queue) and self._count < MAX_THREADS:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self._count += 1
-            self._ready.notify()
+        self._queue.put(call)
+        if self._count < MAX_THREADS and not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._count += 1
 
     def stuck(self, since: float) -> bool:
         """Return whether every thread runs a call that was submitted before `since`."""
-        with self._ready:
-            return len(self._running) >= MAX_THREADS and all(call.asked < since for call in self._running)
+        running = tuple(self._running)
+        return len(running) >= MAX_THREADS and all(call.asked < since for call in running)
 
     def close(self) -> None:
-        """End idle threads now, and the others after their call."""
-        with self._ready:
-            self._closed = True
-            self._ready.notify_all()
+        """End idle threads now, and the others after the calls that wait."""
+        for _ in range(self._count):
+            self._queue.put(None)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
-            call.run()
-            with self._ready:
+        while (call := self._queue.get()) is not None:
+            if call.answer.set_running_or_notify_cancel():
+                call.started = True
+                self._running.add(call)
+                call.run()
                 self._running.discard(call)
             del call  # free its data before waiting for the next call
-
-    def _next(self) -> PolicyCall[Any] | None:
-        with self._ready:
-            while True:
-                while self._queue:
-                    call = self._queue.popleft()
-                    if call.answer.set_running_or_notify_cancel():
-                        call.started = True
-                        self._running.add(call)
-                        return call
-                if self._closed:
-                    return None
-                self._idle += 1
-                self._ready.wait()
-                self._idle -= 1
+            self._idle.release()
 
 
 class LoopThread:
