@@ -133,6 +133,12 @@ class SubmittingClient:
                 mailbox=mailbox,
                 detail=detail,
             )
+        return self._counted(answer, command, of_message=message_id is not None)
+
+    def _counted(self, answer: ServerReply, command: str, *, of_message: bool) -> ServerReply:
+        """Return the refusal, or another one that ends the session. Clients without a session have no
+        limit.
+        """
         return answer
 
     def refuse_by(
@@ -142,12 +148,6 @@ class SubmittingClient:
         reply = verdict.decision.reply
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
-
-    def refuse_guarded(
-        self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
-    ) -> ServerReply:
-        """Reject what the user's limits do not allow, and return the rejection."""
-        return self.refuse(self.context.guarded(refusal), command, mailbox=mailbox)
 
     def refuse_content(self, intake: Intake, answer: ServerReply, command: str) -> None:
         """Log the refusal of a message whose envelope was accepted, and count it."""
@@ -230,7 +230,7 @@ class SubmittingClient:
         else:
             refusal = allowance
         if refusal is not None and not _is_for_later(transaction, refusal):
-            answer = self.refuse_guarded(refusal, "MAIL", mailbox=transaction.mail.sender)
+            answer = self.refuse(self.context.guarded(refusal), "MAIL", mailbox=transaction.mail.sender)
             if not transaction.idempotency_key or refusal.reason is not Reason.QUOTA:
                 return answer
             transaction.unless_repeated = answer
@@ -369,7 +369,7 @@ class SubmittingClient:
         if transaction.allowance is not None:
             barred = transaction.allowance.rcpt_refusal(given, len(transaction.recipients))
             if barred is not None and not _is_for_later(transaction, barred):
-                return self.refuse_guarded(barred, "RCPT", mailbox=given)
+                return self.refuse(self.context.guarded(barred), "RCPT", mailbox=given)
         if Rcpt in self.context.asked:
             return self._ask_about(transaction, key, recipient, given)
         self._add(transaction, key, recipient, given)

@@ -59,9 +59,8 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext, LoginLookup, LookupResult
 from zonerelay.inbound.state.replies import NextAction, ServerReply, refused
 from zonerelay.inbound.tls.channel import TlsInfo
-from zonerelay.model.address import Mailbox, recipient_key
+from zonerelay.model.address import recipient_key
 from zonerelay.model.envelope import Recipient
-from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.commands import HTTP_VERBS, LineFault, parse_command
 from zonerelay.smtp.server.line_ends import parse_bdat
@@ -109,23 +108,14 @@ class Conversation(SubmittingClient):
         self.chunk = (0, False)
         self.xclient: XClient | None = None
 
-    def refuse(
-        self,
-        answer: ServerReply,
-        command: str = "",
-        *,
-        message_id: MessageId | None = None,
-        mailbox: Mailbox | None = None,
-        detail: str = "",
-    ) -> ServerReply:
-        """Log and count a refusal, and return it. Too many of them end the session."""
-        super().refuse(answer, command, message_id=message_id, mailbox=mailbox, detail=detail)
+    def _counted(self, answer: ServerReply, command: str, *, of_message: bool) -> ServerReply:
+        """Count a client's error. Too many of them end the session."""
         if answer.counts:
             self._errors += 1
             if not self.client_state.grants.may_relay:
                 client = client_key(self.client_state.client.address)
                 self.delay = self.context.error_delays.made(client, self.context.clock.monotonic())
-            if self._errors >= self._max_errors and answer.then is not NextAction.CLOSE and not message_id:
+            if self._errors >= self._max_errors and answer.then is not NextAction.CLOSE and not of_message:
                 return self.refuse(replies.TOO_MANY_ERRORS, command)
         return answer
 
