@@ -13,12 +13,13 @@ import pytest
 
 from tests.support.inbound import EventLog, events_into
 from tests.support.ports import wait_until
+from zonerelay.config.credentials import file as credentials
 from zonerelay.control import history as control_history
 from zonerelay.history import database as files
 from zonerelay.history import reader, writer
 from zonerelay.history.reader import Histories, Query, TooLongError, steps
 from zonerelay.history.writer import History
-from zonerelay.inbound.access.guard import CredentialsWatch
+from zonerelay.inbound.access.guard import WatchedFile
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import Delivery
@@ -279,10 +280,10 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
         assert all(isinstance(each.exception(), BusyError) for each in refused)
         users = tmp_path / "users"
         users.write_text("")
-        watch = CredentialsWatch(users, events=events_into(EventLog(), ManualClock()))
+        watch = WatchedFile(users, credentials.read, events=events_into(EventLog(), ManualClock()))
         async with asyncio.timeout(30):
             await watch.refresh()
-            assert watch.users == {}
+            assert watch.content == {}
             await control_history.ask(lambda *, longest: longest)  # one message of an application
     finally:
         go.set()
