@@ -29,7 +29,7 @@ from _pytest.mark import ParameterSet
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
 from tests.support.dkim import rsa_pem
-from zonerelay.cli.setup import check_config
+from zonerelay.cli.setup.config import run as check_config
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.settings import Settings
@@ -160,7 +160,7 @@ def check(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def run(text: str) -> tuple[list[str], list[str]]:
         path = files / "relay.toml"
         path.write_text(text.replace("/here", str(files)))
-        status = check_config.run(path)
+        status = check_config(path)
         out, err = (each.replace(str(files), "/here") for each in capsys.readouterr())
         assert (status, bool(out), bool(err)) in ((0, True, False), (2, False, True))
         assert "hunter2" not in out + err
@@ -199,8 +199,8 @@ def test_openssl_is_not_loaded_where_nobody_has_tls(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text('[[access]]\nsender = ["a@example.com"]\n')
     program = (
-        "import sys, pathlib; from zonerelay.cli.setup import check_config; "
-        f"status = check_config.run(pathlib.Path({str(path)!r})); "
+        "import sys, pathlib; from zonerelay.cli.setup import config; "
+        f"status = config.run(pathlib.Path({str(path)!r})); "
         "sys.exit(status or ('OpenSSL' in sys.modules) * 3 or ('cryptography' in sys.modules) * 4)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
@@ -210,5 +210,5 @@ def test_openssl_is_not_loaded_where_nobody_has_tls(tmp_path: Path) -> None:
 def test_a_configuration_that_is_not_there_is_a_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check_config.run(tmp_path / "none.toml") == 2
+    assert check_config(tmp_path / "none.toml") == 2
     assert "none.toml: cannot be read: No such file or directory" in capsys.readouterr().err

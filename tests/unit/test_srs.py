@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.inbound import listening
-from zonerelay.cli.setup.check_config import try_out
+from zonerelay.cli.setup.config import try_out
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.problems import Report
 from zonerelay.config.settings import DAY, ListenerSettings, Settings, SrsSettings

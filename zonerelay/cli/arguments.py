@@ -338,7 +338,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Set up": (
         Command("init", "setup.init:init", "Write a configuration and systemd units", has_config=False)
         .value("directory", "DIR", "Target directory; existing files are not overwritten", Path),
-        Command("check-config", "setup.check_config:check_config", "Check a configuration"),
+        Command("check-config", "setup.config:check_config", "Check a configuration"),
         Command("config show", "setup.config:show", "Print the configuration as TOML")
         .flag("--changed", "Print only options that differ from the defaults", group="which")
         .flag("--defaults", "Print the defaults, ignoring the file", group="which")
