@@ -27,17 +27,8 @@ from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, kept_from, resolve_hostname
 from zonerelay.model.clock import SystemClock
+from zonerelay.process import setup
 from zonerelay.process.gc import GcTimer
-from zonerelay.process.setup import (
-    STARTED_WITH,
-    Identity,
-    StartError,
-    allow_reload,
-    identity_of,
-    open_log,
-    prepare_process,
-    tune_for_mail,
-)
 from zonerelay.process.sockets import Notifier
 from zonerelay.process.tasks import RepeatedWork
 from zonerelay.process.threads import OPERATORS, STORE
@@ -58,9 +49,9 @@ def serve(config: Path) -> int:
             from zonerelay.supervisor.run import supervise  # noqa: PLC0415 - one worker needs none
 
             return supervise(config, settings)
-        identity, _ = identity_of(0, drains_spool=False, environment=os.environ)
+        identity, _ = setup.identity_of(0, drains_spool=False, environment=os.environ)
         return _run(config, settings, identity, None)
-    except (StartError, OSError, ValueError) as error:
+    except (setup.StartError, OSError, ValueError) as error:
         return _failed(error)
 
 
@@ -68,7 +59,7 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
     """Run one of several workers, started by its supervisor or by hand."""
     try:
         settings = load(config)
-        at_start = os.environ.get(STARTED_WITH)
+        at_start = os.environ.get(setup.STARTED_WITH)
         if at_start is not None:
             settings = kept_from(load(Path(at_start)), settings)
     except ConfigError as error:
@@ -76,13 +67,13 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
         return 2
     channel: socket.socket | None = None
     try:
-        identity, channel = identity_of(index, drains_spool=drains_spool, environment=os.environ)
+        identity, channel = setup.identity_of(index, drains_spool=drains_spool, environment=os.environ)
         if not identity.supervised:
             from zonerelay.supervisor.lock import take_alone  # noqa: PLC0415 - only by hand
 
             take_alone(settings)
         return _run(config, settings, identity, channel)
-    except (StartError, OSError, ValueError) as error:
+    except (setup.StartError, OSError, ValueError) as error:
         Notifier({}, channel=channel).status(str(error))
         return _failed(error)
     except Exception as error:
@@ -95,16 +86,18 @@ def _failed(error: Exception) -> int:
     return 1
 
 
-def _run(config: Path, settings: Settings, identity: Identity, channel: socket.socket | None) -> int:
-    prepare_process(settings)
-    tune_for_mail()
+def _run(config: Path, settings: Settings, identity: setup.Identity, channel: socket.socket | None) -> int:
+    setup.prepare_process(settings)
+    setup.tune_for_mail()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, settings, identity, channel))
 
 
-async def _serve(config: Path, settings: Settings, identity: Identity, channel: socket.socket | None) -> int:
+async def _serve(
+    config: Path, settings: Settings, identity: setup.Identity, channel: socket.socket | None
+) -> int:
     clock = SystemClock()
-    log, redactor = open_log(settings, clock, identity.index if identity.supervised else None)
+    log, redactor = setup.open_log(settings, clock, identity.index if identity.supervised else None)
     hostname = resolve_hostname(settings, socket.getfqdn)
     notifier = Notifier(os.environ, lambda error: worker.events.error("systemd", error), channel)
     collector = GcTimer()
@@ -195,7 +188,7 @@ class _Lifecycle:
             loop.add_reader(self.channel, self._hear, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self.reloading.begin)
-        allow_reload()
+        setup.allow_reload()
         self.notifier.ready(_where(self.worker))
         self.notifier.start_watchdog(loop)
         emptied = await self._until_stopped()

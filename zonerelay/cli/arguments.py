@@ -303,10 +303,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Spool": (
         Command("spool acknowledge", "spool.state:acknowledge"),
-        Command("spool check", "spool.damage:check", "Read the whole spool and report damage")
+        Command("spool check", "spool.state:check", "Read the whole spool and report damage")
         .value("--tmp", "DIR", "Directory for a copy (default: next to the spool)", Path)
         .json(),
-        Command("spool repair", "spool.damage:repair", "Repair the spool of a stopped relay")
+        Command("spool repair", "spool.state:repair", "Repair the spool of a stopped relay")
         .flag("--yes", "Do it")
         .flag("--dry-run", "Only report what would be done (the default)")
         .value("--salvage", "DIR", "Directory for unrepairable data (default: next to the spool)", Path)

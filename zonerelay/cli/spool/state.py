@@ -1,5 +1,15 @@
-"""`spool acknowledge`, `accept-empty` and `is-empty`: operators' decisions about a spool, and a check whether
-it is empty.
+"""`zonerelay spool check`: reads everything in the spool and its directory, whether or not a relay runs.
+`spool repair`: makes a valid spool from a damaged one, while the relay is stopped. `spool acknowledge`,
+`accept-empty` and `is-empty`: operators' decisions about a spool, and a check whether it is empty.
+
+The exit status of a check is 0 for a clean spool, 1 for a damaged one, and 2 if a spool cannot be checked.
+Without `--yes`, a repair reports what it would do, and changes nothing. Its exit status is 0 if nothing was
+lost, 1 if something could not be saved (or would not be), and 2 if the repair is not possible.
+
+Messages that cannot be restored are written to the salvage directory. A complete message is stored there in
+the format of `spool export`, with the recipients of whom no record tells whether they have received it, so
+that `spool import` accepts it. An incomplete message is in its subdirectory `incomplete/`: an `.eml` with the
+remaining bytes and a `.json` with the known data.
 
 `acknowledge` ends the warning about lost mail. `accept-empty` makes the relay accept a store that has lost
 the known queue; a relay that refuses the store checks for this decision every few seconds. `is-empty` prints
@@ -11,23 +21,286 @@ are removed, as by a relay with fewer workers.
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import tempfile
+import time
 from argparse import Namespace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
+from rich.text import Text
+
+from zonerelay import durable
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect, load_settings
-from zonerelay.cli.spool.stopped import opened, spools, stopped
-from zonerelay.cli.terminal import output
-from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
-from zonerelay.config.settings import Backend, Settings
-from zonerelay.model.queue_name import QueueKind
+from zonerelay.cli.spool import home_files
+from zonerelay.cli.spool.stopped import give_to_owner, opened, spools, stopped
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
+from zonerelay.config.settings import Backend, Settings, SpoolSettings
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.operations.answers import LossDismissal
 from zonerelay.operations.errors import NotRunningError
 from zonerelay.operations.requests import SpoolAcknowledge
+from zonerelay.store import check as checks
 from zonerelay.store.contract import StoreError
-from zonerelay.store.offline import acknowledge_loss, forget_queue
+from zonerelay.store.offline import acknowledge_loss, check_spool, forget_queue, repair_spool
 from zonerelay.store.open import place_of_queue
-from zonerelay.store.spool_paths import directories_of, remove_spool, spool_of
+from zonerelay.store.spool_paths import directories_of, is_shared, remove_spool, spool_of, spools_beyond
+from zonerelay.transfer import files
+from zonerelay.transfer.stored import StoredMessage
 from zonerelay.worker.worker import IN_BIN, until_empty
+
+T = TypeVar("T")
+
+MAX_SHOWN = 40
+"""Findings of each kind that are printed; `--json` has a thousand of them."""
+_ZONE = "default"
+
+
+def _run(
+    settings: Settings,
+    worker: int,
+    title: str,
+    done: str,
+    work: Callable[[output.Reach], Coroutine[Any, Any, T]],
+) -> T:
+    """Run the work on one worker's spool, and show its progress. Raise CliError if it fails."""
+    place = place_of_queue(settings) or spool_of(settings.spool, worker).path
+    failed = refused(StoreError, OSError, before=f"{place} cannot be {done}: ", status=USAGE)
+    with output.progress(title, octets=True) as reach, failed:
+        return asyncio.run(work(reach))
+
+
+# --- check --------------------------------------------------------------------------------------------------
+
+
+class SpoolReport(msgspec.Struct, kw_only=True):
+    """The result of checking all spools of a configuration. Sizes are in bytes. `findings` has at most a
+    thousand of each kind; `counts` counts all of them by kind. `path` is the location of a shared queue.
+    """
+
+    backend: str
+    path: str
+    spools: int
+    clean: bool
+    messages: int
+    deliveries: int
+    octets: int
+    seconds: float
+    counts: dict[str, int]
+    findings: list[checks.Finding]
+
+
+def check(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    started = time.monotonic()
+    with refused(OSError, status=USAGE):
+        workers = [0, *(() if is_shared(settings.spool) else spools_beyond(settings.spool, 1))]
+    findings = checks.Findings()
+    with output.without_log():
+        parts = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
+    contents = checks.SpoolContents(*map(sum, zip(*parts, strict=True)))
+    home_files.check(settings, findings)
+    report = SpoolReport(
+        backend=settings.spool.backend.value,
+        path=place_of_queue(settings) or str(settings.spool.path),
+        spools=len(workers),
+        clean=not findings.is_damaged,
+        **contents._asdict(),
+        seconds=round(time.monotonic() - started, 3),
+        counts={fault.value: count for fault, count in sorted(findings.counts.items())},
+        findings=findings.kept,
+    )
+    output.print_one(report, _print_check, as_json=arguments.json)
+    return OK if report.clean else FAILED
+
+
+def _check_one(
+    settings: Settings, worker: int, tmp: Path | None, findings: checks.Findings
+) -> checks.SpoolContents:
+    spool = spool_of(settings.spool, worker)
+    name = f"checking {spool.path.name}" if worker else "checking the spool"
+
+    def work(reach: output.Reach) -> Coroutine[Any, Any, checks.SpoolContents]:
+        return check_spool(
+            settings, worker, checks.CheckOptions(_scratch(spool, tmp), findings, reach, os.environ)
+        )
+
+    return _run(settings, worker, name, "checked", work)
+
+
+def _scratch(spool: SpoolSettings, tmp: Path | None) -> Path:
+    """Return the directory for the scratch copy: next to the spool, where hard links suffice; elsewhere the
+    spool is copied.
+    """
+    place = tmp
+    if place is None:
+        place = spool.path.parent
+        if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
+            place = Path(tempfile.gettempdir())
+    return place / f".zonerelay-check-{secrets.token_hex(4)}"
+
+
+def _print_check(report: SpoolReport) -> None:
+    console = output.console()
+    console.print(output.facts(_facts(report)))
+    if not report.findings:
+        return
+    console.print()
+    # Damage is listed first.
+    shown = sorted(report.findings, key=lambda each: each.fault in checks.HARMLESS)[:MAX_SHOWN]
+    rows = ([*map(text.clean, (each.fault.value, each.message_id, each.where, each.what))] for each in shown)
+    columns = ("fault", "message", "where", "what")
+    console.print(output.table(columns, rows, cut=("where", "what")))
+    if (more := sum(report.counts.values()) - len(shown)) > 0:
+        console.print(f"… and {more:,} more; --json has a thousand of each kind")
+
+
+def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Cell]]:
+    spools = "" if report.spools == 1 else f" and {report.spools - 1} of other workers"
+    yield "spool", f"{report.backend}, {report.path}{spools}"
+    yield "state", Text("clean", style="green") if report.clean else Text("damaged", style="bold red")
+    yield "messages", f"{report.messages:,}"
+    yield "deliveries", f"{report.deliveries:,}"
+    rate = report.octets / max(report.seconds, 0.001) / 1e6
+    yield "read", f"{text.size(report.octets)} in {report.seconds:.1f} s, {rate:,.0f} MB/s"
+    for fault, count in report.counts.items():
+        yield fault, f"{count:,}" + ("  (no damage)" if fault in checks.HARMLESS else "")
+
+
+# --- repair -------------------------------------------------------------------------------------------------
+
+
+class RepairReport(msgspec.Struct, kw_only=True):
+    """The result of `spool repair`. If `done` is false, it lists what would be done. Deliveries are counted
+    over all spools.
+    """
+
+    done: bool
+    before: int
+    after: int
+    salvaged: int
+    salvage: str
+    kept: list[str]
+    lost: list[str]
+    more_lost: int
+    repeats: list[str]
+    noted: list[str]
+
+
+def repair(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    carry_out = arguments.yes and not arguments.dry_run
+    beside = settings.spool.path.parent / time.strftime("salvage-%Y%m%dT%H%M%S")
+    salvage: Path = arguments.salvage or beside
+    with stopped(settings), output.without_log():
+        done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
+        give_to_owner(settings.spool, [salvage])
+    report = RepairReport(
+        done=carry_out,
+        before=sum(each.before for each in done),
+        after=sum(each.after for each in done),
+        salvaged=sum(each.salvaged for each in done),
+        salvage=str(salvage) if carry_out and salvage.exists() else "",
+        kept=[each.kept for each in done if each.kept],
+        lost=[line for each in done for line in each.lost],
+        more_lost=sum(each.more_lost for each in done),
+        repeats=[line for each in done for line in each.repeats],
+        noted=[line for each in done for line in each.noted],
+    )
+    output.print_one(report, _print_repair, as_json=arguments.json)
+    return FAILED if report.lost or report.more_lost else OK
+
+
+def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) -> checks.RepairResult:
+    def add(salvaged: checks.SalvagedMessage) -> None:
+        """Write one message to the salvage directory, which is created with its first file; every file is
+        synced. Raise OSError if that fails. A preview salvages nothing.
+        """
+        if carry_out:
+            place = salvage if salvaged.is_whole else salvage / "incomplete"
+            durable.make_directory(place)
+            durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())
+            durable.write(place / f"{salvaged.message_id}.json", _description(salvaged))
+
+    def work(reach: output.Reach) -> Coroutine[Any, Any, checks.RepairResult]:
+        return repair_spool(settings, worker, add, reach, carry_out=carry_out, environment=os.environ)
+
+    return _run(settings, worker, "repairing" if carry_out else "looking", "repaired", work)
+
+
+class _IncompleteMessage(msgspec.Struct, omit_defaults=True):
+    """The known data of an incomplete message, for the salvage."""
+
+    id: str
+    why: str
+    message: msgspec.Raw
+    deliveries: tuple[Delivery, ...]
+    recipients_unknown: tuple[str, ...]
+
+
+def _description(salvaged: checks.SalvagedMessage) -> bytes:
+    message = salvaged.message
+    if message is None or not salvaged.is_whole:
+        rest = _IncompleteMessage(
+            id=salvaged.message_id,
+            why=salvaged.why,
+            message=msgspec.Raw(msgspec.json.encode(message)),
+            deliveries=salvaged.deliveries,
+            recipients_unknown=salvaged.unknown,
+        )
+        return msgspec.json.format(msgspec.json.encode(rest), indent=2) + b"\n"
+    unknown = tuple(
+        Delivery(
+            queue=queue_of(_ZONE),
+            message_id=MessageId(salvaged.message_id),
+            recipient=Mailbox(recipient),
+            created=message.envelope.created,
+        )
+        for recipient in salvaged.unknown
+    )
+
+    async def body() -> AsyncIterator[bytes]:
+        for piece in salvaged.body():
+            yield piece
+
+    return files.encode(
+        StoredMessage(key="", message=message, deliveries=salvaged.deliveries + unknown, body=body)
+    )
+
+
+def _print_repair(report: RepairReport) -> None:
+    console = output.console()
+    for title, lines, unnamed in (
+        ("damaged, and nothing of it is missing", report.noted, 0),
+        ("cannot be restored", report.lost, report.more_lost),
+        ("may be sent again", report.repeats, 0),
+    ):
+        for line in lines[:MAX_SHOWN]:
+            console.print(f"{title}: {text.clean(line)}")
+        if (more := len(lines) - MAX_SHOWN + unnamed) > 0:
+            console.print(f"… and {more:,} more{'' if unnamed else ', which --json has'}")
+    pairs: list[tuple[str, output.Cell]] = [
+        ("deliveries", f"{report.before:,} before, {report.after:,} after"),
+        ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),
+        ("kept", ", ".join(report.kept)),
+    ]
+    if not report.done:
+        pairs[1:] = [("state", Text("nothing was changed; use --yes to repair", style="yellow"))]
+    console.print(output.facts(pairs))
+    if report.salvage:
+        console.print("What is whole in it is sent, to those too who may have it, once you import it:")
+        console.print(f"zonerelay spool import {report.salvage}", soft_wrap=True)
+
+
+# --- decisions ----------------------------------------------------------------------------------------------
 
 PROOF_TIMEOUT = 10.0
 """Seconds in which what a crash has left half done is swept."""
