@@ -250,9 +250,9 @@ async def test_age_bounds_a_function_too(module: types.ModuleType) -> None:
         ("nothing", "module:function"),
         (":f", "module:function"),
         ("m:", "module:function"),
-        ("no_such_module_here:f", "cannot import 'no_such_module_here'"),
+        ("no_such_module_here:f", "the module 'no_such_module_here' was not found"),
         ("math:no_such", "has no 'no_such'"),
-        ("math:pi", "is not a function"),
+        ("math:pi", "math:pi is not a function"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_explained(spec: str, words: str) -> None:

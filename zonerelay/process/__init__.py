@@ -1,3 +1,3 @@
 """Process-level services: setup, inherited sockets, the service manager, garbage collection, threads, HTTPS,
-and background tasks.
+code of the operator, and background tasks.
 """

@@ -8,15 +8,14 @@ failure is a ValueError with a message for the operator.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar
 
 from zonerelay.inbound.policy.api import EVENTS, Policy, PolicyContext, PresentedLogin
+from zonerelay.process.operator_code import named
 
 _HOOK = re.compile(r"handle_[A-Z]+|process_message")
 
@@ -29,7 +28,7 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
 
     Raise ValueError with a message for the operator on failure.
     """
-    found = _named(name)
+    found = named(name, "module:Class", _instead)
     if not (inspect.isclass(found) and issubclass(found, Policy)):
         return _made(name, lambda: _handler_policy(name, found, context))
     if not any(getattr(found, e.step) is not getattr(Policy, e.step) for e in EVENTS):
@@ -42,7 +41,7 @@ def load_authenticator(name: str, context: PolicyContext) -> Callable[[Presented
     """Import the operator's code, and return the step that calls it. Raise ValueError as `load_policy`
     does.
     """
-    found = _named(name)
+    found = named(name, "module:Class", _instead)
     check: Any = _made(name, found) if inspect.isclass(found) else found  # Any: an operator's object
     expected = (
         "a callable with (server, session, envelope, mechanism, auth_data), as authenticators of aiosmtpd"
@@ -98,34 +97,6 @@ def _made(name: str, make: Callable[[], Made]) -> Made:
         raise ValueError(f"{name} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
-
-
-def _named(name: str) -> object:
-    module_name, _, attribute = name.partition(":")
-    if not (module_name and attribute):
-        raise ValueError(f'expected "module:Class", not {name!r}')
-    found: object = getattr(_module(module_name), attribute, None)
-    if found is None:
-        raise ValueError(f"module {module_name!r} has no {attribute!r}{_instead(name)}")
-    return found
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing and (name == missing or name.startswith(f"{missing}.")):
-            file = f"{missing.partition('.')[0]}.py"
-            raise ValueError(
-                f"the module {missing!r} was not found; add the directory of {file} to PYTHONPATH "
-                f"(systemd: Environment=PYTHONPATH=…), or install it in {sys.prefix}"
-            ) from error
-        raise ValueError(
-            f"cannot import {name!r}: it requires {missing!r}, which is not installed"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"cannot import {name!r}: {type(error).__name__}: {error}") from error
 
 
 def _instead(wrong: str) -> str:

@@ -28,14 +28,14 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from itertools import product
-from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from zonerelay.inbound.policy import api
 from zonerelay.inbound.policy.api import Decision, Event
 from zonerelay.model.reply import Reply
+from zonerelay.process.operator_code import DaemonCall, DaemonThreads
 from zonerelay.telemetry.events.events import Events
 
 MAX_DETAIL = 500
@@ -116,61 +116,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class PolicyCall(Generic[T]):
-    """A call that waits for a thread, or runs in one. A call whose `answer` is cancelled before it has
-    started is skipped; one that has started keeps its thread until it ends.
-    """
-
-    def __init__(self, function: Callable[[], T], asked: float = 0.0) -> None:
-        self.function = function
-        self.asked = asked
-        self.started = False
-        self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run(self) -> None:
-        try:
-            self.answer.set_result(self.function())
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
-            self.answer.set_exception(error)
-
-
-class Threads:
-    """A pool of at most `MAX_THREADS` daemon threads, which are created on demand."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue: SimpleQueue[PolicyCall[Any] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._running: set[PolicyCall[Any]] = set()
-        self._count = 0
-
-    def submit(self, call: PolicyCall[Any]) -> None:  # Any: callers read their own result
-        self._queue.put(call)
-        if self._count < MAX_THREADS and not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
-            self._count += 1
-
-    def stuck(self, since: float) -> bool:
-        """Return whether every thread runs a call that was submitted before `since`."""
-        running = tuple(self._running)
-        return len(running) >= MAX_THREADS and all(call.asked < since for call in running)
-
-    def close(self) -> None:
-        """End idle threads now, and the others after the calls that wait."""
-        for _ in range(self._count):
-            self._queue.put(None)
-
-    def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            if call.answer.set_running_or_notify_cancel():
-                call.started = True
-                self._running.add(call)
-                call.run()
-                self._running.discard(call)
-            del call  # free its data before waiting for the next call
-            self._idle.release()
-
-
 class LoopThread:
     """An event loop that runs in a dedicated daemon thread."""
 
@@ -179,11 +124,11 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor = _DaemonExecutor(name)
         self._running = 0  # calls
-        self._waiting: dict[PolicyCall[Any], None] = {}  # submitted calls that the event loop has not started
+        self._waiting: dict[DaemonCall[Any], None] = {}  # submitted calls that the event loop has not started
         self._closing = False
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
 
-    def submit(self, call: PolicyCall[Any]) -> None:  # Any: as in `Threads`
+    def submit(self, call: DaemonCall[Any]) -> None:  # Any: as in `DaemonThreads`
         """Call a function that returns an awaitable. Cancelling the answer also cancels a call that has
         started.
         """
@@ -226,12 +171,12 @@ class LoopThread:
         loop.close()
         self._ended.set_result(None)
 
-    def _forget(self, call: PolicyCall[Any]) -> None:
+    def _forget(self, call: DaemonCall[Any]) -> None:
         """Forget a call that was cancelled, but only when the loop is not blocked."""
         with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
             self._running_loop().call_soon_threadsafe(self._waiting.pop, call, None)
 
-    async def _perform(self, call: PolicyCall[Any]) -> object:
+    async def _perform(self, call: DaemonCall[Any]) -> object:
         self._waiting.pop(call, None)
         call.started = True
         self._running += 1
@@ -246,12 +191,12 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
 
     def __init__(self, name: str) -> None:
         super().__init__(max_workers=1)
-        self._daemons = Threads(f"{name}-executor")
+        self._daemons = DaemonThreads(f"{name}-executor", MAX_THREADS)
 
     def submit(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
-        call = PolicyCall(partial(function, *args, **kwargs))
+        call = DaemonCall(partial(function, *args, **kwargs))
         self._daemons.submit(call)
         return call.answer
 
@@ -303,7 +248,7 @@ class PolicyRunner:
             self._steps[api.PresentedLogin] = authenticator, inspect.iscoroutinefunction(authenticator)
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
         events.metrics.policy_failures.declare(product(steps, FailureKind))
-        self._threads = Threads("policy")
+        self._threads = DaemonThreads("policy", MAX_THREADS)
         self._loop = LoopThread("policy-loop")
         self._closed = False
         self.asked: frozenset[type[Event]] = frozenset(self._steps)
@@ -350,7 +295,7 @@ class PolicyRunner:
         executor = self._loop if is_async else self._threads
         if self._closed or executor.stuck(loop.time() - self.timeout):
             return PolicyFailure(FailureKind.BUSY, "all threads are busy with events that timed out")
-        call: PolicyCall[Any] = PolicyCall(
+        call: DaemonCall[Any] = DaemonCall(
             partial(result_of_async if is_async else result_of, question), loop.time()
         )
         executor.submit(call)

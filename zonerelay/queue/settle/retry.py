@@ -31,15 +31,12 @@ Failure: a `backoff` function that raises, hangs or returns an invalid value los
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
 import math
-import queue
 import random as _random
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -55,6 +52,7 @@ from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import is_row
+from zonerelay.process.operator_code import DaemonCall, DaemonThreads, named
 from zonerelay.routing.zones.zones import DEFAULT_ZONE
 from zonerelay.telemetry.events.events import Events
 
@@ -67,8 +65,6 @@ EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
 FALLBACK_DELAY = 15 * 60.0
 BACKOFF_TIMEOUT = 5.0
-
-_Job = tuple[Envelope, int, "Future[float | None]"]
 
 _TOO_CLOSE = 1.0
 """A last attempt this close to the previous one is skipped, which also absorbs the rounding of
@@ -91,47 +87,32 @@ class IsolatedBackoff:
         self._fallback = fallback
         self._events = events
         self._timeout = timeout
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads = DaemonThreads("backoff", 1)
         self._hanging: Future[float | None] | None = None
 
     async def delay(self, envelope: Envelope, attempts: int) -> float | None:
         if self._hanging is not None and not self._hanging.done():
             return self._fallback
-        answer: Future[float | None] = Future()
-        if self._thread is None:
-            # A daemon thread: a function that hangs for ever must not keep the process from exiting.
-            self._thread = threading.Thread(target=self._run, name="backoff", daemon=True)
-            self._thread.start()
-        self._jobs.put((envelope, attempts, answer))
+        call = DaemonCall(partial(self._called, envelope, attempts))
+        self._threads.submit(call)
         try:
             async with asyncio.timeout(self._timeout):
-                return await asyncio.shield(asyncio.wrap_future(answer))
+                return await asyncio.shield(asyncio.wrap_future(call.answer))
         except TimeoutError as error:
-            self._hanging = answer
+            self._hanging = call.answer
             self._events.error("retry.backoff", error, message_id=envelope.id)
         except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
             self._events.error("retry.backoff", error, message_id=envelope.id)
         return self._fallback
 
-    def _run(self) -> None:
-        while True:
-            envelope, attempts, answer = self._jobs.get()
-            # No caller waits any more after the loop is closed.
-            with contextlib.suppress(RuntimeError):
-                try:
-                    answer.set_result(checked_delay(self._function(envelope, attempts)))
-                except BaseException as error:  # noqa: BLE001 - the thread must outlive it
-                    answer.set_exception(_harmless(error))
-
-
-def _harmless(error: BaseException) -> Exception:
-    """Return an error that can be set on a future. SystemExit of an operator's function must not end the
-    relay, and futures refuse StopIteration.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    def _called(self, envelope: Envelope, attempts: int) -> float | None:
+        try:
+            return checked_delay(self._function(envelope, attempts))
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # SystemExit of an operator's function must not end the relay, and futures refuse StopIteration.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 class ZoneRetryPolicy(msgspec.Struct, frozen=True):
@@ -263,19 +244,9 @@ def load_backoff(spec: str) -> Backoff:
     """Return the function that `module:function` names. Raise ValueError with a message if it cannot be
     loaded.
     """
-    module_name, colon, name = spec.partition(":")
-    if not (module_name and colon and name):
-        raise ValueError(f'expected "module:function", not {spec!r}')
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # an operator's module may raise anything
-        raise ValueError(f"cannot import {module_name!r}: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if function is None:
-        raise ValueError(f"module {module_name!r} has no {name!r}")
+    function = named(spec, "module:function")
     if not callable(function):
-        problem = f"{name!r} in module {module_name!r} is not a function"
-        raise ValueError(problem)  # noqa: TRY004 - the configuration is wrong, not our types
+        raise ValueError(f"{spec} is not a function")  # noqa: TRY004 - the configuration is wrong
     return cast(Backoff, function)
 
 
