@@ -40,7 +40,7 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["file", "passfile"])
 async def test_a_postgresql_password_that_was_replaced(
-    postgres: PostgresServer, secret: Path, form: str
+    postgres: PostgresServer, secret: Path, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = f"relay_{uuid.uuid4().hex[:8]}"
     url = postgres.url.replace("//mail@", f"//{role}@")
@@ -61,13 +61,15 @@ async def test_a_postgresql_password_that_was_replaced(
         cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
         await asyncio.to_thread(postgres.psql, f"ALTER ROLE {role} PASSWORD 'another'; {cut}")
         await until(lambda: spool.store.unhealthy() is not None)
+        assert "password authentication failed" in caplog.text
+        assert PASSWORD not in caplog.text
         use("another")
         await until(lambda: spool.store.unhealthy() is None)
         await store_message(spool.store, 2)
         assert len(await spool.store.claim(queue_of("default"), 10, now=NOW)) == 2
 
 
-async def test_a_redis_password_that_was_replaced(secret: Path) -> None:
+async def test_a_redis_password_that_was_replaced(secret: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server:
         assert server.ask("ACL", "SETUSER", "relay", "on", f">{PASSWORD}", "~*", "&*", "+@all") == b"+OK\r\n"
         settings = RedisSettings(url=server.url, user="relay", password=str(secret), lease=4.0)
@@ -76,6 +78,7 @@ async def test_a_redis_password_that_was_replaced(secret: Path) -> None:
             server.ask("ACL", "SETUSER", "relay", "resetpass", ">another")
             server.ask("CLIENT", "KILL", "USER", "relay")
             await until(lambda: spool.store.unhealthy() is not None)
+            assert "rejects the login of relay" in caplog.text
             secret.write_text("another")
             await until(lambda: spool.store.unhealthy() is None)
             await store_message(spool.store, 2)

@@ -1,58 +1,67 @@
-"""`python -m tests.bench.big_queue`: a relay that starts on a million queued deliveries, as a table."""
+"""`python -m tests.bench.big_queue [rates|mx|expiry]`: a relay that starts on a million queued deliveries.
+
+`rates`: how long it takes to start, other mail against a relay with an empty queue, lists, operators' verbs.
+`mx`: what makes its event loop pause, while 100,000 deliveries come due in one second; then lists, reloads, a
+retry of the dead domain, a hold, a drop, the compaction after it, and a full garbage collection. `expiry`:
+the same for one next hop that is down, everything older than `max_age`: what is ready expires with a bounce,
+which is sent. Other mail comes in beside all of it but the start and the rates of `rates`, and `/metrics` is
+read four times a second.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
-import math
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from itertools import islice
 from pathlib import Path
-from statistics import median
 
 import uvloop
+from msgspec import structs
 
-from tests.bench.big_queue.crowd import STANDARD, Crowd, fill
-from tests.bench.big_queue.probe import probe, waits
-from tests.bench.big_queue.scene import MB, SENDERS, Scene, Watch, other_mail, scene, watched
-from tests.support.process import PROGRAM, RelayProcess
+from tests.bench.big_queue.crowd import STANDARD, Crowd, fill, opened
+from tests.bench.big_queue.pause_report import Phase, show
+from tests.bench.big_queue.plays import PLAYS, TOGETHER, Play, Run
+from tests.bench.big_queue.scene import Scene, Watch, other_mail, scene, watched
+from tests.support.ports import free_port
+from tests.support.toml import Table
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.queue_name import queue_of
+from zonerelay.queue.aio import closing
 
 DIRECTORY = Path("/var/tmp")
-START_LIMIT = 240.0
-ROUNDS = 6
+UPDATED = 5000
+SUSPENDED: Table = {"suspend_min": "10s", "suspend_max": "20s"}
+OLD: Table = {**SUSPENDED, "max_age": "1m"}
+OTHER_MAIL = 400
+OTHER_PAUSE = 0.5
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.big_queue", description=__doc__)
+    parser.add_argument("play", nargs="?", default="rates", choices=PLAYS)
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="deliveries and domains times X"
     )
-    parser.add_argument("--messages", type=int, default=4000, help="other mail in one round")
-    parser.add_argument("--spool", type=Path, help="a spool that was filled before (it is copied), or is now")
+    parser.add_argument("--messages", type=int, default=4000, help="other mail in one round of the rates")
+    parser.add_argument("--spool", type=Path, help="a spool that was filled before, or is now")
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where spools are put")
-    parser.add_argument(
-        "--at-once", action="store_true", help="send other mail while the start is still being worked off"
-    )
-    parser.add_argument("--senders", type=int, default=SENDERS, help="of the other mail")
-    parser.add_argument("--skip", default="", help="parts to leave out: rate, list, verbs")
+    parser.add_argument("--due", type=float, default=150.0, help="seconds from the start to the due second")
+    parser.add_argument("--seconds", type=float, default=60.0, help="the longest that a phase may take")
+    parser.add_argument("--only", default="", help="phases, with a comma between them")
     return parser.parse_args()
 
 
 def main() -> int:
     options = arguments()
-    crowd = Crowd(
-        *(
-            int(n * options.scale)
-            for n in (STANDARD.deferred, STANDARD.dead, STANDARD.spread, STANDARD.domains)
-        )
-    )
+    sizes = (STANDARD.deferred, STANDARD.dead, STANDARD.spread, STANDARD.domains)
+    crowd = Crowd(*(int(size * options.scale) for size in sizes))
     with tempfile.TemporaryDirectory(prefix="zonerelay-big-", dir=options.directory) as name:
         uvloop.run(measure(Path(name), crowd, options))
     return 0
@@ -60,25 +69,79 @@ def main() -> int:
 
 async def measure(directory: Path, crowd: Crowd, options: argparse.Namespace) -> None:
     async with scene(directory, crowd) as stage:
-        empty, big = stage.relay("empty"), stage.relay("big")
-        await filled(options.spool, big.spool, crowd)
+        pauses = directory / "pauses"
+        rated = options.play == "rates"
+        launcher = [] if rated else [sys.executable, "-m", "tests.bench.big_queue.watched", str(pauses)]
+        tables = _down(stage) if options.play == "expiry" else {"retry": SUSPENDED}
+        relay = stage.relay("big", tables={} if rated else tables, launcher=launcher)
+        await filled(options.spool, relay.spool, crowd)
+        due = time.time() + options.due
+        if options.play == "mx":
+            await make_due(relay.spool, min(TOGETHER, crowd.deferred), due)
+        empty = stage.relay("empty")
+        run = Run(stage, relay, empty, crowd, options.seconds, options.messages, due, pauses, Watch(relay))
         try:
-            await asyncio.to_thread(empty.start)
-            await other_mail(stage, empty, options.messages)
-            await start(stage, big, crowd, until_sent=not options.at_once)
-            skipped = options.skip.split(",")
-            if "rate" not in skipped:
-                await rates(stage, empty, big, options)
-            if "list" not in skipped:
-                await lists(big)
-            if "verbs" not in skipped:
-                await verbs(stage, big, options.messages)
-            print(f"exit {await asyncio.to_thread(big.terminate)}")
+            if rated:
+                await asyncio.to_thread(empty.start)
+                await other_mail(stage, empty, options.messages)
+            await play(run, PLAYS[options.play].limited_to(options.only))
         finally:
             empty.kill()
-            big.kill()
-            for name in ("trouble", "suspended"):
-                print(name, [e.get("error") or e.get("reply") for e in big.events(name)][:5])
+
+
+async def play(run: Run, plays: Play) -> None:
+    began = time.monotonic()
+    try:
+        await asyncio.to_thread(run.relay.start)
+        print(f"ready after {time.monotonic() - began:.2f} s")
+        async with watched(run.watch):
+            for name, body in plays.alone.items():
+                await run.phase(name, body)
+            async with other_mail_always(run):
+                for name, body in plays.beside.items():
+                    await run.phase(name, body)
+        print(f"exit {await asyncio.to_thread(run.relay.terminate)}")
+    finally:
+        run.relay.kill()
+        if run.pauses.exists() and run.phases:
+            show(run.pauses, [Phase("ready", 0.0, run.phases[0].began, 0.0, ""), *run.phases])
+        for name in ("trouble", "suspended"):
+            print(name, [e.get("error") or e.get("reply") for e in run.relay.events(name)][:5])
+
+
+@contextlib.asynccontextmanager
+async def other_mail_always(run: Run) -> AsyncIterator[None]:
+    """Some each second; how long a 250 took is printed at the end."""
+    waits: list[float] = []
+
+    async def send() -> None:
+        while True:
+            rate = await other_mail(run.stage, run.relay, OTHER_MAIL)
+            waits.append(rate.latency)
+            await asyncio.sleep(OTHER_PAUSE)
+
+    task = asyncio.create_task(send())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        worst = ", ".join(f"{wait * 1e3:.0f}" for wait in sorted(waits, reverse=True)[:5])
+        print(f"p99 of 250 in {len(waits)} rounds of {OTHER_MAIL}: the worst {worst} ms")
+
+
+def _down(stage: Scene) -> dict[str, Table | list[Table]]:
+    """The default zone's next hop refuses connections; bounces and other mail go to the sink."""
+    sink = f"127.0.0.1:{stage.sink_port}"
+    zones: list[Table] = [
+        {"name": "default", "next_hop": f"127.0.0.1:{free_port()}", "tls": "none"},
+        {"name": "back", "next_hop": sink, "tls": "none"},
+    ]
+    routes: list[Table] = [{"recipient_domain": ["example.org", "*.example.com"], "zone": "back"}]
+    return {"zone": zones, "route": routes, "retry": OLD}
+
+
+# The spool
 
 
 async def filled(kept: Path | None, spool: Path, crowd: Crowd) -> None:
@@ -88,127 +151,32 @@ async def filled(kept: Path | None, spool: Path, crowd: Crowd) -> None:
         await fill(source, crowd, lambda _written: None)
         print(f"filled with {crowd.total:,} deliveries in {time.monotonic() - began:.0f} s")
     if kept is not None:
-        await asyncio.to_thread(shutil.copytree, kept, spool)
+        await asyncio.to_thread(link, kept, spool)
 
 
-async def start(stage: Scene, relay: RelayProcess, crowd: Crowd, *, until_sent: bool) -> None:
-    """Until the first delivery, and until nothing that is ready waits outside of memory."""
-    before = stage.sink.read().crowd
-    began = time.monotonic()
-    await asyncio.to_thread(relay.start)
-    ready = time.monotonic() - began
-    watch, counted = Watch(relay), 0.0
-    async with watched(watch):
-        while stage.sink.read().crowd == before:
-            await asyncio.sleep(0.005)
-        first = time.monotonic() - began
-        while time.monotonic() - began < START_LIMIT:
-            await asyncio.sleep(0.25)
-            if not counted and sum(watch.queue.values()) + watch.delivered >= crowd.total:
-                counted = time.monotonic() - began
-            if watch.delivered >= crowd.spread or (counted and not until_sent):
-                break
-        through = time.monotonic() - began
-    print(
-        f"start: ready {ready:.2f} s, first delivery {first:.2f} s, counted {counted:.1f} s,"
-        f" all that can be delivered {through:.1f} s"
-    )
-    describe(watch)
+def link(source: Path, target: Path) -> None:
+    """A copy. LevelDB never writes to a table again, so those need no copying."""
+    target.mkdir(parents=True, mode=0o700)
+    for path in source.iterdir():
+        if path.suffix == ".ldb":
+            os.link(path, target / path.name)
+        else:
+            shutil.copy2(path, target / path.name)
 
 
-@contextlib.asynccontextmanager
-async def probed(relay: RelayProcess) -> AsyncIterator[dict[int, float]]:
-    """One message after the other to destinations that are idle otherwise; when each began."""
-    began: dict[int, float] = {}
-    task = asyncio.create_task(probe(relay.smtp_port, began))
-    try:
-        yield began
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def describe(watch: Watch) -> None:
-    print(
-        f"    RSS {watch.resident / MB:.0f} MB ({watch.anonymous / MB:.0f} MB its own),"
-        f" longest lag {watch.lag * 1e3:.0f} ms, delivered {watch.delivered}, queue {watch.queue},"
-        f" cpu {watch.relay.cpu_seconds():.1f} s",
-        flush=True,
-    )
-
-
-async def rates(stage: Scene, empty: RelayProcess, big: RelayProcess, options: argparse.Namespace) -> None:
-    """Other mail as fast as it goes, and beside it one message at a time: how long that takes.
-
-    The relay with the queue stands still while the empty one is measured: it would take half of the machine.
-    """
-    ratios = []
-    watch = Watch(big)
-    async with watched(watch), probed(big) as began:
-        for _ in range(ROUNDS):
-            os.kill(big.pid, signal.SIGSTOP)
-            async with watched(Watch(empty)):  # as the other one is: a scrape takes time, too
-                one = await other_mail(stage, empty, options.messages, options.senders)
-            os.kill(big.pid, signal.SIGCONT)
-            before, first = stage.sink.read().crowd, len(began)
-            other = await other_mail(stage, big, options.messages, options.senders)
-            crowd = stage.sink.read().crowd - before
-            ratios.append(other.delivered / one.delivered)
-            print(
-                f"other mail: accepted {one.accepted:.0f}/s empty, {other.accepted:.0f}/s big;"
-                f" delivered {one.delivered:.0f}, {other.delivered:.0f}, ratio {ratios[-1]:.2f};"
-                f" p99 of 250 {one.latency * 1e3:.0f}, {other.latency * 1e3:.0f} ms"
-            )
-            last = len(began)
-            await asyncio.sleep(1)
-            print(f"    meanwhile {crowd} of the queue were delivered; {waits(stage, began, first, last)}")
-    print(f"ratio {median(ratios):.2f}")
-    watch.lag = math.nan  # it stood still on purpose
-    describe(watch)
-
-
-async def lists(relay: RelayProcess) -> None:
-    watch = Watch(relay)
-    async with watched(watch):
-        for name in ("--domain crowd77.example", "--domain dead.example", "--state held"):
-            await asyncio.to_thread(_list, relay, name)
-    describe(watch)
-
-
-def _list(relay: RelayProcess, selection: str) -> None:
-    began = time.monotonic()
-    command = [str(PROGRAM), "queue", "list", "--config", str(relay.config), "--json", *selection.split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        first, rows = 0.0, 0
-        for _ in process.stdout:
-            first = first or time.monotonic() - began
-            rows += 1
-    print(
-        f"queue list {selection}: first line {first:.2f} s, {rows} lines in {time.monotonic() - began:.1f} s"
-    )
-
-
-async def verbs(stage: Scene, relay: RelayProcess, messages: int) -> None:
-    for verb in ("hold", "release", "drop"):
-        watch = Watch(relay)
-        async with watched(watch):
-            began = time.monotonic()
-            command = [
-                str(PROGRAM),
-                "queue",
-                verb,
-                "--config",
-                str(relay.config),
-                "--yes",
-                "--domain",
-                "dead.example",
-            ]
-            process = await asyncio.create_subprocess_exec(*command)
-            rate = await other_mail(stage, relay, messages)
-            await process.wait()
-        print(f"queue {verb}: {time.monotonic() - began:.1f} s, other mail meanwhile {rate}")
-        describe(watch)
+async def make_due(path: Path, count: int, when: float) -> None:
+    """Let the first `count` deferred deliveries of a spool come due in the same second."""
+    async with opened(path) as store:
+        keys: list[DeliveryKey] = []
+        async with closing(store.scan(queue_of("default"))) as deliveries:
+            async for delivery in deliveries:
+                if delivery.next_attempt:
+                    keys.append(delivery.key)
+                    if len(keys) == count:
+                        break
+        some = iter(keys)
+        while part := list(islice(some, UPDATED)):
+            await store.update(part, lambda delivery: structs.replace(delivery, next_attempt=when))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 
 from tests.bench.big_queue.scene import Scene
+from tests.support.process import RelayProcess
 from tests.support.smtp_client import connected
 
 PROBE_EVERY = 0.1
@@ -25,6 +28,18 @@ async def probe(port: int, began: dict[int, float]) -> None:
             if refused := refused or await client.refusals(1):
                 raise ConnectionError(refused[0].decode("latin-1"))
             await asyncio.sleep(PROBE_EVERY)
+
+
+@contextlib.asynccontextmanager
+async def probed(relay: RelayProcess) -> AsyncIterator[dict[int, float]]:
+    """One message after the other to destinations that are idle otherwise; when each began."""
+    began: dict[int, float] = {}
+    task = asyncio.create_task(probe(relay.smtp_port, began))
+    try:
+        yield began
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def waits(stage: Scene, began: dict[int, float], first: int, last: int) -> str:

@@ -144,7 +144,7 @@ class Rate:
     latency: float
 
 
-async def other_mail(scene: Scene, relay: RelayProcess, messages: int, senders: int = SENDERS) -> Rate:
+async def other_mail(scene: Scene, relay: RelayProcess, messages: int) -> Rate:
     """Send mail to an idle destination as fast as the relay takes it, until all of it has been delivered."""
     load = Load(
         port=relay.smtp_port,
@@ -152,7 +152,7 @@ async def other_mail(scene: Scene, relay: RelayProcess, messages: int, senders: 
         messages=messages,
         size=MESSAGE,
         reuse=True,
-        senders=senders,
+        senders=SENDERS,
     )
     goal = scene.sink.read().other + messages
     report, arrived = await asyncio.gather(_driven(load), _arrived(scene, goal))
@@ -173,7 +173,11 @@ async def _driven(load: Load) -> DriverReport:
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
     )
-    output, _ = await process.communicate()
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     return msgspec.json.decode(output, type=DriverReport)
 
 

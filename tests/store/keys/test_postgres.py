@@ -271,23 +271,6 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
 # --- the role
 
 
-async def test_the_password_is_read_at_each_connection_and_never_told(
-    server: PostgresServer, access: DatabaseAccess, opened: Opening
-) -> None:
-    role = f"rotated_{uuid.uuid4().hex[:8]}"
-    server.psql(f"CREATE ROLE {role} LOGIN PASSWORD 'old-secret'; CREATE SCHEMA {role} AUTHORIZATION {role}")
-    secret = ["old-secret"]
-    url = server.url.replace("//mail@", f"//{role}@")
-    partition = await opened(structs.replace(access, url=url, schema=role, read_password=lambda: secret[0]))
-    server.psql(f"ALTER ROLE {role} PASSWORD 'new-secret'")
-    server.psql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
-    with pytest.raises(StoreError, match="password authentication failed") as caught:
-        await partition.write(Write({b"a": b"1"}))
-    assert "secret" not in str(caught.value)
-    secret[0] = "new-secret"
-    await written(partition, b"a")
-
-
 async def test_without_the_driver_the_command_that_installs_it_is_said(
     opened: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,10 +133,12 @@ async def test_an_emptied_server_is_refused(server: RedisServer, opened: Opening
     assert server.ask("DBSIZE") == b":0\r\n"
 
 
-async def test_one_slot_of_a_cluster_is_enough(opened: Opening) -> None:
+async def test_a_cluster_wants_a_prefix_in_braces_and_one_slot_is_enough(opened: Opening) -> None:
     with cluster_node() as server:
         server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         assert wait_until(lambda: b"cluster_state:ok" in server.query("CLUSTER", "INFO"), timeout=20)
+        with pytest.raises(StoreOpenError, match=r'prefix = "\{zonerelay\}:"'):
+            await opened(server.url, prefix="mail:")
         partition = await opened(server.url, patience=5.0)
         await partition.write(Write({b"k%d" % number: b"x" for number in range(2500)}))
         await partition.write(Write({b"k1": None}, [KeyRange(b"k2", b"k3")]))
@@ -185,15 +187,6 @@ async def test_a_replica_says_of_which_server(server: RedisServer, opened: Openi
         await opened(replica.url)
 
 
-async def test_a_cluster_wants_a_prefix_in_braces(opened: Opening) -> None:
-    with cluster_node() as node:
-        node.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-        assert wait_until(lambda: b"cluster_state:ok" in node.query("CLUSTER", "INFO"), timeout=15)
-        with pytest.raises(StoreOpenError, match=r'prefix = "\{zonerelay\}:"'):
-            await opened(node.url, prefix="mail:")
-        await (await opened(node.url)).write(Write({b"a": b"1"}))
-
-
 async def test_settings_that_nobody_may_read_are_no_lack_of_memory(opened: Opening) -> None:
     with RedisServer(arguments=("--rename-command", "CONFIG", "nobody-knows")) as server:
         with pytest.raises(StoreOpenError, match="cannot be read with CONFIG GET"):
@@ -235,24 +228,6 @@ async def test_a_right_that_is_taken_away_changes_nothing_and_is_named(
         await partition.write(Write({b"b": b"2"}))
     server.ask("ACL", "SETUSER", "default", "+evalsha")
     await written(partition, b"b")
-
-
-async def test_a_password_that_was_replaced_is_told_and_read_again(
-    server: RedisServer, opened: Opening, tmp_path: Path
-) -> None:
-    server.ask("ACL", "SETUSER", "mail", "on", "~*", "&*", "+@all", ">old")
-    secret = ["old"]
-    settings = RedisSettings(url=server.url, prefix=PREFIX, user="mail", timeout=2.0)
-    engine = RedisEngine(RedisEndpoint(settings, lambda: secret[0]))
-    partition = await open_partition(engine, 0, token="here", clock=SystemClock(), patience=0.1)
-    server.ask("ACL", "SETUSER", "mail", "resetpass", ">new")
-    server.ask("CLIENT", "KILL", "USER", "mail")
-    with pytest.raises(StoreError, match="rejects the login of mail"):
-        await partition.write(Write({b"a": b"1"}))
-    secret[0] = "new"
-    await written(partition, b"a")
-    await partition.close()
-    await engine.close()
 
 
 @pytest.mark.parametrize(
