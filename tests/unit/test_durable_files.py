@@ -48,7 +48,7 @@ ALLOWED = {
     "outbox/store.py": _LOCK,
     "cli/operate/tail.py": _OUTPUT,
     "cli/main.py": "standard output becomes /dev/null",
-    "store/queue/check.py": "records are appended and synced, and the name with the first of them",
+    "store/check.py": "records are appended and synced, and the name with the first of them",
     "store/directories.py": "octets that mean nothing",
     "store/objects/directory.py": "values that no batch names yet, and drafts",
     "store/objects/disk.py": _LOCK,

@@ -28,16 +28,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
-from zonerelay.store import records
-from zonerelay.store.check import (
-    CheckOptions,
-    DamageKind,
-    Findings,
-    RepairResult,
-    Salvage,
-    SpoolContents,
-    Tell,
-)
+from zonerelay.store import check, records
 from zonerelay.store.contract import (
     KeptKeys,
     MessageNotFoundError,
@@ -58,7 +49,6 @@ from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.objects.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
 from zonerelay.store.objects.engine import ObjectEngine, epoch_of
 from zonerelay.store.open import seen_directory, shared_engine
-from zonerelay.store.queue.check import RecordRepair, compare, mend
 from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
 
@@ -152,7 +142,9 @@ def _patience(settings: Settings) -> float:
     return 1.25 * settings.s3.lease if settings.spool.backend is Backend.S3 else 0.0
 
 
-async def check_spool(settings: Settings, worker: int, examination: CheckOptions) -> SpoolContents:
+async def check_spool(
+    settings: Settings, worker: int, examination: check.CheckOptions
+) -> check.SpoolContents:
     """Check the spool of one worker. A shared queue belongs to the first worker.
 
     Raises StoreError, or OSError, if the spool cannot be checked at all.
@@ -166,17 +158,17 @@ async def check_spool(settings: Settings, worker: int, examination: CheckOptions
         replace(settings, spool=spool),
         examination.environment,
         place=examination.scratch.parent,
-        forgive=lambda name, what: findings.add(DamageKind.UNREADABLE, name, what),
+        forgive=lambda name, what: findings.add(check.DamageKind.UNREADABLE, name, what),
     ) as engine:
         try:
             contents = await check_engine(engine, findings, tell)
         except StoreCorruptError as error:  # of something that has no other copy, such as a snapshot
-            findings.add(DamageKind.UNREADABLE, str(spool.path), str(error))
-            return SpoolContents(0, 0, 0)
+            findings.add(check.DamageKind.UNREADABLE, str(spool.path), str(error))
+            return check.SpoolContents(0, 0, 0)
     if spool.backend is Backend.DISK and _was_started(spool):
         for path in await STORE.run(foreign_in, *disk_directories(spool)):
             if epoch_of(path) < 0:
-                findings.add(DamageKind.STRAY_FILE, path, "not a file of this queue")
+                findings.add(check.DamageKind.STRAY_FILE, path, "not a file of this queue")
     return contents
 
 
@@ -217,12 +209,12 @@ async def living(settings: Settings, environment: Mapping[str, str]) -> int:
 async def repair_spool(
     settings: Settings,
     worker: int,
-    salvage: Salvage,
-    tell: Tell,
+    salvage: check.Salvage,
+    tell: check.Tell,
     *,
     carry_out: bool,
     environment: Mapping[str, str],
-) -> RepairResult:
+) -> check.RepairResult:
     """Repair the spool of one worker of a stopped relay. Without `carry_out`, return what a repair would do.
 
     Raises StoreError with a message, or OSError, in which case nothing was changed.
@@ -234,7 +226,7 @@ async def repair_spool(
             lambda report: repair_leveldb(spool.path, home, salvage, report, carry_out=carry_out), tell
         )
     if is_disk and not _was_started(spool):
-        return RepairResult(before=0, after=0)
+        return check.RepairResult()
     kept = spool.path.with_name(f"{spool.path.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}.jsonl")
     lost = dict[str, str]()
     async with contextlib.AsyncExitStack() as stack:
@@ -258,8 +250,8 @@ async def repair_spool(
         if lost and carry_out:
             assert isinstance(engine, ObjectEngine)
             await _leave_out(engine, disk_directories(spool)[1], lost, kept.with_suffix(".log"))
-    report = tuple(f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items())
-    return structs.replace(done, lost=(*done.lost, *report))
+    done.lost += [f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items()]
+    return done
 
 
 async def _leave_out(engine: ObjectEngine, meta: Path, lost: Mapping[str, str], kept: Path) -> None:
@@ -282,29 +274,29 @@ async def nodes_of(engine: Engine) -> list[int]:
     return [each.node for each in await engine.peers()] or [0]
 
 
-async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> SpoolContents:
+async def check_engine(engine: Engine, findings: check.Findings, tell: check.Tell) -> check.SpoolContents:
     """Check every partition. Raises StoreError."""
-    found = [SpoolContents()]
+    found = [check.SpoolContents()]
     for node in await nodes_of(engine):
         keeper = engine.keeper(node)
         try:
             if await keeper.look() is not None:
-                found.append(await compare(keeper, findings, tell))
+                found.append(await check.compare(keeper, findings, tell))
         finally:
             await keeper.close()
-    return SpoolContents(*map(sum, zip(*found, strict=True)))
+    return check.SpoolContents(*map(sum, zip(*found, strict=True)))
 
 
 async def repair_engine(
     engine: Engine,
-    salvage: Salvage,
-    tell: Tell,
+    salvage: check.Salvage,
+    tell: check.Tell,
     *,
     kept: Path,
     carry_out: bool,
     clock: Clock,
     patience: float = 0.0,
-) -> RepairResult:
+) -> check.RepairResult:
     """Repair every partition. Without `carry_out`, return what a repair would do. `kept` is the file of old
     records, and `patience` is that of `living_nodes`.
 
@@ -315,7 +307,7 @@ async def repair_engine(
             f"the queue is in use by relays (node {', '.join(map(str, alive))}); stop them on all "
             "machines. Nothing was changed"
         )
-    repair = RecordRepair(salvage, kept, carry_out=carry_out)
+    repair = check.RecordRepair(salvage, kept, carry_out=carry_out)
     deliveries = 0
     try:
         for node in await nodes_of(engine):
@@ -324,7 +316,7 @@ async def repair_engine(
                 if await keeper.look() is None:
                     continue  # no relay has been started here yet
                 if not carry_out:
-                    deliveries += (await mend(keeper, repair, tell, None)).deliveries
+                    deliveries += (await check.mend(keeper, repair, tell, None)).deliveries
                     continue
             finally:
                 await keeper.close()
@@ -333,7 +325,7 @@ async def repair_engine(
             except NodeTakenError as error:
                 raise StoreError(f"the queue is in use by relays: {error}. Nothing was changed") from error
             try:
-                deliveries += (await mend(partition, repair, tell, partition.write)).deliveries
+                deliveries += (await check.mend(partition, repair, tell, partition.write)).deliveries
             finally:
                 await partition.close()
     except StoreCorruptError as error:
@@ -422,7 +414,7 @@ async def view_engine(engine: Engine) -> AsyncIterator[EngineView]:
 # --- threads
 
 
-async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
+async def _in_thread(work: Callable[[check.Tell], T], tell: check.Tell) -> T:
     """Run `work` in a thread. A cancellation ends the work at its next progress report and waits for that, so
     the work leaves nothing half done.
     """

@@ -2,14 +2,14 @@
 
 The check reads a snapshot (`take_snapshot`), because LevelDB writes when it opens a database. So it works
 while a relay is running and on a read-only file system, and it changes no byte and no timestamp of the spool.
-It verifies every block's checksum, and compares the records as for every engine (`store/queue/check`).
+It verifies every block's checksum, and compares the records as for every engine (`store/check`).
 
 The repair builds a new database from every record that can still be read:
 
 1. A subdirectory of the spool gets hard links to the tables, and logs with every intact record. A table with
    a damaged index is added as a log of its rows, and a partly unreadable file with its readable part.
 2. LevelDB's own repair runs on that directory in a separate process, because it may abort.
-3. All rows are copied into a new database and repaired there as in any engine (`store/queue/check`).
+3. All rows are copied into a new database and repaired there as in any engine (`store/check`).
    Incomplete messages go to the salvage directory.
 4. The new database is checked. Only then do its files replace the old ones.
 
@@ -37,8 +37,7 @@ from typing import NamedTuple
 import msgspec
 
 from zonerelay import durable
-from zonerelay.store import records
-from zonerelay.store.check import CheckOptions, DamageKind, RepairResult, Salvage, SpoolContents, Tell
+from zonerelay.store import check, records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.port import Op, Write
 from zonerelay.store.leveldb.damage import directory as files
@@ -52,7 +51,6 @@ from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_
 from zonerelay.store.leveldb.engine import damaged_tables, repair_database
 from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb, judge_format
-from zonerelay.store.queue.check import RecordRepair, compare, mend
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 READ_BUFFER = 4 * 1024 * 1024
@@ -68,7 +66,9 @@ _WORDS = frozenset(
 _SLACK = 64 * 1024 * 1024
 
 
-def repair_leveldb(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> RepairResult:
+def repair_leveldb(
+    spool: Path, home: Path, salvage: check.Salvage, tell: check.Tell, *, carry_out: bool
+) -> check.RepairResult:
     """Repair the spool, which is inside `home`. The old files are moved to `home` if both are on one file
     system, and stay in the spool otherwise. Without `carry_out` everything except step 4 is done, and its
     files are removed.
@@ -79,7 +79,7 @@ def repair_leveldb(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, car
     lock = files.lock_directory(spool)
     try:
         if (work / files.READY_NAME).exists():
-            done = msgspec.json.decode((work / files.READY_NAME).read_bytes(), type=RepairResult)
+            done = msgspec.json.decode((work / files.READY_NAME).read_bytes(), type=check.RepairResult)
             if not carry_out:
                 return done
         else:
@@ -106,11 +106,11 @@ def repair_leveldb(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, car
         os.close(lock)
 
 
-def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> RepairResult:
+def _prepare(spool: Path, work: Path, salvage: check.Salvage, tell: check.Tell) -> check.RepairResult:
     """Prepare the new database. `kept` in the result is set if there are files to exchange."""
     octets = sum(path.stat().st_size for path in _database_files(spool))
     if not octets:
-        return RepairResult(before=0, after=0)  # no relay has been started here yet
+        return check.RepairResult()  # no relay has been started here yet
     if (mark := _mark_of(spool)) is not None:
         judge_format(spool, mark.format.encode(), is_empty=False)
     # Twice, because LevelDB rewrites the repaired tables when they are opened.
@@ -137,12 +137,12 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> RepairRes
         target.open()
         _copy(source, target, tell, octets)
         # The files of the old database are kept, and with them the records.
-        repair = RecordRepair(salvage, None, carry_out=True, takes_uploads=True)
+        repair = check.RecordRepair(salvage, None, carry_out=True, takes_uploads=True)
         done = repair.repaired(run_through(_mend(target, repair, tell)))
     finally:
         source.close()
         target.close()
-    return msgspec.structs.replace(done, lost=(*lost, *done.lost), noted=tuple(noted), kept="later")
+    return msgspec.structs.replace(done, lost=[*lost, *done.lost], noted=noted, kept="later")
 
 
 def _refuse_foreign(spool: Path, source: LevelDb) -> None:
@@ -157,7 +157,7 @@ def _refuse_foreign(spool: Path, source: LevelDb) -> None:
 # --- reading the old spool
 
 
-def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
+def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[str]]:
     """Pass the readable tables and logs to LevelDB's repair. Return descriptions of data that neither
     contains, and of other damage.
     """
@@ -302,7 +302,7 @@ def _database_files(spool: Path) -> list[Path]:
 # --- the new database
 
 
-def _copy(source: LevelDb, target: LevelDb, tell: Tell, octets: int) -> None:
+def _copy(source: LevelDb, target: LevelDb, tell: check.Tell, octets: int) -> None:
     """Copy all rows in an iteration. After LevelDB's repair a Get may find replaced values, because all
     repaired tables are in level 0 and Get prefers the newest of them. Raises StoreError.
     """
@@ -322,7 +322,7 @@ def _copy(source: LevelDb, target: LevelDb, tell: Tell, octets: int) -> None:
     target.write([ops])
 
 
-async def _mend(target: LevelDb, repair: RecordRepair, tell: Tell) -> int:
+async def _mend(target: LevelDb, repair: check.RecordRepair, tell: check.Tell) -> int:
     """Repair the records of the new database and return the number of deliveries before. Raises StoreError,
     also if the spool is still not valid.
     """
@@ -331,7 +331,7 @@ async def _mend(target: LevelDb, repair: RecordRepair, tell: Tell) -> int:
         gone = [key for each in write.ranges for key, _ in target.rows(*each, limit=sys.maxsize)]
         target.write([[*dict.fromkeys(gone).items(), *write.changes.items()]])
 
-    return (await mend(SpoolKeys(target), repair, tell, write)).deliveries
+    return (await check.mend(SpoolKeys(target), repair, tell, write)).deliveries
 
 
 # --- the exchange
@@ -395,7 +395,7 @@ def _exchange(spool: Path, new: Path) -> None:
 # --- the check
 
 
-def check_leveldb(spool: Path, examination: CheckOptions) -> SpoolContents:
+def check_leveldb(spool: Path, examination: check.CheckOptions) -> check.SpoolContents:
     """Check the spool. Blocks. Raises StoreError, or OSError, if the spool cannot be read at all."""
     scratch = examination.scratch
     try:
@@ -405,15 +405,15 @@ def check_leveldb(spool: Path, examination: CheckOptions) -> SpoolContents:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_snapshot(spool: Path, examination: CheckOptions) -> SpoolContents:
+def _check_snapshot(spool: Path, examination: check.CheckOptions) -> check.SpoolContents:
     scratch, findings = examination.scratch, examination.findings
 
     def damaged(text: str) -> None:
-        findings.add(DamageKind.UNREADABLE, str(spool), text.replace(str(scratch), str(spool)))
+        findings.add(check.DamageKind.UNREADABLE, str(spool), text.replace(str(scratch), str(spool)))
 
     octets = sum(path.stat().st_size for path in scratch.iterdir())
     if not any(scratch.iterdir()):
-        return SpoolContents(0, 0, 0)  # no relay has been started here yet
+        return check.SpoolContents(0, 0, 0)  # no relay has been started here yet
     tables = sorted(path for path in scratch.iterdir() if path.suffix in (".ldb", ".sst"))
     db = LevelDb(scratch, write_buffer=READ_BUFFER)
     met: list[str] = []
@@ -422,12 +422,12 @@ def _check_snapshot(spool: Path, examination: CheckOptions) -> SpoolContents:
         db.open()
     except StoreOpenError as error:
         damaged(error.finding if isinstance(error, files.DamagedSpoolError) else str(error))
-        return SpoolContents(0, 0, octets)
+        return check.SpoolContents(0, 0, octets)
     try:
         for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
             named = f"; they refer to {', '.join(loss.messages[:3])}" if loss.messages else ""
             damaged(f"{loss.what}{named}")
-        return run_through(compare(SpoolKeys(db), findings, examination.tell, octets=octets))
+        return run_through(check.compare(SpoolKeys(db), findings, examination.tell, octets=octets))
     finally:
         db.close()
         if met and not _find_blocks(spool, tables, examination):
@@ -435,26 +435,28 @@ def _check_snapshot(spool: Path, examination: CheckOptions) -> SpoolContents:
                 damaged(text)
 
 
-def _find_blocks(spool: Path, tables: list[Path], examination: CheckOptions) -> bool:
+def _find_blocks(spool: Path, tables: list[Path], examination: check.CheckOptions) -> bool:
     """Find the damaged blocks, because LevelDB reports damage without its location. Return false if no
     readable table has damage.
     """
-    before = examination.findings.counts[DamageKind.UNREADABLE]
+    before = examination.findings.counts[check.DamageKind.UNREADABLE]
     for path in filter(Path.exists, tables):  # the check's own LevelDB may have replaced some that are whole
         examination.tell(0, 0)
         where = str(spool / path.name)
         try:
             raw = path.read_bytes()
         except OSError as error:
-            examination.findings.add(DamageKind.UNREADABLE, where, f"it cannot be read: {error.strerror}")
+            examination.findings.add(
+                check.DamageKind.UNREADABLE, where, f"it cannot be read: {error.strerror}"
+            )
             continue
         if not has_index(raw):
-            examination.findings.add(DamageKind.UNREADABLE, where, "its index or its end is damaged")
+            examination.findings.add(check.DamageKind.UNREADABLE, where, "its index or its end is damaged")
             continue
         for start, end in damaged_blocks(raw):
             text = f"bytes {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
-            examination.findings.add(DamageKind.UNREADABLE, where, text)
-    return examination.findings.counts[DamageKind.UNREADABLE] > before
+            examination.findings.add(check.DamageKind.UNREADABLE, where, text)
+    return examination.findings.counts[check.DamageKind.UNREADABLE] > before
 
 
 # --- snapshots
