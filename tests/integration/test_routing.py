@@ -1,4 +1,4 @@
-"""The resolver and the MX router against a scripted name server, over UDP and TCP."""
+"""The resolver, the MX router and check_sender_domain against a scripted name server, over UDP and TCP."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from tests.support.dns import (
 )
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import DnsSettings, ZoneSettings
+from zonerelay.inbound.access.networks import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Route, Unroutable
@@ -48,6 +50,7 @@ ZONES: Zones = {
     "null.example": {"MX": ["0 ."]},
     "null-and-more.example": {"MX": ["0 .", "10 mx.example.com"]},
     "alias.example": {"CNAME": ["example.com."]},
+    "dangling.example": {"CNAME": ["gone.example."]},
     "circle.example": {"CNAME": ["circle.example."]},
     "literal.example": {"MX": ["10 192.0.2.1"]},
     "half-literal.example": {"MX": ["10 192.0.2.1", "20 mx.example.com"]},
@@ -76,6 +79,7 @@ class Bed:
     clock: ManualClock
     resolver: Resolver
     router: MxRouter
+    senders: SenderDomains
 
     async def route(self, domain: str, zone: ZoneSettings | None = None) -> Route:
         found = await self.router.route(zone or ZoneSettings(), domain)
@@ -107,7 +111,9 @@ async def bed(
         dns.secure.update(secure)
         clock = ManualClock()
         settings = DnsSettings(servers=(dns.address,), timeout=timeout, trust_ad=trust_ad)
-        resolver = Resolver(settings, clock, hosts=Hosts({"known": ("192.0.2.8",)}))
+        resolver = Resolver(
+            settings, clock, hosts=Hosts(dict.fromkeys(("known", "known.example"), ("192.0.2.8",)))
+        )
         router = MxRouter(
             resolver,
             hostname="relay.example.org",
@@ -116,7 +122,7 @@ async def bed(
             own_addresses=OwnAddresses(parse_listen(listener) for listener in listeners),
         )
         try:
-            yield Bed(dns, clock, resolver, router)
+            yield Bed(dns, clock, resolver, router, SenderDomains(resolver))
         finally:
             await resolver.close()
 
@@ -540,3 +546,86 @@ async def test_a_host_of_two_next_hops_is_tried_once() -> None:
     async with bed() as it:
         zone = ZoneSettings(next_hop="[backup.example.com], example.com")
         assert await it.hosts("", zone) == ["backup.example.com", "mx.example.com"]
+
+
+# ---- check_sender_domain --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("domain", "expected", "reason"),
+    [
+        ("", None, "the null sender"),
+        ("[192.0.2.1]", None, "an address literal"),
+        ("[IPv6:2001:db8::1]", None, "an IPv6 literal"),
+        ("example.com", None, "has an MX"),
+        ("EXAMPLE.com", None, "in any case"),
+        ("bücher.example", None, "a U-label"),
+        ("null.example", NULL_MX, "null MX"),
+        ("null-and-more.example", None, "a null MX beside another is a mistake (RFC 7505 3)"),
+        ("only-a.example", None, "an implicit MX"),
+        ("only-aaaa.example", None, "an implicit MX with IPv6"),
+        ("known.example", NO_DOMAIN, "a name of the hosts file that DNS denies"),
+        ("empty.example", NO_HOST, "has neither an MX nor an address"),
+        ("missing.example", NO_DOMAIN, "no such domain"),
+        ("alias.example", None, "an alias of a good one"),
+        ("dangling.example", NO_DOMAIN, "an alias of nothing"),
+        ("b\u0378.example", NO_DOMAIN, "not a domain"),
+    ],
+)
+async def test_what_dns_says_of_a_domain(domain: str, expected: Reply | None, reason: str) -> None:
+    async with bed() as it:
+        assert await it.senders.check(domain) == expected, reason
+
+
+def test_replies_are_the_registered_ones() -> None:
+    assert [(r.code, r.status) for r in (NULL_MX, NO_DOMAIN, NO_HOST, UNKNOWN)] == [
+        (550, "5.7.27"),
+        (550, "5.1.8"),
+        (550, "5.1.8"),
+        (451, "4.4.3"),
+    ]
+
+
+@pytest.mark.parametrize("trouble", [SERVFAIL, REFUSED, SILENCE, GARBAGE])
+@pytest.mark.parametrize("kind", ["MX", "A", "AAAA"])
+async def test_dns_trouble_is_temporary(trouble: OnError, kind: str) -> None:
+    async with bed({("empty.example", kind): trouble}) as it:
+        assert await it.senders.check("empty.example") == UNKNOWN
+
+
+@pytest.mark.parametrize("domain", ["only-a.example", "only-aaaa.example"])
+async def test_a_denied_mx_of_a_domain_with_an_address_is_no_mx(domain: str) -> None:
+    async with bed({(domain, "MX"): NXDOMAIN}) as it:
+        assert await it.senders.check(domain) is None
+
+
+@pytest.mark.parametrize("kind", ["A", "AAAA"])
+async def test_a_sender_domain_that_one_type_denies_and_another_does_not_is_temporary(kind: str) -> None:
+    denied: InjectedFaults = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
+    async with bed(denied) as it:
+        assert await it.senders.check("empty.example") == UNKNOWN
+    for trouble in (SERVFAIL, REFUSED, SILENCE, GARBAGE):
+        async with bed({**denied, ("empty.example", kind): trouble}) as it:
+            assert await it.senders.check("empty.example") == UNKNOWN
+
+
+async def test_one_address_is_enough_whatever_the_other_family_does() -> None:
+    async with bed({("only-a.example", "AAAA"): SERVFAIL}) as it:
+        assert await it.senders.check("only-a.example") is None
+
+
+async def test_a_domain_is_asked_for_once_however_many_ask_and_how_often() -> None:
+    async with bed() as it:
+        assert await asyncio.gather(*(it.senders.check("null.example") for _ in range(20))) == [NULL_MX] * 20
+        assert await it.senders.check("null.example") == NULL_MX
+        assert it.dns.count("null.example", "MX") == 1
+
+
+async def test_the_unexpected_is_temporary(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Resolver):
+        async def mx(self, domain: str) -> None:  # type: ignore[override]  # a resolver with a bug
+            raise RuntimeError("a bug")
+
+    broken = Broken(DnsSettings(), ManualClock(), hosts=Hosts({}))
+    assert await SenderDomains(broken).check("example.com") == UNKNOWN
+    assert "a bug" in caplog.text

@@ -1,4 +1,4 @@
-"""Files of the system that change while the relay runs: resolv.conf, the hosts file, the authorities."""
+"""Name servers that do not answer are told of, and files of the system that change are read again."""
 
 from __future__ import annotations
 
@@ -10,27 +10,117 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dns import SILENCE, FakeDns, InjectedFaults, Zones, hurry
-from tests.support.relay import relay_with, settings
-from zonerelay.config.settings import DnsSettings, ZoneSettings
+from tests.support.dns import SERVFAIL, SILENCE, FakeDns, InjectedFaults, OnError, Zones, hurry
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from zonerelay.config.settings import DnsSettings, RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.dns import resolver
 from zonerelay.routing.dns.answers import DnsStatus
-from zonerelay.routing.dns.resolver import PROBE, Hosts, Resolver
+from zonerelay.routing.dns.resolver import FAILURES, PROBE, Hosts, Resolver
 
-ZONES: Zones = {
-    "one.example": {"MX": ["10 mx.example"]},
-    "two.example": {"MX": ["10 mx.example"]},
-    "host.corp.example": {"A": ["192.0.2.7"]},
-    "mx.example": {"A": ["127.0.0.1"]},
-}
-SILENT: InjectedFaults = dict.fromkeys((*ZONES, PROBE), SILENCE)
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
+
+
+def zones() -> Zones:
+    mail = {f"d{number}.example": {"MX": ["10 mx.example"]} for number in range(FAILURES)}
+    return {**mail, "mx.example": {"A": [LOOPBACK]}}
+
+
+@asynccontextmanager
+async def relay(directory: Path, dns: str) -> AsyncIterator[Running]:
+    # Nothing listens there: what matters is that mail is looked up.
+    zone = ZoneSettings(port=1, allow_private_addresses=True)
+    async with relay_with(settings(directory, zone=zone, dns=dns)) as running:
+        yield running
+
+
+async def send(running: Running, domain: str = "d0.example") -> None:
+    await running.send("app@example.org", [f"someone@{domain}"], MESSAGE)
+
+
+def reachable(running: Running) -> bool:
+    return b"zonerelay_name_servers_reachable 1.0" in running.worker.metrics.exposition()
+
+
+async def outages(running: Running) -> list[str]:
+    return [problem for problem in (await running.status()).problems if "name server" in problem]
+
+
+@pytest.mark.parametrize("trouble", [SILENCE, "closed"])
+async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: OnError | str) -> None:
+    silent: InjectedFaults = dict.fromkeys((*zones(), PROBE), SILENCE)
+    async with FakeDns(zones(), silent if trouble is SILENCE else None) as dns:
+        address = dns.address if trouble is SILENCE else f"{LOOPBACK}:1"
+        async with relay(tmp_path, address) as running:
+            assert await outages(running) == []
+            await send(running)
+            (lost,) = await running.until_logged("name-servers-lost")
+            assert lost["servers"] == address
+            (problem,) = await outages(running)
+            assert address in problem
+            assert not reachable(running)
+            if trouble is SILENCE:
+                dns.faults.clear()
+                await running.until_logged("name-servers-restored")
+                assert await outages(running) == []
+                assert reachable(running)
+            assert len(running.log.named("name-servers-lost")) == 1
+
+
+async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path, sink: Sink) -> None:
+    silent: InjectedFaults = dict.fromkeys((*zones(), PROBE), SILENCE)
+    zone = ZoneSettings(port=sink.port, allow_private_addresses=True)
+    retry = RetrySettings(schedule=(3600.0,))
+    async with (
+        FakeDns(zones(), silent) as dns,
+        relay_with(settings(tmp_path, zone=zone, dns=dns.address, retry=retry)) as running,
+    ):
+        await send(running)
+        await running.until_logged("deferred")
+        await running.until_logged("name-servers-lost")
+        dns.faults.clear()
+        await running.until_logged("delivered")
+
+
+async def test_a_domain_whose_servers_are_silent_is_no_outage(tmp_path: Path) -> None:
+    async with (
+        FakeDns(zones(), {"d0.example": SILENCE}) as dns,
+        relay(tmp_path, dns.address) as running,
+    ):
+        await send(running)
+        await running.until_logged("deferred")
+        assert (PROBE, "A", "udp") in dns.queries
+        assert not running.log.named("name-servers-lost")
+
+
+async def test_servers_that_fail_for_every_name_are_an_outage(tmp_path: Path) -> None:
+    failing: InjectedFaults = dict.fromkeys(zones(), SERVFAIL)
+    async with FakeDns(zones(), failing) as dns, relay(tmp_path, dns.address) as running:
+        for number in range(FAILURES):
+            assert not running.log.named("name-servers-lost")
+            await send(running, f"d{number}.example")
+        await running.until_logged("name-servers-lost")
+        dns.faults.clear()
+        await running.until_logged("name-servers-restored")
+        assert await outages(running) == []
+
+
+# ---- files of the system that change while the relay runs -------------------------------------------
+
+
+SYSTEM_ZONES: Zones = {
+    "one.example": {"MX": ["10 mx.example"]},
+    "two.example": {"MX": ["10 mx.example"]},
+    "host.corp.example": {"A": ["192.0.2.7"]},
+    "mx.example": {"A": ["127.0.0.1"]},
+}
+SILENT: InjectedFaults = dict.fromkeys((*SYSTEM_ZONES, PROBE), SILENCE)
 
 
 @pytest.fixture
@@ -47,7 +137,7 @@ def own_address(number: int) -> str:
 
 @asynccontextmanager
 async def system_server(number: int, faults: InjectedFaults | None = None) -> AsyncIterator[FakeDns]:
-    server = FakeDns(ZONES, faults, host=own_address(number), port=53)
+    server = FakeDns(SYSTEM_ZONES, faults, host=own_address(number), port=53)
     try:
         await server.__aenter__()
     except PermissionError:
@@ -124,7 +214,7 @@ async def test_a_resolv_conf_without_a_server_leaves_those_from_before(
 
 
 async def test_configured_servers_stay_whatever_resolv_conf_says(resolv_conf: Path) -> None:
-    async with FakeDns(ZONES) as server:
+    async with FakeDns(SYSTEM_ZONES) as server:
         resolv_conf.write_text("nameserver 192.0.2.1\n")
         asked = Resolver(DnsSettings(servers=(server.address,)), ManualClock(), hosts=Hosts({}))
         resolv_conf.write_text("nameserver 192.0.2.2\n")
