@@ -29,7 +29,7 @@ from tests.store.test_spool_check import (
 )
 from tests.support.postgres import PostgresServer
 from tests.support.s3_server import SECRET
-from tests.transfer.test_backup_shared import configuration_of
+from tests.transfer.test_backup import configuration_of
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock

@@ -1,7 +1,7 @@
 """The queue that every fixture holds: one message for each thing that a spool has to remember.
 
 Every member of a message and of a delivery has two values at least in it, so a new one changes what is stored
-(`test_guard.py`). Ids and times are always the same.
+(`test_fixtures.py`). Ids and times are always the same.
 """
 
 from __future__ import annotations

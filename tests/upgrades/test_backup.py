@@ -11,7 +11,7 @@ import pytest
 from tests.store.spools import Spool
 from tests.upgrades import backup, fixtures, mail
 from tests.upgrades.engines import unpack_tar
-from tests.upgrades.test_guard import compare
+from tests.upgrades.test_fixtures import compare
 from zonerelay.cli.main import main
 from zonerelay.config.credentials import identities
 from zonerelay.history.reader import Histories
