@@ -118,7 +118,7 @@ class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_only: bool = False
 
 
-class QuotaStatus(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaStatus(msgspec.Struct, frozen=True):
     """A quota of a user (such as `messages_per_hour`) that is used up or nearly used up."""
 
     user: str

@@ -4,9 +4,7 @@ and HTTP if there is no supervisor to serve it. A part that a reload may replace
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -21,64 +19,21 @@ from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.runner import Handler, Runner
 from zonerelay.control.socket import WorkerSocket, control_socket_path
-from zonerelay.control.status import StatusBoard
 from zonerelay.control.streams import LiveStreams
-from zonerelay.history.writer import History
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_listener import HttpService
-from zonerelay.inbound.listen.listeners import Listeners
-from zonerelay.model.message_id import MessageIdSource
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Status
 from zonerelay.process.tasks import Component, RetriedComponents
 from zonerelay.process.threads import FILES
-from zonerelay.queue.operator.clock_watch import NAME, ClockWatch
-from zonerelay.queue.operator.journal import Bin
-from zonerelay.queue.operator.operations import Operations
-from zonerelay.queue.orders.orders import Orders
-from zonerelay.queue.scheduler import Scheduler
-from zonerelay.queue.settle.settler import Settler
-from zonerelay.routing.zones.zones import Zones
+from zonerelay.queue.operator.clock_watch import NAME
 from zonerelay.store.open import acknowledge_loss
-from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.outbound import MailReporter, OutboundSide
-from zonerelay.worker.queue import MailQueue
-from zonerelay.worker.tables import Tables
+from zonerelay.worker.parts import WorkerParts
+from zonerelay.worker.status import StatusBoard
 
 if TYPE_CHECKING:
     from zonerelay.admin.operators import Operators, Sandbox
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class WorkerParts(abc.ABC):
-    """The parts of one worker. `settings` are the active ones."""
-
-    tables: Tables
-    context: WorkerContext
-    queue: MailQueue
-    zones: Zones
-    ids: MessageIdSource
-    scheduler: Scheduler
-    settler: Settler
-    sending: OutboundSide
-    listeners: Listeners
-    telling: MailReporter
-    orders: Orders
-    operations: Operations
-    dropped: Bin
-    clock_watch: ClockWatch
-    history: History | None
-
-    def __post_init__(self) -> None:
-        context = self.context
-        self.settings, self.store = self.tables.settings, self.queue.store
-        self.identity, self.events, self.clock = context.identity, context.events, context.clock
-        self.metrics = self.events.metrics
-        self.draining = False
-
-    @abc.abstractmethod
-    async def status(self) -> RelayStatus: ...
 
 
 class Endpoints:
@@ -109,7 +64,7 @@ class Endpoints:
             zones=lambda: worker.zones.names,
             clock=worker.clock,
         )
-        self.board = _build_status(worker, orders)
+        self.board = StatusBoard(worker, orders)
         self.handler = _build_handler(worker, self.board, orders, self.readiness)
 
     @property
@@ -200,33 +155,13 @@ class Endpoints:
         await self.readiness.close()
 
 
-def _build_status(worker: WorkerParts, orders: OrderAnswers) -> StatusBoard:
-    sending = worker.sending
-    return StatusBoard(
-        settings=worker.settings,
-        worker=worker.identity.index,
-        hostname=worker.context.hostname,
-        store=worker.store,
-        scheduler=worker.scheduler,
-        zones=worker.zones,
-        connections=sending.courier.pool.open_connections,
-        sources=sending.sources,
-        name_servers=sending.resolver.watch.state,
-        limits=lambda: "" if sending.limits is None else sending.limits.status,
-        history=worker.history,
-        orders=orders.rows,
-        in_force=worker.orders,
-        clock=worker.clock,
-    )
-
-
 def _build_handler(
     worker: WorkerParts, board: StatusBoard, orders: OrderAnswers, readiness: ReadinessCheck
 ) -> ControlHandler:
     context, operations, courier = worker.context, worker.operations, worker.sending.courier
     return ControlHandler(
         operations=operations,
-        status=worker.status,
+        status=board.status,
         explainer=_build_explainer(worker, board, orders),
         orders=orders,
         redactor=context.redactor,

@@ -22,7 +22,8 @@ from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.store.contract import OwnMessage
-from zonerelay.worker.endpoints import Endpoints, WorkerParts
+from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.parts import WorkerParts
 
 NOTE = "report.sent"
 LOOK_EVERY = 30.0

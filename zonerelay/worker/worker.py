@@ -23,14 +23,14 @@ from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, t
 from zonerelay.inbound.drop_directory import DropDirectory
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueKind, QueueName
-from zonerelay.operations.answers import QuotaStatus, RelayStatus
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.endpoints import Endpoints, WorkerParts
+from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.parts import WorkerParts
 from zonerelay.worker.queue import number_of
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import build_tables
@@ -78,9 +78,6 @@ class Worker(WorkerParts):
         super().__post_init__()
         self.key_problem = ""
         self.problems: Sequence[str] = ()
-        self.refused_at: float | None = None
-        """The time at which the last reload was refused, or None."""
-        self.taken_up = self.clock.now()
         self._left_over = ""
         self._reloads = asyncio.Lock()
         self._deadline: float | None = None
@@ -214,7 +211,6 @@ class Worker(WorkerParts):
         self.listeners.failed_elsewhere(text)
 
     def all_problems(self) -> tuple[str, ...]:
-        """Return the problems of all parts."""
         asked = (
             self.drop,
             self.endpoints.parts,
@@ -232,24 +228,6 @@ class Worker(WorkerParts):
             *filter(None, (self._left_over, self.key_problem)),
             *self.listeners.problems,
             *(text for part in asked if part is not None for text in part.problems()),
-        )
-
-    async def status(self) -> RelayStatus:
-        listeners = self.listeners
-        accepted, delivered = self.metrics.per_minute.counts()
-        return structs.replace(
-            await self.endpoints.board.status(self.settings, self.all_problems()),
-            listeners=tuple(self.addresses()),
-            inbound_connections=listeners.connections,
-            state="draining" if self.draining else "running",
-            taken_up=self.taken_up,
-            refused=self.refused_at,
-            quotas=tuple(
-                QuotaStatus(user=user, quota=quota, used=used, most=most)
-                for user, quota, used, most in listeners.guard.nearly_used()
-            ),
-            accepted_per_minute=accepted,
-            delivered_per_minute=delivered,
         )
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,19 +21,15 @@ from zonerelay.config.settings import Settings, SpoolSettings, raised_guard, spa
 from zonerelay.config.units import rough_size
 from zonerelay.control.destinations import DestinationRows
 from zonerelay.control.explain import ActiveSuspension, penalties_of
-from zonerelay.delivery.source import SourceSelection
-from zonerelay.history.writer import History
-from zonerelay.model.clock import Clock
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.operations.answers import OrderRow, RelayStatus, ZoneStatus
+from zonerelay.operations.answers import QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.process.threads import STATUS
-from zonerelay.queue.orders.orders import Orders
-from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
-from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import QueueCounts, Store, StoreError, Unhealthy
+from zonerelay.store.contract import QueueCounts, StoreError, Unhealthy
 from zonerelay.store.spool_paths import directories_of, spool_of
 from zonerelay.telemetry.metrics.instruments import ZoneQueue
+from zonerelay.worker.parts import WorkerParts
 
 if TYPE_CHECKING:
     from zonerelay.capture.store import Capture, Totals
@@ -45,32 +41,16 @@ CAPTURED = "captured/captured.db"
 """The file of `capture/store`, which most relays have no use for: it is loaded where this is there."""
 
 
-@dataclass(eq=False, repr=False)
 class StatusBoard:
-    """Collects the numbers of `status` and of the queue gauges. `orders` returns the active suspensions and
-    hold rules.
-    """
+    """Collects the numbers of `status` and of the queue gauges."""
 
-    _: KW_ONLY
-    settings: Settings
-    worker: InitVar[int]
-    hostname: str
-    store: Store
-    scheduler: Scheduler
-    zones: Zones
-    connections: Callable[[str], int]
-    sources: SourceSelection
-    name_servers: Callable[[], str]
-    limits: Callable[[], str] = str
-    history: History | None
-    orders: Callable[[], tuple[OrderRow, ...]]
-    in_force: InitVar[Orders]
-    clock: Clock
-
-    def __post_init__(self, worker: int, in_force: Orders) -> None:
-        self._spool = spool_of(self.settings.spool, worker)
-        self.destinations = DestinationRows(self.store, self.scheduler, self.clock, in_force)
-        self._started = self.clock.now()
+    def __init__(self, worker: WorkerParts, orders: OrderAnswers) -> None:
+        self._worker = worker
+        self._orders = orders
+        self._store, self._scheduler, self._clock = worker.store, worker.scheduler, worker.clock
+        self._spool = spool_of(worker.settings.spool, worker.identity.index)
+        self.destinations = DestinationRows(self._store, self._scheduler, self._clock, worker.orders)
+        self._started = self._clock.now()
         self._oldest: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self.free_space: int | None = None
@@ -79,7 +59,7 @@ class StatusBoard:
         """Captured mail, when it was last looked at; `None` where there is none."""
         self._capture: Capture | None = None
         self._capture_problem = ""
-        self._files = self.settings, _named_files(self.settings)
+        self._files = worker.settings, _named_files(worker.settings)
 
     async def close(self) -> None:
         """Close the status, before the store is closed."""
@@ -96,26 +76,26 @@ class StatusBoard:
         self.free_space = await STATUS.run(_free_space, self._spool)
         self.captured = await STATUS.run(self._look_at_captured)
         with contextlib.suppress(StoreError):  # `unhealthy` has the reason, and the store's events too
-            self._oldest = await self._earliest(partial(self.store.oldest, now=self.clock.now()))
+            self._oldest = await self._earliest(partial(self._store.oldest, now=self._clock.now()))
             # A store that cannot claim mail has no due times, but still has ages.
-            self._due = await self._earliest(self.store.next_due)
+            self._due = await self._earliest(self._store.next_due)
 
     async def _earliest(self, ask: Callable[[QueueName], Awaitable[float | None]]) -> dict[str, float]:
         """Return the earliest of the times of each zone's queues."""
         found: dict[str, float] = {}
-        for queue in self.store.counts():
+        for queue in self._store.counts():
             at = await ask(queue)
             if at is not None:
                 found[queue.zone] = min(at, found.get(queue.zone, at))
         return found
 
     def _look_at_captured(self) -> Totals | None:
-        if not (self.settings.spool.path.parent / CAPTURED).exists():
+        if not (self._worker.settings.spool.path.parent / CAPTURED).exists():
             self._capture_problem = ""
             return None
         from zonerelay.capture.store import CaptureError, open_capture  # noqa: PLC0415 - see CAPTURED
 
-        self._capture = self._capture or open_capture(self.settings, self.clock.now)
+        self._capture = self._capture or open_capture(self._worker.settings, self._clock.now)
         try:
             found = self._capture.totals()
         except CaptureError as error:
@@ -126,15 +106,15 @@ class StatusBoard:
 
     def queues(self) -> list[ZoneQueue]:
         """Return the queues of every configured zone, and of every other zone that holds mail."""
-        counts = _by_zone(self.store.counts())
+        counts = _by_zone(self._store.counts())
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
-            for zone in dict.fromkeys((*self.zones.names, *counts))
+            for zone in dict.fromkeys((*self._worker.zones.names, *counts))
         ]
 
     def _queue(self, zone: str, counts: QueueCounts) -> ZoneQueue:
         created = self._oldest.get(zone)
-        active = min(self.scheduler.active_count(zone), counts.total)
+        active = min(self._scheduler.active_count(zone), counts.total)
         # Deliveries that are being attempted are also counted by their stored state: mostly ready, sometimes
         # deferred.
         from_ready = min(active, counts.ready)
@@ -144,52 +124,56 @@ class StatusBoard:
             active=active,
             deferred=max(counts.deferred - (active - from_ready), 0),
             held=counts.held,
-            oldest=0.0 if created is None else max(self.clock.now() - created, 0.0),
-            connections=self.connections(zone),
-            overdue=max(self.clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
+            oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
+            connections=self._worker.sending.courier.pool.open_connections(zone),
+            overdue=max(self._clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
         )
 
     def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
         """Return how many destinations of each zone are suspended now, and how many are not."""
         found: Counter[tuple[str, str]] = Counter()
-        for zone, suspended, usable in self.scheduler.destination_counts(self.clock.now()):
+        for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
             found[queue_of(zone).label, "suspended"] += suspended
             found[queue_of(zone).label, "usable"] += usable
         return found.items()
 
-    async def status(self, active: Settings, problems: Sequence[str]) -> RelayStatus:
-        """Return the status of the queue. The worker adds the state of itself and of its listeners. `active`
-        are the current settings, and `problems` those of all parts.
-        """
+    async def status(self) -> RelayStatus:
+        """Return the status of the worker."""
         await self.refresh()
-        history = self.history
+        worker, settings, history = self._worker, self._worker.settings, self._worker.history
+        limits, accepted_and_delivered = worker.sending.limits, worker.metrics.per_minute.counts()
         destinations, total = await self.destinations.rows(MAX_DESTINATIONS, LARGEST)
-        problems = (*problems, *filter(None, (self._capture_problem, self._space_problem())))
+        problems = (*worker.all_problems(), *filter(None, (self._capture_problem, self._space_problem())))
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
-            hostname=self.hostname,
-            backend=self.settings.spool.backend.value,
-            guard=raised_guard(self.settings.spool),
-            uptime=self.clock.now() - self._started,
-            state="running",
-            listeners=(),
-            inbound_connections=0,
+            hostname=worker.context.hostname,
+            backend=settings.spool.backend.value,
+            guard=raised_guard(settings.spool),
+            uptime=self._clock.now() - self._started,
+            state="draining" if worker.draining else "running",
+            listeners=tuple(worker.listeners.addresses),
+            inbound_connections=worker.listeners.connections,
             zones=tuple(self._zone(queue) for queue in self.queues()),
             destinations=tuple(destinations),
             destinations_total=total,
-            problems=(*problems, *await STATUS.run(self._missing, active, problems)),
-            source_penalties=penalties_of(self.sources),
-            limits=self.limits(),
-            counted=self.store.is_counted(),
+            problems=(*problems, *await STATUS.run(self._missing, settings, problems)),
+            source_penalties=penalties_of(worker.sending.sources),
+            limits="" if limits is None else limits.status,
+            counted=self._store.is_counted(),
             every=self.destinations.every,
             free_space=self.free_space,
             captured_messages=None if self.captured is None else self.captured.messages,
             captured_size=None if self.captured is None else self.captured.octets,
             history_size=None if history is None else await STATUS.run(history.size),
             history_since=None if history is None else history.since,
-            name_servers=self.name_servers(),
-            orders=self.orders(),
+            name_servers=worker.sending.resolver.watch.state(),
+            orders=self._orders.rows(),
+            taken_up=worker.taken_up,
+            refused=worker.refused_at,
+            quotas=tuple(QuotaStatus(*each) for each in worker.listeners.guard.nearly_used()),
+            accepted_per_minute=accepted_and_delivered[0],
+            delivered_per_minute=accepted_and_delivered[1],
         )
 
     def _missing(self, settings: Settings, reported: Sequence[str]) -> list[str]:
@@ -203,9 +187,9 @@ class StatusBoard:
         ]
 
     def _space_problem(self) -> str:
-        if self.free_space is None or self.store.unhealthy() is not Unhealthy.NO_SPACE:
+        if self.free_space is None or self._store.unhealthy() is not Unhealthy.NO_SPACE:
             return ""
-        least = space_guard(self.settings.spool)
+        least = space_guard(self._worker.settings.spool)
         if least <= self.free_space:
             return ""  # it was freed since the store looked
         return (
@@ -215,7 +199,7 @@ class StatusBoard:
 
     def suspended(self, destination: DestinationKey) -> ActiveSuspension | None:
         """Return the suspension of a destination, or `None` if it is not suspended."""
-        for _, each in self.scheduler.destinations():
+        for _, each in self._scheduler.destinations():
             if each.key == destination and each.suspended_until is not None:
                 return ActiveSuspension(each.suspended_until, str(each.suspension.reply or ""))
         return None
@@ -224,7 +208,7 @@ class StatusBoard:
         waiting = queue.ready + queue.deferred
         by_order = min(self.destinations.held_by_order[queue.zone], queue.held)
         suspended = waiting
-        if not self.scheduler.zone(queue.zone).gate.is_closed:
+        if not self._scheduler.zone(queue.zone).gate.is_closed:
             suspended = min(self.destinations.suspended[queue.zone], waiting)
         unreachable = min(self.destinations.unreachable[queue.zone], queue.ready)
         deferred = min(queue.deferred + unreachable, waiting - suspended)
