@@ -17,7 +17,6 @@ from zonerelay.inbound.policy import (
     ACCEPT,
     Decision,
     Event,
-    Headers,
     Helo,
     Mail,
     Rcpt,
@@ -26,7 +25,6 @@ from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
 PLAIN = b"AUTH PLAIN " + base64.b64encode(b"\0app\0secret")
-BODY = b"Subject: x\r\n\r\nbody\r\n"
 ENVELOPE = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n"
 
 
@@ -129,17 +127,6 @@ async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
 
 
 # Time, stopping, memory.
-
-
-async def test_waiting_for_whom_we_ask_is_not_held_against_the_client() -> None:
-    gate = Gate([Mail, Headers])
-    async with talking(idle_timeout=0.08, transaction_timeout=5, policy=gate) as (_, talk):
-        await talk.ask(b"EHLO x")
-        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\nNOOP\r\n")
-        await asyncio.sleep(0.25)
-        gate.open()
-        assert [(await talk.line())[:9] for _ in range(3)] == [b"250 2.1.0", b"250 2.1.5", b"250 2.0.0"]
-        assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
 
 
 async def test_a_bug_behind_a_question_is_temporary() -> None:

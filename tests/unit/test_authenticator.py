@@ -537,17 +537,6 @@ def remembered() -> RememberedPasswords:
     return RememberedPasswords(SECRET)
 
 
-def test_a_right_password_is_remembered_for_ten_minutes_from_its_check(
-    remembered: RememberedPasswords,
-) -> None:
-    key = remembered.key("app", "pw", "hash")
-    assert not remembered.holds(key, 0.0)
-    remembered.add(key, 0.0)
-    assert remembered.holds(key, REMEMBERED_FOR - 1)
-    assert not remembered.holds(key, REMEMBERED_FOR)
-    assert len(remembered.until) == 0
-
-
 def test_user_password_and_hash_are_all_in_the_key_and_not_run_together(
     remembered: RememberedPasswords,
 ) -> None:

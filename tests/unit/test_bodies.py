@@ -336,13 +336,6 @@ def test_any_body_in_any_pieces_follows_the_rule(pieces: list[bytes]) -> None:
     assert stuff(pieces) == by_the_rule(b"".join(pieces))
 
 
-@given(st.lists(st.text(alphabet=".\r\nab\x00", max_size=9).map(str.encode), max_size=9))
-def test_what_is_sent_ends_exactly_once_and_has_no_bare_line_end(pieces: list[bytes]) -> None:
-    sent = b"\r\n" + stuff(pieces)
-    assert sent.find(b"\r\n.\r\n") == len(sent) - 5
-    assert re.search(rb"\r(?!\n)|(?<!\r)\n", sent) is None
-
-
 def test_clean_chunk_is_passed_on_without_a_copy() -> None:
     chunk = b"a line\r\n" * 1000
     assert DotStuffer().feed(chunk) is chunk
@@ -378,11 +371,6 @@ def test_a_plain_body_goes_as_it_is(body: bytes, size: int) -> None:
     assert cut(body, size, plain=True) == expected
     assert cut(body, size, plain=False) == expected
     assert as_chunk(body, plain=True) == expected
-
-
-@pytest.mark.parametrize("body", [b".\r\n", b"a\r\n.\r\nMAIL FROM:<x@y>\r\n", b"\r\n\0.\r\n", b"..\r\n"])
-def test_dots_are_nobodys_framing_here(body: bytes) -> None:
-    assert as_chunk(body, plain=False) == body
 
 
 # SMTP smuggling, in and out: nothing but CRLF.CRLF ends a message here, or at any server behind us

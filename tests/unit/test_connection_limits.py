@@ -81,11 +81,6 @@ def test_what_one_client_and_one_network_are(
     assert limits.enter(other) is (Reason.NETWORK_CONNECTIONS if network else None)
 
 
-def test_who_has_no_address_counts_in_total_only() -> None:
-    limits = limits_of(total=2, per_client=1, per_network=1)
-    assert [limits.enter("") for _ in range(3)] == [None, None, Reason.CONNECTIONS]
-
-
 def test_a_client_behind_a_balancer_is_counted_as_itself() -> None:
     limits = limits_of(total=9, per_client=1, per_network=2)
     for client in ("192.0.2.1", "192.0.2.2"):

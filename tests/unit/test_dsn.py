@@ -157,18 +157,6 @@ def test_people_are_told_who_what_and_why() -> None:
     assert "Subject: Hello" in people
 
 
-def test_several_recipients_share_one_report_in_their_order() -> None:
-    found = Report(
-        composed(
-            report(UNKNOWN_USER),
-            report(UNKNOWN_USER, "carol@example.net"),
-            report(UNKNOWN_USER, "dave@x.example"),
-        )
-    )
-    recipients = [str(group["Final-Recipient"]) for group in found.status[1:]]
-    assert recipients == ["rfc822; bob@example.com", "rfc822; carol@example.net", "rfc822; dave@x.example"]
-
-
 def test_what_we_say_ourselves_is_nobodys_smtp_reply() -> None:
     outcome = Outcome(Verdict.BOUNCED, Reply(550, "1.2", "the domain does not exist"), local=True)
     found = Report(composed(report(outcome)))

@@ -381,12 +381,6 @@ def test_who_is_not_heard_of_loses_what_it_had(ledger: ZoneLimits) -> None:
     assert say(ledger, "two", now=10.0).held == (SlotGrant("a", "", 4),)
 
 
-def test_one_whose_site_is_full_does_not_stop_the_others(ledger: ZoneLimits) -> None:
-    say(ledger, "one", SlotClaim("a", "", 1, want=1))
-    say(ledger, "two", SlotClaim("a", "", 1, want=1))
-    assert say(ledger, "two", SlotClaim("b", "", 1, want=1)).held[0].slots == 1
-
-
 # Turns
 
 

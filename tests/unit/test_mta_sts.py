@@ -422,17 +422,6 @@ async def test_a_policy_is_refreshed_in_the_background_when_it_is_a_day_old(stag
     assert len(stage.domain.fetched) == 2
 
 
-async def test_a_policy_that_is_short_lived_is_refreshed_at_half_its_life(stage: Stage) -> None:
-    stage.domain.answer = page(text(max_age=7200))
-    await stage.look_up()
-    stage.clock.advance(3601)
-    await stage.look_up()
-    await stage.settle()
-    stage.domain.answer = WebError("down")
-    stage.clock.advance(3600)
-    assert id_of(await stage.look_up()) == "1"
-
-
 async def test_a_refresh_that_fails_is_not_tried_with_every_message(stage: Stage) -> None:
     await stage.look_up()
     stage.domain.answer = WebError("down")

@@ -135,12 +135,6 @@ def test_the_client_is_the_same_in_every_cut(
         assert read(pieces) == (expected, rest), (reason, pieces)
 
 
-@pytest.mark.parametrize(("wire", "expected", "reason"), GOOD, ids=[row[2] for row in GOOD])
-def test_a_header_cut_short_is_waited_for(wire: bytes, expected: ProxyHeader, reason: str) -> None:
-    for end in range(len(wire)):
-        assert read([wire[:end]]) == (None, b""), (reason, end)
-
-
 @pytest.mark.parametrize(("wire", "reason"), BAD, ids=[row[1] for row in BAD])
 def test_what_is_not_exactly_a_header_is_a_fault_in_every_cut(wire: bytes, reason: str) -> None:
     for pieces in cuts(wire):

@@ -249,7 +249,7 @@ class Plans(RuleBasedStateMachine):
             self._until(max(self.time, min(wanted)))
         left = [*self.ready, *self.deferred, *self.claimed]
         assert left == []
-        assert self.runner.queue.waiting == self.runner.queue.active == 0
+        assert _left_in(self.runner.queue) == {}
         for pacer in [self.rates.zone, *self._pacers()]:
             assert pacer is None or pacer.pending == 0  # type: ignore[attr-defined]  # a Pacer
 
@@ -360,6 +360,26 @@ class Plans(RuleBasedStateMachine):
     def _pacers(self) -> list[object]:
         sites = list(self.rates._sites.values())
         return [pacer for site in sites for pacer in site._pacers.values()]
+
+
+def _left_in(queue: ZonePlan) -> dict[str, object]:
+    """What a queue that has nothing to do holds all the same."""
+    ring, slow_start = queue.round_robin, queue.round_robin._slow_start
+    held: dict[str, object] = {
+        "waiting": queue.waiting,
+        "active": queue.active,
+        "works": queue._works,
+        "requests": queue.has_requests,
+        "withdrawn": queue._withdrawn,
+        "given back": queue._given_back,
+        "aside": ring._aside,
+        "blocked": [site.key for site in ring._sites.values() if site.blocked],
+        "slow start": bool(slow_start) or any(slow_start._active.values()),
+    }
+    for priority, shares in queue.window.windows.items():
+        held[f"new {priority}"] = shares.new_waiting
+        held[f"shares {priority}"] = [*shares._hungry, *shares._hungry_new, *shares._resting, *shares._skip]
+    return {name: value for name, value in held.items() if value}
 
 
 def _by_site(works: list[Work]) -> dict[SiteKey, list[Work]]:

@@ -57,17 +57,6 @@ def plan() -> Plan:
     return Plan()
 
 
-def test_two_silent_hosts_do_not_hold_up_everybody_elses_mail(plan: Plan) -> None:
-    """As was seen: ten connections each, no greeting, and no other mail for five minutes."""
-    plan.add("silent1")
-    plan.add("silent2")
-    assert plan.active() == {"silent1": 1, "silent2": 1}
-    plan.add("good")
-    assert plan.active()["good"] == 1
-    plan.finish("good")
-    assert plan.active()["good"] == 10
-
-
 def test_many_silent_hosts_leave_three_eighths_to_those_that_answer(plan: Plan) -> None:
     plan.add("good")
     plan.active()
@@ -82,22 +71,6 @@ def test_many_silent_hosts_leave_three_eighths_to_those_that_answer(plan: Plan) 
         plan.active()
     assert plan.active()["good"] == 8
     assert plan.active().total() == 20
-
-
-def test_hosts_that_have_failed_leave_room_for_new_ones(plan: Plan) -> None:
-    for n in range(25):
-        plan.add(f"silent{n}", 3)
-    while any(name.startswith("silent") for name in plan.active()):
-        plan.fail(_name(plan.works[0]))
-    plan.queue.take_parked()
-    plan.now += 31
-    for n in range(25):
-        plan.add(f"silent{n}", 3)
-    assert sorted(plan.active().values()) == [1] * 5
-    for n in range(16):
-        plan.add(f"new{n}")
-    active = plan.active()
-    assert sum(active[f"new{n}"] for n in range(16)) == 10
 
 
 def test_hosts_that_have_failed_make_way_while_new_ones_wait(plan: Plan) -> None:

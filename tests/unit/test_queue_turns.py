@@ -191,18 +191,6 @@ def test_lines_with_equal_limits_share_their_hosts_and_take_turns() -> None:
     assert order == ["a.example", "b.example"] * 4
 
 
-def test_one_slot_at_the_hosts_goes_from_line_to_line() -> None:
-    plan = Plan(max_connections=10)
-    for name in ("a.example", "b.example", "c.example"):
-        plan.domain(name, "hosts", structs.replace(PLAIN, max_connections=1))
-        plan.add(name, 3)
-    order = plan.start()
-    while plan.works:
-        plan.finish(order[-1])
-        order += plan.start()
-    assert order == ["a.example", "b.example", "c.example"] * 3
-
-
 def test_a_line_with_a_small_limit_keeps_it_and_is_not_starved_by_its_neighbour() -> None:
     plan = Plan(max_connections=10)
     plan.domain("many.example", "hosts", structs.replace(PLAIN, max_connections=4))

@@ -19,7 +19,7 @@ from tests.bench.simulate.world import Kind
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import LimitRequest, TurnRequest, interval, leased_grace, margin
+from zonerelay.limits.values import LimitRequest, TurnRequest, leased_grace, margin
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.rates import HORIZON, Pace, Pacer, Rates, Ticket
@@ -100,20 +100,6 @@ def test_the_margin_costs_little(rate: str, promised: float) -> None:
     assert promised * parse_rate(rate).count <= parse_rate(rate).seconds / pacer.interval
 
 
-def test_nothing_is_saved_up() -> None:
-    pacer = Pacer(parse_rate("60/1m"))
-    pacer.take(0.0)
-    pacer.take(5000.0)
-    assert pacer.next_turn == 5000.0 + pacer.interval
-
-
-def test_one_goes_at_once_after_a_start_of_the_process() -> None:
-    ticket = pace(Rates()).start(50.0)
-    assert take(ticket, 50.0)
-    assert not take(ticket, 50.5)
-    assert take(ticket, 51.1)
-
-
 # Starts and turns
 
 
@@ -177,13 +163,6 @@ def test_without_rates_there_is_nothing() -> None:
     rates = Rates()
     assert rates.pace(SITE, LINE, None) is None
     assert not rates.used
-
-
-def test_lines_with_one_rate_share_its_turns() -> None:
-    rates = Rates()
-    one, other = pace(rates).start(0.0), pace(rates, line=OTHER).start(0.0)
-    one.take(0.0)
-    assert other.due == FAST_INTERVAL
 
 
 FAST_INTERVAL = Pacer(FAST).interval
@@ -586,9 +565,3 @@ def test_a_question_brings_several_turns_where_much_mail_waits(monkeypatch: pyte
     monkeypatch.setattr(ZoneLimits, "exchange", counting)
     shared("100/1s", 2, 600)
     assert sum(counts.values()) < 600 / 4
-
-
-def test_the_interval_of_a_rate_costs_no_more_than_a_twentieth() -> None:
-    for text in ("1/1s", "1000/1s", "5/1m", "100/1d"):
-        rate = parse_rate(text)
-        assert rate.seconds / rate.count / interval(rate) > 0.95

@@ -167,24 +167,6 @@ async def test_lines_stay_plain_only_if_the_new_ones_are(line: str, plain: bool)
         assert rendered.message.plain_lines is (plain and known)
 
 
-FOREIGN = [
-    ("latin-1", "Jürgen"),
-    ("cp1251", "Иван"),
-    ("gbk", "丂中"),
-    ("shift-jis", "表"),
-    ("iso-2022-jp", "日本"),
-]
-
-
-@pytest.mark.parametrize(("encoding", "name"), FOREIGN, ids=[each[0] for each in FOREIGN])
-async def test_a_name_that_is_not_utf_8_is_no_reason_not_to_sign(encoding: str, name: str) -> None:
-    header = f'From: "{name}" <app@example.com>\r\nSubject: x\r\n'.encode(encoding)
-    setting = Setting(Bodies(header + b"\r\nHello.\r\n"), keys=KEYS)
-    body = await sent(await setting.render(ZoneSettings(dkim=DkimMode.REQUIRED)))
-    assert body.endswith(header + b"\r\nHello.\r\n")
-    assert verified(body, PUBLISHED) == [True, True]
-
-
 NO_KEY = [
     (b"From: a@other.example\r\n", "no key for other.example"),
     (b"Subject: x\r\n", "From contains no author address"),

@@ -77,12 +77,6 @@ def test_reply_is_understood_however_it_arrives(raw: bytes, expected: Reply, why
         assert parse(pieces) == [expected], why
 
 
-def test_pipelined_replies_come_in_order() -> None:
-    raw = b"250 2.1.0 a\r\n550-5.1.1 b\r\n550 5.1.1 b\r\n354 c\r\n"
-    for pieces in splits(raw):
-        assert [reply.code for reply in parse(pieces)] == [250, 550, 354]
-
-
 @pytest.mark.parametrize(
     "junk",
     [

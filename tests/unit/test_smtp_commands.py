@@ -171,16 +171,6 @@ def test_a_stream_without_line_end_does_not_grow() -> None:
     assert [reader.next(), reader.next(), reader.next()] == [LineFault.TOO_LONG, b"NOOP", None]
 
 
-def test_clear_forgets_pipelined_input() -> None:
-    reader = LineReader(512)
-    reader.feed(b"STARTTLS\r\nMAIL FROM:<injected@example.org>\r\n")
-    assert reader.next() == b"STARTTLS"
-    assert reader.waiting
-    reader.clear()
-    assert reader.waiting == 0
-    assert reader.next() is None
-
-
 ACCEPTED = [
     ("a@example.org", "the usual"),
     ("A.B-c+d=e@Example.ORG", "case is kept"),

@@ -20,7 +20,6 @@ from zonerelay.smtp.client.transaction import (
     Peer,
     TransactionPhase,
     can_be_chunked,
-    mail_parameters,
     original_recipient,
     rcpt_parameters,
     too_large,
@@ -437,13 +436,6 @@ def test_a_wish_with_a_line_break_never_becomes_a_command(bad: str) -> None:
         script(message(envid=bad), DSN, {"recipient": "b@example.com"})
     with pytest.raises(ValueError, match="line break"):
         script(message(), DSN, {"recipient": "b@example.com", "orcpt": bad})
-
-
-@pytest.mark.parametrize("ret", [Ret.FULL, Ret.HDRS])
-def test_mail_parameters(ret: Ret) -> None:
-    assert mail_parameters(message(ret=ret).envelope) == f" RET={ret}"
-    assert mail_parameters(message(envid="e").envelope) == " ENVID=e"
-    assert mail_parameters(message().envelope) == ""
 
 
 # The client's half of a transaction with BDAT, in dialogs: what is written, what becomes of whom
