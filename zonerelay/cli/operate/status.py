@@ -10,10 +10,12 @@ import termios
 import time
 import tty
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Group
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +27,9 @@ from zonerelay.control.client import ControlClient
 from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Status
+
+R = TypeVar("R")
+Part = Table | Text | Group
 
 WIDE = 150
 """Columns of a terminal from which a destination fits on one line."""
@@ -92,30 +97,19 @@ def _watched(client: ControlClient, config: Path | None, *, is_all: bool) -> Gro
     return Group(head, *_parts(found, config, is_all=is_all, wide=wide))
 
 
-def _parts(
-    found: answers.RelayStatus, config: Path | None, *, is_all: bool, wide: bool
-) -> Iterator[Table | Text]:
+def _parts(found: answers.RelayStatus, config: Path | None, *, is_all: bool, wide: bool) -> Iterator[Part]:
     now = time.time()
     yield output.facts(_facts(found, config, now))
-    if found.orders:
-        yield Text()
-        yield orders_table(found.orders[:MAX_SHOWN], now)
-        if len(found.orders) > MAX_SHOWN:
-            yield Text(f"… and {len(found.orders) - MAX_SHOWN:,} more orders (zonerelay suspend --list)")
-    if found.quotas:
-        yield Text()
-        yield _quotas(found.quotas[:MAX_SHOWN])
-    yield Text()
-    yield _zones(found.zones)
-    if found.workers:
-        yield Text()
-        yield _workers(found.workers)
+    orders = "orders (zonerelay suspend --list)"
+    yield from _section(found.orders, lambda rows: orders_table(rows, now), MAX_SHOWN, orders)
+    yield from _section(found.quotas, _quotas, MAX_SHOWN)
+    yield from _section(found.zones, _zones)
+    yield from _section(found.workers, _workers)
     shown = found.destinations
     if not is_all:
         shown = tuple(each for each in shown if each.matters)[:MAX_SHOWN]
-    if shown:
-        yield Text()
-        yield (_destinations if wide else _narrow)(shown, now, found.every)
+    view = _destinations if wide else _narrow
+    yield from _section(shown, lambda rows: view(rows, now, found.every))
     if found.destinations_total > len(shown):
         more = f"… and {found.destinations_total - len(shown):,} more destinations"
         yield Text(more if is_all else f"{more} (--all)")
@@ -123,11 +117,19 @@ def _parts(
         yield Text(f"Estimated from one delivery in {found.every}: `queue summary --exact` counts all.")
     elif not found.every:
         yield Text("What waits for each destination is still being counted.")
-    if found.source_penalties:
+    penalties = found.source_penalties
+    yield from _section(penalties, lambda rows: _penalties(rows, now), MAX_SHOWN, "refusals of sources")
+
+
+def _section(
+    rows: Sequence[R], view: Callable[[Sequence[R]], Part], most: int | None = None, others: str = ""
+) -> Iterator[Part]:
+    """Yield an empty line and the view of the first rows, if there are any. `others` names the rest."""
+    if rows:
         yield Text()
-        yield _penalties(found.source_penalties[:MAX_SHOWN], now)
-        if len(found.source_penalties) > MAX_SHOWN:
-            yield Text(f"… and {len(found.source_penalties) - MAX_SHOWN:,} more refusals of sources")
+        yield view(rows[:most])
+    if others and most is not None and len(rows) > most:
+        yield Text(f"… and {len(rows) - most:,} more {others}")
 
 
 def _quotas(rows: Sequence[answers.QuotaStatus]) -> Table:
@@ -181,7 +183,7 @@ def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Itera
     yield "clients", f"{text.plural(found.inbound_connections, 'connection')} open"
 
 
-def _zones(zones: tuple[answers.ZoneStatus, ...]) -> Table:
+def _zones(zones: Sequence[answers.ZoneStatus]) -> Table:
     columns = ["zone", "ready", "active", "deferred", "held", "suspended", "oldest"]
     rows = [
         (
@@ -261,30 +263,22 @@ def _suspended(each: answers.DestinationStatus, now: float) -> str:
     return f"{each.suspended:,} suspended by operators" if each.suspended else tried
 
 
-def _narrow(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Text:
+def _narrow(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Group:
     """Return two lines per destination: its numbers, and its last reply."""
-    width = output.console().width
-    rows = [_FIGURES, *(_figures(each, now, every) for each in destinations)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = max(width - sum(widths) - len(widths), 10)
-    names = ["destination"]
-    names += [
-        text.clean(e.destination) + (f" ({e.zone})" if e.zone != "default" else "") for e in destinations
-    ]
-    heads = [
-        f"{name if len(name) <= room else name[: room - 1] + '…':<{room}} "
-        + " ".join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True))
-        for name, row in zip(names, rows, strict=True)
-    ]
-    lines = [Text(heads[0].upper(), "bold")]
-    for each, head in zip(destinations, heads[1:], strict=True):
-        lines.append(Text(head, "" if each.suspended_until is None else "yellow"))
+    rows = []
+    for each in destinations:
+        zone = f" ({each.zone})" if each.zone != "default" else ""
+        cells = (f"{text.clean(each.destination)}{zone}", *_figures(each, now, every))
+        style = "" if each.suspended_until is None else "yellow"
+        rows.append([Text(cell, style, no_wrap=True, overflow="ellipsis") for cell in cells])
+    table = output.table(["destination", *_FIGURES], rows, cut=("destination", "rate", "suspended"), gap=1)
+    head, *lines = map(Segments, output.console().render_lines(table, new_lines=True))
+    parts: list[Segments | Text] = [head]
+    for each, line in zip(destinations, lines, strict=True):
+        parts.append(line)
         if why := _why(each, now, each.reply_class):
-            lines.append(Text(f"  {why}", "dim"))
-    for line in lines:
-        line.rstrip()
-        line.truncate(width, overflow="ellipsis")
-    return Text("\n").join(lines)
+            parts.append(Text(f"  {why}", "dim", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
 
 
 def _destinations(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Table:
