@@ -1,8 +1,9 @@
 """A load driver of our own, for what smtp-source cannot do: many domains, TLS, log-ins, and latencies.
 
 Run as `python -m tests.bench.driver '{"port": …}'` with the fields of Load as JSON; prints the fields
-of Report as JSON. It sends at the speed of the relay over a fixed number of sessions and stops at the
-first reply that is not positive, because a bench with refusals measures something else.
+of Report as JSON. It sends at the speed of the relay, or the one that is offered, over a fixed number of
+sessions, and stops at the first reply that is not positive, because a bench with refusals measures something
+else.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     pipelining: bool = False
     tls: Tls = Tls.NONE
     users: int = 0
+    offered: int = 0
     senders: int = 1
 
 
@@ -161,6 +163,8 @@ async def run(load: Load) -> Report:
 
     async def worker() -> None:
         while (number := work.take()) is not None:
+            if load.offered:
+                await asyncio.sleep(began + number / load.offered - time.monotonic())
             begin = partial(DriverSession, work, number)
             _, session = await loop.create_connection(begin, "127.0.0.1", load.port, ssl=implicit)
             await session.done

@@ -107,6 +107,7 @@ def send_with_driver(row: Row, port: int) -> DriverReport:
         pipelining=row.source is Source.OWN,
         tls=row.tls,
         users=row.users,
+        offered=row.offered,
     )
     output = _module("driver", msgspec.json.encode(load))
     return msgspec.json.decode(output, type=DriverReport)

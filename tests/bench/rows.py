@@ -73,6 +73,7 @@ class Row:
     spread: bool = False  # every domain has a next hop of its own
     tls: Tls = Tls.NONE
     users: int = 0  # so many log in, in turn; with 0 nobody does
+    offered: int = 0  # messages a second that begin; 0: as fast as the relay takes them
     relays: tuple[str, ...] = (ZONERELAY, POSTFIX)
     goals: tuple[Goal, ...] = ()
 
@@ -197,6 +198,18 @@ ROWS: tuple[Row, ...] = (
         tls=Tls.STARTTLS,
         users=1,
         goals=_line(rate=2.5, cpu=0.30),
+    ),
+    Row(
+        key="line-b-rated",
+        shape="4 KiB, as line-b, 100 messages a second",
+        source=Source.SECURE,
+        messages=1500,
+        size=4 * KIB,
+        sessions=CLIENTS,
+        tls=Tls.STARTTLS,
+        users=1,
+        offered=100,
+        goals=(Goal(metric="accept_p50", limit=1.0, at_least=False),),
     ),
     Row(
         key="line-c",
