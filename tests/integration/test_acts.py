@@ -82,7 +82,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     await relay.scheduler.start()
     dropped = Bin(relay.store, events=relay.events, clock=relay.clock)
     verbs = relay.operations(tmp_path, dropped.look)
-    acts = OperatorActs(verbs, verbs.journal, Zones(ZONES, ROUTES), relay.clock)
+    acts = OperatorActs(verbs, Zones(ZONES, ROUTES))
     yield Desk(relay, acts, dropped, verbs)
     await relay.close()
 

@@ -218,6 +218,11 @@ def wrong(pointer: str, detail: str) -> ApiError:
     return ApiError(422, "invalid", detail, errors=[FieldError(pointer=pointer, detail=detail)])
 
 
+def too_large(detail: str, pointer: str = "") -> ApiError:
+    errors = [FieldError(pointer=pointer, detail=detail)] if pointer else []
+    return ApiError(413, "too_large", detail, errors=errors)
+
+
 _STATUSES = {
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.NOT_POSSIBLE: 409,

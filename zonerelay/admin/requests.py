@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from zonerelay.admin.problems import ApiError
+from zonerelay.admin.problems import ApiError, too_large
 from zonerelay.control.runner import OnError
 from zonerelay.routing.addresses import Networks
 
@@ -84,7 +84,7 @@ async def read_body(request: web.BaseRequest, most: int, seconds: float) -> byte
         text = f"timed out waiting for the request body ({seconds:.0f} seconds)"
         raise ApiError(408, "too_slow", text) from None
     if size > most:
-        raise ApiError(413, "too_large", f"the body exceeds the limit of {most} bytes")
+        raise too_large(f"the body exceeds the limit of {most} bytes")
     return bytes(octets)
 
 

@@ -12,14 +12,13 @@ from datetime import datetime
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.operations import requests
 from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, UnavailableError
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
+from zonerelay.queue.operator.journal import KEPT, Act, JournalError
 from zonerelay.queue.operator.operations import (
     ChangeCounts,
     ChangeRun,
@@ -40,11 +39,10 @@ MAX_WAIT = 366 * 86_400.0
 class OperatorActs:
     """Carries out operators' changes in one worker."""
 
-    def __init__(self, operations: Operations, journal: Journal, zones: Zones, clock: Clock) -> None:
+    def __init__(self, operations: Operations, zones: Zones) -> None:
         self._operations = operations
-        self._journal = journal
+        self._journal, self._clock = operations.journal, operations.clock
         self._zones = zones
-        self._clock = clock
 
     async def change(
         self, request: requests.QueueChange, call: OperationCall, progress: VerbProgress

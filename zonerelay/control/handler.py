@@ -386,26 +386,17 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
 
 
 def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> answers.MessageDetail:
+    """Return all that is known of a message. What its parts call by the same name is not named here."""
     envelope = message.envelope
-    origin = envelope.origin
-    return answers.MessageDetail(
-        message_id=message.id,
-        created=envelope.created,
-        sender=envelope.sender,
-        size=message.size,
-        chunks=message.chunks,
-        body=envelope.body.value,
-        smtputf8=envelope.smtputf8,
-        envid=envelope.envid,
-        client=origin.client_address,
-        helo=origin.helo,
-        protocol=origin.protocol,
-        listener=origin.listener,
-        user=origin.user,
-        tls=origin.tls,
-        recipients_accepted=len(envelope.recipients),
-        headers=message.headers,
-        deliveries=tuple(rows),
-        recipients=tuple(each.address for each in envelope.recipients),
-        require_tls=envelope.require_tls,
+    known = {**structs.asdict(envelope.origin), **structs.asdict(envelope), **structs.asdict(message)}
+    return msgspec.convert(
+        known
+        | {
+            "message_id": message.id,
+            "client": envelope.origin.client_address,
+            "recipients": [each.address for each in envelope.recipients],
+            "recipients_accepted": len(envelope.recipients),
+            "deliveries": tuple(rows),
+        },
+        answers.MessageDetail,
     )

@@ -9,12 +9,10 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
 from zonerelay.config.problems import did_you_mean, in_words
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.operations import answers
@@ -25,28 +23,18 @@ from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
 from zonerelay.queue.orders.orders import Orders
-from zonerelay.queue.scheduler import Scheduler
-from zonerelay.store.contract import Store
 
 MAX_TEXT = 400
 LOOK = 1.0
 """Seconds for which the mail that an order is about is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderAnswers:
-    """Handles requests about suspensions and hold rules. `first_expiry` returns the earliest time at which
-    mail that was accepted at a time would expire in a zone.
-    """
+class OrderAnswers(msgspec.Struct, frozen=True):
+    """Handles requests about suspensions and hold rules. `zones` returns the names of configured zones."""
 
     orders: Orders
     operations: Operations
-    _: KW_ONLY
-    store: Store
-    scheduler: Scheduler
-    first_expiry: Callable[[float, str], float]
     zones: Callable[[], Collection[str]]
-    clock: Clock
 
     async def in_force(self) -> tuple[answers.OrderRow, ...]:
         """Return the active ones. Raise OrdersError if their file cannot be read, and StoreError if the store
@@ -60,7 +48,7 @@ class OrderAnswers:
         if the store fails.
         """
         self._check(request)
-        now = call.at or self.clock.now()
+        now = call.at or self.operations.clock.now()
         order = Order(
             id=call.id or secrets.token_hex(4),
             effect=request.effect,
@@ -124,7 +112,7 @@ class OrderAnswers:
             return ""
         if delivery.held:
             return delivery.act if any(order.id == delivery.act for order in in_force) else ""
-        found = self.scheduler.destination_of(delivery.zone, delivery.domain)
+        found = self.operations.scheduler.destination_of(delivery.zone, delivery.domain)
         order = self.orders.waited_for(delivery, message, "" if found is None else found.label)
         return "" if order is None else order.id
 
@@ -178,7 +166,7 @@ class OrderAnswers:
             )
 
     def _known_zones(self) -> list[str]:
-        stored = (queue.zone for queue, counts in self.store.counts().items() if counts.total)
+        stored = (queue.zone for queue, counts in self.operations.store.counts().items() if counts.total)
         return sorted({*self.zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
@@ -186,7 +174,7 @@ class OrderAnswers:
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]
-            for _, each in (self.scheduler.destinations() if wanted else ())
+            for _, each in (self.operations.scheduler.destinations() if wanted else ())
             if each.route.name.lower() == wanted
         )
         return tuple(dict.fromkeys(found))[:MAX_HOSTS]
@@ -195,6 +183,7 @@ class OrderAnswers:
         """Return a time before which none of the selected mail expires. If there is too much mail to check
         within `LOOK` seconds, it is derived from the oldest mail of the zones.
         """
+        first_expiry, store = self.operations.settler.first_expiry, self.operations.store
         wanted = QueueFilter(
             zone=about.zone, domain=about.domain, sender=about.sender, recipient=about.recipient
         )
@@ -202,15 +191,15 @@ class OrderAnswers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     found = [
-                        self.first_expiry(delivery.created, delivery.zone)
+                        first_expiry(delivery.created, delivery.zone)
                         async for delivery, _, _ in self.operations.select(wanted)
                     ]
                     return min(found, default=None)
-        now = self.clock.now()
+        now = self.operations.clock.now()
         oldest = [
-            self.first_expiry(created, queue.zone)
-            for queue in self.store.counts()
+            first_expiry(created, queue.zone)
+            for queue in store.counts()
             if about.zone in (None, queue.zone)
-            and (created := await self.store.oldest(queue, now=now)) is not None
+            and (created := await store.oldest(queue, now=now)) is not None
         ]
         return min(oldest, default=None)

@@ -55,15 +55,7 @@ class Endpoints:
             draining=lambda: worker.draining,
             clock=worker.clock,
         )
-        orders = OrderAnswers(
-            worker.orders,
-            worker.operations,
-            store=worker.store,
-            scheduler=worker.scheduler,
-            first_expiry=worker.settler.first_expiry,
-            zones=lambda: worker.zones.names,
-            clock=worker.clock,
-        )
+        orders = OrderAnswers(worker.orders, worker.operations, lambda: worker.zones.names)
         self.board = StatusBoard(worker, orders)
         self.handler = _build_handler(worker, self.board, orders, self.readiness)
 
@@ -166,7 +158,7 @@ def _build_handler(
         orders=orders,
         redactor=context.redactor,
         bodies=_build_bodies(worker),
-        acts=OperatorActs(operations, operations.journal, worker.zones, worker.clock),
+        acts=OperatorActs(operations, worker.zones),
         streams=LiveStreams(worker.events, context.redactor, courier.join),
         phase_of=courier.phase_of,
         turn_of=board.destinations.waiting_for_rate,

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from zonerelay.admin.problems import too_large
 from zonerelay.message.compose.mime import Base64Text
 
 LONG = 64 * 1024
@@ -47,10 +48,6 @@ pairs.
 """
 
 
-class TooLargeError(Exception):
-    """The document exceeds a size limit, which the text names."""
-
-
 class StoredFile:
     """Bytes in the temporary file: an uploaded file, or the raw content of a string."""
 
@@ -64,10 +61,10 @@ class StoredFile:
         for at in range(self._start, end, READ):
             yield os.pread(self._file.fileno(), min(READ, end - at), at)
 
-    def text(self) -> str:
-        """Return the string as text. Raise TooLargeError or msgspec.DecodeError on failure."""
+    def text(self, pointer: str) -> str:
+        """Return the string at `pointer` as text. Raise Problem or msgspec.DecodeError on failure."""
         if self._size > MAX_TEXT:
-            raise TooLargeError(f"a string exceeds {MAX_TEXT} bytes")
+            raise too_large(f"a string exceeds {MAX_TEXT} bytes", pointer)
         return msgspec.json.decode(b'"' + b"".join(self.pieces()) + b'"', type=str)
 
 
@@ -136,18 +133,18 @@ class JsonBody:
         return bool(self._waiting or self._written)
 
     def feed(self, piece: bytes) -> None:
-        """Parse the next chunk. Raise TooLargeError if a limit is exceeded."""
+        """Parse the next chunk. Raise Problem if a limit is exceeded."""
         self._count(len(piece))
         data, self._rest, at = self._rest + piece, b"", 0
         while at < len(data):
             at = self._outside(data, at) if self._string is None else self._inside(self._string, data, at)
         if len(self._document) > MAX_DOCUMENT:
-            raise TooLargeError(f"the body exceeds {MAX_DOCUMENT} bytes, not counting long strings")
+            raise too_large(f"the body exceeds {MAX_DOCUMENT} bytes, not counting long strings")
 
     def _count(self, octets: int) -> None:
         self._size += octets
         if self._size > self._limit:
-            raise TooLargeError(f"the body exceeds {self._limit} bytes")
+            raise too_large(f"the body exceeds {self._limit} bytes")
 
     def _outside(self, data: bytes, at: int) -> int:
         found = _OUTSIDE.match(data, at)
@@ -183,7 +180,7 @@ class JsonBody:
         self._begun = self._written + len(self._waiting)
 
     def add(self, piece: bytes) -> None:
-        """Add a chunk of the file. Raise TooLargeError if a limit is exceeded."""
+        """Add a chunk of the file. Raise Problem if a limit is exceeded."""
         self._count(len(piece))
         self._waiting += piece
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from zonerelay.admin.problems import ApiError, FieldError, malformed, pointer_to
-from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
+from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key
 from zonerelay.inbound.cleanup.submit import SubmitOptions, SubmittedEnvelope
@@ -335,11 +335,7 @@ def _text(given: str | None, body: JsonBody, pointer: str, faults: FieldErrors) 
     long = body.long(given)
     try:
         with faults.at(pointer):
-            return checked_text(given if long is None else long.text(), pointer[1:])
-    except TooLargeError as error:
-        raise ApiError(
-            413, "too_large", str(error), errors=[FieldError(pointer=pointer, detail=str(error))]
-        ) from None
+            return checked_text(given if long is None else long.text(pointer), pointer[1:])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise malformed(error) from None
     return None

@@ -115,10 +115,11 @@ def _summary(found: SentMessage) -> MessageSummary:
     )
 
 
-async def detail_of(call: ApiCall, message_id: str) -> MessageDetail | None:
+async def detail_of(call: ApiCall) -> MessageDetail | None:
     """Return the message while it is in the queue. A user's token sees the messages of its user only; for
     others, raise NotFoundError.
     """
+    message_id = call.path["message_id"]
     try:
         detail = await call.one(QueueShow(message_id=message_id), MessageDetail)
     except NotFoundError:
@@ -128,9 +129,9 @@ async def detail_of(call: ApiCall, message_id: str) -> MessageDetail | None:
     return detail
 
 
-async def state_of(call: ApiCall, message_id: str) -> MessageState:
+async def state_of(call: ApiCall) -> MessageState:
     """Return the state of a message. Raise NotFoundError if the message is unknown."""
-    detail = await detail_of(call, message_id)
+    message_id, detail = call.path["message_id"], await detail_of(call)
     user = call.token.user if call.token.scope == "submit" else None
     settings, now = call.operators.settings(), call.operators.clock.now()
     known = await ask(entries, settings, message_id, user, now)

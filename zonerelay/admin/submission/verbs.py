@@ -29,11 +29,12 @@ from zonerelay.admin.problems import (
     decoded,
     invalid,
     malformed,
+    too_large,
     wrong,
 )
 from zonerelay.admin.requests import VISIT, media_type
 from zonerelay.admin.submission import zonemta
-from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError
+from zonerelay.admin.submission.body import LONG, WRITE, JsonBody
 from zonerelay.admin.submission.drafts import (
     BAD_KEY,
     FieldErrors,
@@ -153,21 +154,18 @@ _reading = Counter[str]()
 """The number of bodies being read for each user, in this process."""
 
 
-def _counted(call: ApiCall, origin: SubmissionOrigin) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _counted(call: ApiCall, origin: SubmissionOrigin) -> Iterator[None]:
     """Count the body as being read until the block ends, unless it is small and has already arrived. Raise
     Problem if too many are being read.
     """
-    content = call.request.content
-    has_arrived = content.is_eof() and content.total_bytes <= LONG
-    return contextlib.nullcontext() if has_arrived else _counted_of(origin.user)
-
-
-@contextlib.contextmanager
-def _counted_of(user: str) -> Iterator[None]:
+    content, user = call.request.content, origin.user
+    if content.is_eof() and content.total_bytes <= LONG:
+        yield
+        return
     if _reading.total() >= MAX_AT_ONCE or _reading[user] >= MAX_OF_ONE:
-        raise ApiError(
-            503, "busy", "too many messages are being received; try again", fields={"Retry-After": "1"}
-        )
+        text = "too many messages are being received; try again"
+        raise ApiError(503, "busy", text, fields={"Retry-After": "1"})
     _reading[user] += 1
     try:
         yield
@@ -228,7 +226,7 @@ def _body_of(call: ApiCall, origin: SubmissionOrigin) -> contextlib.closing[Json
     """Return the storage of a body, which the block closes. Raise Problem if the body is too large."""
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
-        raise ApiError(413, "too_large", f"the body exceeds {limit} bytes")
+        raise too_large(f"the body exceeds {limit} bytes")
     return contextlib.closing(JsonBody(limit, origin.settings.spool.path))
 
 
@@ -241,8 +239,6 @@ def _problems_for(call: ApiCall) -> Iterator[None]:
     """Report to the client why its body cannot be accepted. Raise Problem on failure."""
     try:
         yield
-    except TooLargeError as error:
-        raise ApiError(413, "too_large", str(error)) from None
     except OSError as error:
         call.operators.on_error("submission", error)
         again = {"Retry-After": "60"}
@@ -265,19 +261,12 @@ async def _json(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> byte
         return b"".join([piece async for piece in _pieces(call, origin)])
     with _problems_for(call):
         async for piece in _pieces(call, origin):
-            await _fed(body, piece)
+            await _run(len(piece), body.feed, piece)
             if body.full:
                 await BODIES.run(body.flush)
         if body.spills:
             await BODIES.run(body.flush)
     return body.finish()
-
-
-async def _fed(body: JsonBody, piece: bytes) -> None:
-    """Feed a chunk to the parser. A megabyte of short strings takes a second. Raise TooLargeError if it is
-    too large.
-    """
-    await _run(len(piece), body.feed, piece)
 
 
 async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tuple[bytes, list[Upload]]:
@@ -293,7 +282,7 @@ async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tupl
                 body.begin_file()
             async for piece in _octets(part, read):
                 if name == "message":
-                    await _fed(body, piece)
+                    await _run(len(piece), body.feed, piece)
                 else:
                     body.add(piece)
                 if body.full:
@@ -349,7 +338,9 @@ async def _octets(part: BodyPartReader, read: BodyRead) -> AsyncIterator[bytes]:
 
 
 async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
-    """Process the bytes on the event loop if there are few, otherwise in a thread."""
+    """Process the bytes on the event loop if there are few, otherwise in a thread. A megabyte of short
+    strings takes a second.
+    """
     return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
 
 
@@ -494,14 +485,14 @@ def _status_of(refused: Rejection) -> tuple[int, Code]:
 async def _take_raw(call: ApiCall, origin: SubmissionOrigin) -> AcceptedMessage:
     limit = origin.listener.max_message_size
     if (call.request.content_length or 0) > limit:
-        raise ApiError(413, "too_large", f"the message exceeds {limit} bytes")
+        raise too_large(f"the message exceeds {limit} bytes")
     pieces = _strict_lines(_pieces(call, origin))
     scanner = HeaderScanner(origin.listener.max_header_size)
     try:
         while scanner.header is None and (piece := await anext(pieces, None)) is not None:
             scanner.feed(piece)
     except HeaderTooLargeError:
-        raise ApiError(413, "too_large", "the header of the message is too large") from None
+        raise too_large("the header of the message is too large") from None
     header = scanner.finish()
     given: RawQuery = call.parameters
     block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
@@ -629,16 +620,11 @@ async def _batch(call: ApiCall) -> Answer:
     return BatchAnswers(messages=tuple(answers))
 
 
-async def _state(call: ApiCall) -> Answer:
-    return await state_of(call, call.path["message_id"])
-
-
 async def _withdraw(call: ApiCall) -> Answer:
-    message_id = call.path["message_id"]
-    if await detail_of(call, message_id) is None:
-        await state_of(call, message_id)  # raises NotFoundError, unless the message is the caller's
+    if await detail_of(call) is None:
+        await state_of(call)  # raises NotFoundError, unless the message is the caller's
         raise ControlError("no delivery of this message is queued any more")
-    request = Drop(filter=Filter(message_id=message_id), reason="withdrawn")
+    request = Drop(filter=Filter(message_id=call.path["message_id"]), reason="withdrawn")
     changed = await call.one(request, ChangeResult)
     if not changed.changed:
         raise ControlError("all remaining deliveries of this message are being attempted now")
@@ -703,7 +689,7 @@ SUBMISSION: tuple[Verb, ...] = (
         scope="submit",
         also="read",
         summary="Show what happened to a message: your own, or any as an operator.",
-        run=_state,
+        run=state_of,
         answer=MessageState,
     ),
     Verb(
