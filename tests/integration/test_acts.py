@@ -235,27 +235,15 @@ async def test_a_purge_also_destroys_dropped_mail_and_only_a_filter_of_the_state
         dropped = await desk.change("drop", filter={"recipient": f"{name}@*"})
     verbs = desk.verbs
     in_bin = QueueFilter(state=DeliveryState.DROPPED)
-    found = [each async for each in verbs.select(in_bin)]
-    assert [(each.recipient[0], state.value) for each, _, state in found] == [
-        ("a", "dropped"), ("b", "dropped"), ("d", "dropped"),
-    ]  # fmt: skip
-    assert [each.recipient[0] async for each, _, _ in verbs.select(in_bin, after=found[0][0].key)] == [
-        "b",
-        "d",
-    ]
+    everything = QueueFilter(zone="default", in_bin=True)
     assert await verbs.count(structs.replace(in_bin, zone="other")) == 0
-    everything = QueueFilter(zone="default")
-    assert (await verbs.count(everything), await verbs.count(structs.replace(everything, in_bin=True))) == (
-        1,
-        4,
-    )
     recorded: list[DeliveryKey] = []
     monkeypatch.setattr(desk.relay.events, "dropped", recorded.extend)
     purged = await desk.change("drop", purge=True, filter={"domain": "example.net"})
     assert (purged.matched, purged.changed, recorded) == (1, 1, []), "its history ended with the first drop"
     assert (await desk.undo(dropped)).gone == 1
     purged = await desk.change("drop", purge=True, filter={"state": DeliveryState.DROPPED})
-    assert (purged.changed, await verbs.count(structs.replace(everything, in_bin=True))) == (2, 1)
+    assert (purged.changed, await verbs.count(everything)) == (2, 1)
     purged = await desk.change("drop", purge=True)
     assert (purged.changed, await desk.relay.store.queues(), len(recorded)) == (1, set(), 1)
 

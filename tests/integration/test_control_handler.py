@@ -39,7 +39,6 @@ from zonerelay.operations.answers import (
     Frame,
     MessageBody,
     MessageDetail,
-    Pong,
     RelayStatus,
     ResolvedAddress,
     Summary,
@@ -51,7 +50,6 @@ from zonerelay.operations.requests import (
     Explain,
     Filter,
     Hold,
-    Ping,
     QueueCat,
     QueueChange,
     QueueCount,
@@ -381,10 +379,6 @@ async def test_a_message_that_is_not_there_is_not_found(desk: Desk, request_: Re
 async def test_a_stores_trouble_is_told_in_its_words(desk: Desk) -> None:
     with pytest.raises(ControlError, match="the spool: input/output error"):
         await desk.ask(Status())
-
-
-async def test_ping_answers(desk: Desk) -> None:
-    assert isinstance((await desk.ask(Ping()))[0], Pong)
 
 
 async def test_a_pseudonym_finds_its_address_once(desk: Desk) -> None:

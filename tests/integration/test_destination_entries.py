@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from tests.support.certificates import make
-from tests.support.dns import SERVFAIL, FakeDns, Records
+from tests.support.dns import FakeDns, Records
 from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
@@ -221,12 +221,6 @@ class World(Provider):
     def manners(self, *names: str, authority: trustme.CA | None = None) -> Manners:
         return Manners(tls=context(authority or self.authority, *names))
 
-    def kept_since(self, age: float) -> None:
-        """The relay has sent there before and holds a policy that is this old."""
-        self.held.parent.mkdir(exist_ok=True)
-        fields = {"domain": DOMAIN, "id": "1", "mode": "enforce", "patterns": [MX], "max_age": WEEK}
-        self.held.write_text(json.dumps(fields | {"fetched": time.time() - age}))
-
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
@@ -324,15 +318,6 @@ async def test_a_policy_from_a_server_that_is_not_the_domains_counts_for_nothing
     assert world.web.asked == []
 
 
-async def test_a_policy_server_inside_our_network_is_not_asked(world: World) -> None:
-    await world.start()
-    async with world.relay(allow_private_addresses=False) as running:
-        await deferred(running)  # the MX host has a private address, too
-        [line] = running.log.named("mta-sts-failed")
-        assert "private addresses only" in str(line["problem"])
-    assert world.web.names == []
-
-
 # ---- who tries to talk the relay out of it ----------------------------------------------------------
 
 
@@ -341,29 +326,6 @@ async def test_starttls_that_is_stripped_gets_no_mail(world: World) -> None:
     async with world.relay() as running:
         assert "451 4.7.4" in await deferred(running)
     assert world.sink.messages == []
-
-
-@pytest.mark.parametrize("attack", ["server down", "record gone", "dns broken", "another page"])
-async def test_a_policy_that_is_kept_counts_whatever_is_suppressed(world: World, attack: str) -> None:
-    await world.start(Manners())
-    world.kept_since(3600)
-    match attack:
-        case "server down":
-            world.dns.zones[f"_mta-sts.{DOMAIN}"] = {"TXT": ['"v=STSv1; id=2;"']}
-            await world.web.stop()
-        case "record gone":
-            del world.dns.zones[f"_mta-sts.{DOMAIN}"]
-        case "dns broken":
-            world.dns.faults[f"_mta-sts.{DOMAIN}"] = SERVFAIL
-        case _:
-            world.dns.zones[f"_mta-sts.{DOMAIN}"] = {"TXT": ['"v=STSv1; id=2;"']}
-            world.web.pages[PAGE] = Page("<html>captive portal</html>", content_type="text/html")
-    async with world.relay() as running:
-        assert "451 4.7.4" in await deferred(running)
-        for line in running.log.named("mta-sts-failed"):
-            assert float(str(line["kept_until"])) > time.time() + WEEK - 7200
-    assert world.sink.messages == []
-    assert json.loads(world.held.read_text())["id"] == "1"
 
 
 # ---- [[destination]] has the last word ----------------------------------------------------------------

@@ -146,15 +146,6 @@ async def test_addresses_beyond_ascii_are_passed_on_and_reported_as_rfc_6533_say
         assert "SMTPUTF8" in dsn.parameters
 
 
-async def test_success_is_reported_once_after_greylisting_and_not_for_the_delay(tmp_path: Path) -> None:
-    async with relay(tmp_path) as (running, sink):
-        await put(running, [to("greylist@example.com", SUCCESS)])
-        _, dsn = await sink.wait_for(2)
-        await running.until_empty()
-        assert kinds(running) == ["relayed"]
-        assert Report(dsn.body).recipients[0]["Status"] == "2.0.0"
-
-
 # Mail that its sender holds back.
 
 

@@ -397,19 +397,6 @@ async def test_what_a_dead_worker_had_the_other_has_at_once(
         assert receiver.peak == 1
 
 
-async def test_workers_of_one_machine_share_a_rate(tmp_path: Path, receiver: CountingReceiver) -> None:
-    socket = tmp_path / "limits.sock"
-    receiver.delay = 0.0
-    chosen = zone(receiver, max_rate_per_destination=parse_rate("20/1s"))
-    async with serving(socket), workers_of_a_supervisor(tmp_path, socket, chosen) as workers:
-        await submit_to(workers, 20)
-        for worker in workers:
-            await worker.until_empty(timeout=20)
-    assert receiver.messages == 40
-    assert receiver.fullest(1.0) <= 20
-    assert receiver.mails[-1] - receiver.mails[0] < 4.5
-
-
 def shared_spool(backend: Backend, directory: Path, chosen: ZoneSettings) -> list[Settings]:
     name = uuid.uuid4().hex[:16]
     found = []

@@ -53,13 +53,6 @@ async def only(relay: Relay) -> Delivery:
     return stored
 
 
-async def test_retry_makes_deferred_mail_due_now(desk: Desk) -> None:
-    await deferred(desk, "b@example.com")
-    desk.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
-    assert await desk.verbs.retry(ALL) == ChangeCounts(matched=1, changed=1, busy=0)
-    await desk.until_empty()
-
-
 async def test_retry_lifts_the_suspension(desk: Desk) -> None:
     desk.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await deferred(desk, "b@example.com")
@@ -224,14 +217,6 @@ async def test_what_a_claim_brings_after_settings_have_changed_does_not_wait_for
     await desk.until(lambda: "c@example.com" in desk.courier.recipients())
 
 
-async def test_drop_removes_without_a_word(desk: Desk) -> None:
-    await deferred(desk, "b@example.com")
-    assert await desk.verbs.drop(ALL) == ChangeCounts(1, 1, 0)
-    assert await desk.stored() == []
-    assert not desk.sink.named("dsn")
-    assert desk.sink.named("operated")[0]["verb"] == "drop"
-
-
 async def test_bounce_tells_the_sender(desk: Desk) -> None:
     about = await deferred(desk, "b@example.com", "c@example.com", "d@example.com")
     result = await desk.verbs.bounce(
@@ -293,15 +278,6 @@ async def test_filters_narrow(desk: Desk) -> None:
     assert await found(zone="default", state=DeliveryState.DEFERRED) == ["b", "c", "d", "e"]
     assert await found(zone="other") == []
     assert await found(state=DeliveryState.HELD) == []
-
-
-async def test_select_stops_at_its_limit_and_brings_the_message(desk: Desk) -> None:
-    about = await deferred(desk, "b@example.com", "c@example.com")
-    ((delivery, message, state),) = [each async for each in desk.verbs.select(ALL, limit=1)]
-    assert delivery.recipient == "b@example.com"
-    assert message is not None
-    assert message.id == about
-    assert state is DeliveryState.DEFERRED
 
 
 async def held_back(relay: Relay, **more: object) -> float:

@@ -35,9 +35,7 @@ from zonerelay.config.settings import (
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
-from zonerelay.operations.requests import QueueTrace
 from zonerelay.store.contract import CHUNK_SIZE
-from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = (
     b"From: App <app@old.example>\r\nTo: ann@old.example\r\nBcc: x@y.example\r\nSubject: x\r\n\r\n"
@@ -89,18 +87,6 @@ async def test_a_report_names_the_recipient_that_the_sender_knows(tmp_path: Path
         assert (report.mail_from, report.recipients) == ("", ("app@x.example",))
         assert b"\r\nOriginal-Recipient: rfc822; ann@old.example\r\n" in report.body
         assert b"\r\nFinal-Recipient: rfc822; permerror@new.example\r\n" in report.body
-
-
-async def test_the_trace_names_the_rules(tmp_path: Path) -> None:
-    chosen = settings(tmp_path, zone=NOWHERE, retry=STANDSTILL, rewrite=(MOVED,))
-    async with relay_with(chosen) as running:
-        await running.send("app@old.example", ["ann@old.example", "bob@x.example"], MESSAGE)
-        (accepted,) = await running.until_logged("accepted")
-        steps = await running.rows(QueueTrace(message_id=str(accepted["id"])), TraceStep)
-        texts = " | ".join(step.text for step in steps)
-        assert "rewritten sender rewrite=1: app@new.example" in texts
-        assert "rewritten recipient rewrite=1: ann@new.example" in texts
-        assert "rewritten header rewrite=1" in texts
 
 
 async def test_other_rules_are_for_sessions_that_begin_later(tmp_path: Path, sink: Sink) -> None:
@@ -460,21 +446,13 @@ async def test_where_a_signature_is_required_mail_waits_for_its_key(tmp_path: Pa
         assert verified(received.body, records((entry("other.example", "rsa"),))) == [True]
 
 
-async def test_rules_and_keys_change_on_reload_and_bad_ones_do_not(tmp_path: Path) -> None:
+async def test_rules_and_keys_change_on_reload(tmp_path: Path) -> None:
     async with staged(tmp_path, sign=True) as stage:
         running = stage.running
         [zone] = stage.chosen.zone
         await stage.reload(zone=(replace(zone, header_add=("X-New: 1",), dkim=DkimMode.OFF),))
         await running.send(f"app@{DOMAIN}", ["a@example.com"], MAILED)
         [received] = await stage.sink.wait_for(1)
-        assert received.body.startswith(b"X-New: 1\r\nReceived: ")
-        await stage.reload(
-            srs=replace(srs_settings(tmp_path), secret=str(tmp_path / "nowhere")), zone=(zone,)
-        )
-        [problem] = running.worker.problems
-        assert "srs.secret" in problem
-        await running.send(f"app@{DOMAIN}", ["b@example.com"], MAILED)
-        received = (await stage.sink.wait_for(2))[-1]
         assert received.body.startswith(b"X-New: 1\r\nReceived: ")
 
 
@@ -547,18 +525,6 @@ async def test_a_reload_brings_new_keys_and_a_bad_one_leaves_the_old_ones(tmp_pa
         await stage.reload(dkim=())
         assert stage.running.worker.problems == ()
         assert await selectors(stage) == []
-
-
-async def test_a_key_whose_time_comes_signs_from_then_on_without_a_reload(tmp_path: Path) -> None:
-    """The clock is the machine's here; the very second is in the unit tests."""
-    async with staged(tmp_path, signing=[OLD]) as stage:
-        assert await selectors(stage) == ["old"]
-        change = time.time() + 0.3
-        await stage.reload(
-            dkim=keys(tmp_path, replace(OLD, not_after=change), replace(NEW, not_before=change))
-        )
-        await stage.running.until(lambda: time.time() > change, what="the change")
-        assert await selectors(stage) == ["new"]
 
 
 async def test_keys_that_end_soon_are_spoken_of_at_the_start(tmp_path: Path) -> None:

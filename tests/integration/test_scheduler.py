@@ -30,7 +30,7 @@ from zonerelay.queue.operator.operations import MessageView, steps
 from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import settler as journal
 from zonerelay.queue.zone import zone
-from zonerelay.routing.destinations.route import Batch, DestinationKey, Unroutable
+from zonerelay.routing.destinations.route import Batch, Unroutable
 from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
 Make = Callable[..., Relay]
@@ -112,14 +112,6 @@ async def test_an_idle_scheduler_asks_the_store_nothing(start: Start) -> None:
     relay.store.asked.clear()
     await asyncio.sleep(0.1)
     assert not relay.store.asked
-
-
-async def test_recipients_of_a_message_share_transactions_up_to_the_limit(start: Start) -> None:
-    relay = await start(zones=(ZoneSettings(next_hop="hop", max_recipients_per_transaction=4),))
-    relay.accept(*(f"u{n}@d{n}.example" for n in range(10)))
-    await relay.until_empty()
-    assert sorted(len(batch.deliveries) for batch in relay.courier.batches) == [2, 4, 4]
-    assert relay.router.asked == {"": 1}
 
 
 PROVIDER = {f"{name}.example": route_to("default", "mx") for name in ("one", "two", "three")}
@@ -376,19 +368,6 @@ async def test_suspended_mail_expires(start: Start) -> None:
     assert [
         b for b in relay.courier.batches[attempted:] if b.deliveries[0].recipient == "old@example.com"
     ] == []
-
-
-async def test_resume_lifts_a_suspension(start: Start) -> None:
-    relay = await start(retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(0.01,)))
-    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
-    relay.accept("b@example.com")
-    await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
-    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
-    ((_, destination),) = relay.scheduler.destinations()
-    assert destination.suspended_until is not None
-    assert "connection refused" in str(destination.suspension.reply)
-    relay.scheduler.resume("default", destination.key)
-    await relay.until_empty()
 
 
 # Routes
@@ -700,27 +679,6 @@ async def test_an_idle_scheduler_stops_at_once(start: Start) -> None:
     relay = await start()
     async with asyncio.timeout(0.5):
         await relay.scheduler.stop(30.0)
-
-
-async def test_status_shows_what_is_going_on(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=2),))
-    relay.courier.gate = asyncio.Event()
-    await relay.scheduler.start()
-    message = relay.accept("u0@example.com")
-    for n in range(1, 5):
-        relay.accept(f"u{n}@example.com")
-    await relay.until(lambda: len(relay.courier.in_flight) == 2)
-    plan = relay.scheduler.zone("default").plan
-    assert (plan.active, plan.waiting) == (2, 3)
-    ((zone, destination),) = relay.scheduler.destinations()
-    assert zone == "default"
-    assert destination.key == DestinationKey("default mx.hop:25")
-    assert (destination.active, destination.waiting, destination.suspended_until) == (2, 3, None)
-    assert relay.scheduler.active_count("default") == 2
-    key = DeliveryKey(queue_of("default"), message.id, message.envelope.recipients[0].address)
-    assert key in relay.scheduler.active_keys()
-    relay.courier.gate.set()
-    await relay.until_empty()
 
 
 async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_same(make: Make) -> None:

@@ -381,16 +381,6 @@ async def test_early_replies_do_not_make_a_body_follow(bed: Bed) -> None:
         assert not any(b"Subject" in each for each in taken), (rcpt, data)
 
 
-async def test_a_server_that_stops_to_know_bdat_gets_data(bed: Bed) -> None:
-    sink = await bed.sink(CHUNKING)
-    # The script answers without reading the octet, so the next command begins with it.
-    sink.script = lambda verb, argument: "502 5.5.1 not implemented" if verb == "BDAT" else None
-    [outcome] = await send(bed.courier(), sink.port)
-    assert outcome.verdict is D
-    assert bdats(sink.commands) == ["BDAT 1", "RSET", "DATA"]
-    assert sink.connections == 1
-
-
 @pytest.mark.parametrize("size", [CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 5 * CHUNK_SIZE + 7])
 @pytest.mark.parametrize("piece_size", [CHUNK_SIZE, 1000])
 async def test_bodies_of_any_size_arrive_unchanged_and_those_of_one_piece_with_bdat(

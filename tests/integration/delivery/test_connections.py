@@ -100,13 +100,6 @@ async def test_connection_closed_while_idle_is_noticed(bed: Bed) -> None:
     assert sink.connections == 2
 
 
-async def test_server_that_wants_no_second_message_costs_no_attempt(bed: Bed) -> None:
-    sink, courier, batch = await ready(bed, Manners(messages_per_connection=1))
-    for _ in range(3):
-        assert (await courier.deliver(batch))[0].verdict is D
-    assert (len(sink.messages), sink.connections) == (3, 3)
-
-
 def one_message_then(end: str) -> Handler:
     """A server that takes one message and then, at the next MAIL, hangs up or resets the connection."""
 
@@ -213,14 +206,6 @@ async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(bed: Bed)
     await courier.pool.close()
     assert (await task)[0].verdict is D
     await until(lambda: courier.pool.open_connections("default") == 0)
-
-
-async def test_close_idle_leaves_the_courier_usable(bed: Bed) -> None:
-    _, courier, batch = await ready(bed)
-    await courier.deliver(batch)
-    courier.pool.close_idle()
-    await until(lambda: courier.pool.open_connections("default") == 0)
-    assert (await courier.deliver(batch))[0].verdict is D
 
 
 HANGING: dict[str, tuple[bytes, ...] | None] = {

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -350,16 +350,6 @@ async def test_a_smarthost_that_hangs_up_is_not_a_refusal(place: Place) -> None:
     bed = place.bed()
     assert (await bed.send(to(dead, second))).verdict is D
     assert bed.events() == []
-
-
-def words(lines: Sequence[str]) -> list[str]:
-    return [line.split()[0] for line in lines if line]
-
-
-async def test_the_order_of_events_is_tls_login_mail(place: Place) -> None:
-    host = await place.host(users={"relay": PASSWORD})
-    await place.bed().send(to(host))
-    assert words(host.commands)[:5] == ["EHLO", "STARTTLS", "EHLO", "AUTH", "MAIL"]
 
 
 # ---- XOAUTH2 with tokens from a token server -----------------------------------------------------
