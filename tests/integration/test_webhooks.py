@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,7 +26,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.queue_name import webhook_queue
-from zonerelay.store.contract import Change, OwnMessage
+from zonerelay.store.contract import Change, ClaimLostError, OwnMessage
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook import courier as couriers
 from zonerelay.webhook.courier import EventPosition, WebhookCourier
@@ -34,6 +34,7 @@ from zonerelay.webhook.endpoint import Endpoint
 from zonerelay.webhook.webhooks import Webhooks
 
 COUNT = 100
+Write = Callable[[Sequence[Change], Callable[[], None] | None], None]
 
 
 class Counting(MemoryStore):
@@ -61,31 +62,41 @@ class Counting(MemoryStore):
         self.writes.append(asyncio.get_running_loop().create_task(settle()))
 
 
+async def stored_event(store: MemoryStore, number: int = 0) -> None:
+    body = b'msg_%d\t{"type": "message.delivered"}\r\n' % number
+    message = make_message(body)
+    message = structs.replace(
+        message, envelope=structs.replace(message.envelope, id=MessageId(f"{number:016x}"))
+    )
+    recipient = EventPosition(f"source{number}", 1, 1).recipient("hook")
+    queue, now = webhook_queue("hook"), SystemClock().now()
+    event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=now)
+    await store.settle([OwnMessage(message, body, (event,))])
+
+
+def courier_to(receiver: Receiver, store: MemoryStore, write: Write) -> WebhookCourier:
+    clock = SystemClock()
+    return WebhookCourier(
+        WebhookSettings(name="hook", url=receiver.url(), private=True),
+        ["whsec_" + "A" * 32],
+        read_keys=tuple,
+        store=store,
+        write=write,
+        make_gap=lambda *_: pytest.fail("no event is lost"),
+        events=make_events(Sink(), clock),
+        clock=clock,
+        random=Random(1),
+    )
+
+
 async def test_events_for_an_endpoint_that_is_down_stay_in_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(couriers, "PAGE", 10)
-    clock, store, queue = SystemClock(), Counting(), webhook_queue("hook")
+    store = Counting()
     for number in range(COUNT):
-        body = b'msg_%d\t{"type": "message.delivered"}\r\n' % number
-        message = make_message(body)
-        message = structs.replace(
-            message, envelope=structs.replace(message.envelope, id=MessageId(f"{number:016x}"))
-        )
-        recipient = EventPosition(f"source{number}", 1, 1).recipient("hook")
-        event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
-        await store.settle([OwnMessage(message, body, (event,))])
+        await stored_event(store, number)
     with Receiver() as receiver:
         receiver.answers["/hook"] = Answer(503)
-        courier = WebhookCourier(
-            WebhookSettings(name="hook", url=receiver.url(), private=True),
-            ["whsec_" + "A" * 32],
-            read_keys=tuple,
-            store=store,
-            write=store.write,
-            make_gap=lambda *_: pytest.fail("no event is lost"),
-            events=make_events(Sink(), clock),
-            clock=clock,
-            random=Random(1),
-        )
+        courier = courier_to(receiver, store, store.write)
         courier.start()
         async with asyncio.timeout(20):
             while courier.state == "ok":
@@ -100,6 +111,39 @@ async def test_events_for_an_endpoint_that_is_down_stay_in_the_spool(monkeypatch
         await asyncio.gather(*store.writes)
     assert store.most < 2 * 10 + couriers.CONNECTIONS
     assert await store.queues() == set()
+
+
+class Shared(MemoryStore):
+    """A store whose claims another relay has taken over until `lost` is false."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = True
+        self.released = asyncio.Event()
+
+    def check_claim(self, message_id: MessageId) -> None:
+        if self.lost:
+            raise ClaimLostError(message_id)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        super().release(keys)
+        self.released.set()
+
+
+async def test_an_event_whose_claim_is_lost_is_not_posted() -> None:
+    store, written = Shared(), asyncio.Event()
+    await stored_event(store)
+    with Receiver() as receiver:
+        courier = courier_to(receiver, store, lambda *_: written.set())
+        courier.start()
+        async with asyncio.timeout(10):
+            await store.released.wait()
+            assert receiver.posts == []
+            store.lost = False
+            courier.notify()
+            await written.wait()
+        await courier.stop()
+    assert len(receiver.taken()) == 1
 
 
 async def test_webhooks_that_get_the_same_text_share_a_stored_message() -> None:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import tracemalloc
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.integration.delivery.conftest import Bed, talk
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import DeliverySettings
+from zonerelay.capture.store import open_capture
+from zonerelay.config.endpoints import CAPTURE
+from zonerelay.config.settings import DeliverySettings, Settings, SpoolSettings
+from zonerelay.delivery.batch.capturing import CaptureCourier
+from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
+from zonerelay.model.clock import SystemClock
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.sandbox.behaviours import ADDRESSES
+from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 
@@ -267,3 +279,174 @@ def test_addresses_shown_to_people_are_all_tested() -> None:
     tested = {local for local, *_ in BEHAVIOURS} | {"slow-2s", "timeout", "anything-else"}
     tested |= {"reject-550", "defer-451"}
     assert {local for local, _ in ADDRESSES} <= tested
+
+
+# ---- bodies larger than memory should be ---------------------------------------------------------
+
+
+MIB = 1024 * 1024
+
+
+class Endless(Bodies):
+    """The same piece again and again, so that the test itself holds nothing."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__(b".line of text!\r\n" * (CHUNK_SIZE // 16))
+        self.pieces = pieces
+        self.read_so_far = 0
+
+    @property
+    def size(self) -> int:
+        return self.pieces * CHUNK_SIZE
+
+    async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        for _ in range(self.pieces):
+            self.read_so_far += CHUNK_SIZE
+            yield self.body
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for _ in range(self.pieces):
+            digest.update(self.body)
+        return digest.hexdigest()
+
+
+async def test_hundred_megabytes_pass_through_a_few(bed: Bed) -> None:
+    sink = await bed.sink(keep_bodies=False)
+    bodies = Endless(1600)
+    courier = bed.courier(bodies)
+    tracemalloc.start()
+    try:
+        [outcome] = await bed.send(sink.port, courier=courier, size=bodies.size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert outcome.verdict is Verdict.DELIVERED
+    assert (sink.messages[0].size, sink.messages[0].sha256) == (bodies.size, bodies.sha256())
+    assert peak < 8 * MIB  # sender and sink together
+
+
+async def test_body_is_read_no_faster_than_the_peer_takes_it(bed: Bed) -> None:
+    stop = asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await talk(reader, writer)
+        await stop.wait()
+
+    bodies = Endless(1600)
+    courier = bed.courier(bodies, settings=DeliverySettings(block_timeout=0.5, quit_timeout=0.2))
+    port = await bed.peer(stall)
+    tracemalloc.start()
+    try:
+        [outcome] = await bed.send(port, courier=courier, size=bodies.size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        stop.set()
+    assert (outcome.verdict, outcome.in_doubt) == (Verdict.DEFERRED, False)
+    assert "timed out" in outcome.reply.text
+    assert peak < WRITE_LIMIT + 4 * MIB
+    assert bodies.read_so_far < bodies.size / 2  # the kernels' buffers took some
+
+
+async def test_peer_that_reads_slowly_but_steadily_is_not_given_up(bed: Bed) -> None:
+    async def sip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await talk(reader, writer)
+        tail = b""
+        while not tail.endswith(b"\r\n.\r\n"):
+            piece = await reader.read(MIB)
+            if not piece:
+                return
+            tail = (tail + piece)[-5:]
+            await asyncio.sleep(0.002)
+        writer.write(b"250 taken\r\n")
+        await reader.read()
+
+    bodies = Endless(300)
+    settings = DeliverySettings(block_timeout=0.3, final_dot_timeout=5.0)
+    courier = bed.courier(bodies, settings=settings)
+    port = await bed.peer(sip)
+    [outcome] = await bed.send(port, courier=courier, size=bodies.size)
+    assert outcome.verdict is Verdict.DELIVERED
+
+
+# ---- who sends a message asks first whether another relay may be sending it ----------------------
+
+
+LARGE = TEXT + b"a line of a larger text\r\n" * 20_000
+
+
+@pytest.mark.parametrize("body", [TEXT, TEXT + b"more\r\n" * 5000, LARGE])
+@pytest.mark.parametrize("chunking", [False, True])
+@pytest.mark.parametrize("at", [b"MAIL", b"RCPT", b"DATA"])
+async def test_a_claim_that_is_lost_while_the_peer_lets_wait_is_noticed_before_the_body_leaves(
+    bed: Bed, body: bytes, chunking: bool, at: bytes
+) -> None:
+    bodies = Bodies(body)
+    received = b""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal received
+        writer.write(b"220 peer.test\r\n")
+        while line := await reader.readline():
+            verb = line[:4].upper()
+            received += b"" if verb in {b"EHLO", b"MAIL", b"RCPT", b"DATA", b"QUIT"} else line
+            bodies.lost = bodies.lost or verb.replace(b"BDAT", b"DATA") == at
+            if verb == b"BDAT":
+                received += await reader.readexactly(int(line.split()[1]))
+            offers = b"250-CHUNKING\r\n" if chunking else b""
+            reply = {b"EHLO": b"250-peer.test\r\n" + offers + b"250 8BITMIME\r\n", b"DATA": b"354 Go on\r\n"}
+            writer.write(reply.get(verb, b"250 Ok\r\n"))
+
+    courier = bed.courier(bodies)
+    port = await bed.peer(serve)
+    with pytest.raises(ClaimLostError):
+        await bed.send(port, courier=courier, zone=ZONE, body=body)
+    assert received in {b"", b"BDAT 1\r\n" + body[:1]}
+
+
+async def test_what_a_peer_has_answered_before_the_claim_was_lost_is_told(bed: Bed) -> None:
+    bodies = Bodies()
+    taken = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        writer.write(b"220 peer.test\r\n")
+        while line := await reader.readline():
+            writer.write(b"250-peer.test\r\n250 LIMITS RCPTMAX=1\r\n" if line.startswith(b"EHLO") else b"")
+            if line.startswith(b"DATA"):
+                writer.write(b"354 Go on\r\n")
+                await reader.readuntil(b"\r\n.\r\n")
+                taken += 1
+                bodies.lost = True
+            if not line.startswith(b"EHLO"):
+                writer.write(b"250 Ok\r\n")
+
+    message = make_message(recipients=["one@example.com", "two@example.com"])
+    courier = bed.courier(bodies)
+    outcomes = await courier.deliver(make_batch(message, route_to(await bed.peer(serve)), ZONE))
+    assert [each.verdict for each in outcomes] == [Verdict.DELIVERED, Verdict.DEFERRED]
+    assert not outcomes[1].counts
+    assert taken == 1
+
+
+async def test_captured_mail_asks_too(tmp_path: Path) -> None:
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "spool", min_free_space=0))
+    bodies = Bodies(lost=True)
+    clock = SystemClock()
+    capturing = CaptureCourier(
+        settings,
+        read_body=bodies.read,
+        check_claim=bodies.check_claim,
+        clock=clock,
+        on_error=lambda where, error: pytest.fail(f"{where}: {error}"),
+    )
+    batch = make_batch(make_message(), route_to(25), replace(ZONE, next_hop=CAPTURE))
+    with pytest.raises(ClaimLostError):
+        await capturing.deliver(batch)
+    with contextlib.closing(open_capture(settings, clock.now)) as capture:
+        assert capture.find("")[0] == []
+        bodies.lost = False
+        await capturing.deliver(batch)
+        assert len(capture.find("")[0]) == 1
+    await capturing.close()
