@@ -38,8 +38,8 @@ Reason = Annotated[Line, option("Reason, recorded in the log", "--reason TEXT")]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Selects deliveries; all given conditions must match. All given conditions must match; `*` in a text
-    field matches any text. Ages are in seconds.
+    """Selects deliveries. All given conditions must match; `*` in a text field matches any text. Ages are in
+    seconds.
     """
 
     sender: Sender = None

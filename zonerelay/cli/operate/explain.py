@@ -62,13 +62,11 @@ def explain(arguments: Namespace) -> int:
 
 def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield "address", text.clean(found.address)
-    if found.sender:
-        yield "from", text.clean(found.sender)
+    yield "from", text.clean(found.sender)
     for each in found.rewritten:
         what = text.clean(each.problem) if each.problem else f"becomes {text.clean(each.becomes)}"
         yield f"as {each.what}", f"{what} ({each.by})"
-    if found.guard_rails:
-        yield "guard rails", Text(text.clean(found.guard_rails), style="yellow")
+    yield "guard rails", Text(text.clean(found.guard_rails), style="yellow")
     if found.queued is not None:
         yield from _queued_facts(found.queued, now)
     else:
@@ -84,8 +82,7 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     for host in found.hosts:
         yield from _host_facts(host)
     yield from _source_facts(found, now)
-    if found.credential:
-        yield "log-in", text.clean(found.credential)
+    yield "log-in", text.clean(found.credential)
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
         yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
@@ -97,7 +94,9 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield from _terms_facts(found)
     yield "EHLO name", found.ehlo_name
     limits: dict[str, int | str] = {**found.limits, **found.rates}
-    yield "limits", "\n".join(f"{name} = {_limit(name, value)}" for name, value in limits.items())
+    if (largest := limits.get("max_message_size")) is not None:
+        limits["max_message_size"] = text.size(int(largest))
+    yield "limits", "\n".join(f"{name} = {value}" for name, value in limits.items())
 
 
 def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Cell]]:
@@ -119,10 +118,6 @@ def zone_of(row: DeliveryRow) -> Text:
         return Text(row.zone + why)
     new = f"a new message would go to zone {row.new_zone} ({text.clean(row.new_why)})"
     return Text(f"{row.zone}{why}; {new}; `queue reroute` moves it", "yellow")
-
-
-def _limit(name: str, value: int | str) -> str:
-    return text.size(int(value)) if name == "max_message_size" else str(value)
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
@@ -150,8 +145,7 @@ def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
     if plan.sender:
         yield "sent as", f"{text.clean(plan.sender)} (SRS)"
     for what, rules in (("removes", plan.removed), ("replaces", plan.replaced), ("adds", plan.added)):
-        if rules:
-            yield what, "\n".join(map(text.clean, rules))
+        yield what, "\n".join(map(text.clean, rules))
     of = f"for {text.clean(plan.author)}" if plan.author else ""
     if of and plan.author_assumed:
         of += ", if this is the domain in From"
@@ -203,8 +197,7 @@ def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
 
 def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
     yield "host", f"{text.clean(host.name)} port {host.port}, preference {host.preference}"
-    if host.problem:
-        yield "", Text(text.clean(host.problem), style="yellow")
+    yield "", Text(text.clean(host.problem), style="yellow")
     if host.tlsa:
         yield "", f"its certificate must match a TLSA record (DANE): {', '.join(host.tlsa)}"
     for each in host.addresses:

@@ -172,13 +172,11 @@ def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Itera
     if found.captured_messages is not None:
         size = text.size(found.captured_size or 0)
         yield "captured", f"{text.plural(found.captured_messages, 'message')}, {size}"
-    if found.guard:
-        yield "free space", text.clean(found.guard)
+    yield "free space", text.clean(found.guard)
     yield "dns", text.clean(found.name_servers)
     if not found.counted:
         yield "queue", Text("still being counted: there is more than the figures say", style="yellow")
-    if found.limits:
-        yield "limits", text.clean(found.limits)
+    yield "limits", text.clean(found.limits)
     yield "listeners", ", ".join(found.listeners)
     yield "clients", f"{text.plural(found.inbound_connections, 'connection')} open"
 

@@ -105,31 +105,30 @@ def _instructions(domain: str, selector: str, path: Path, name: str, record: str
     """Return the record and the configuration as plain text for copying. A JSON string is also a TOML
     string.
     """
-    quoted = [f'    "{part}"' for part in strings(record)]
-    lines = [
-        f"The key is in {path}, which only its owner can read.",
-        *([f"If the relay runs as another user: chown zonerelay {path}"] if os.geteuid() == 0 else []),
-        "",
-        "1. Publish its DNS record. In a zone file:",
-        "",
-        f"{name}. IN TXT (",
-        *quoted,
-        "    )",
-        "",
-        "or in a web form, all of it as one value:",
-        "",
-        record,
-        "",
-        "2. Add to the configuration:",
-        "",
-        "[[dkim]]",
-        f'domain = "{domain}"',
-        f'selector = "{selector}"',
-        f"key_file = {json.dumps(str(path), ensure_ascii=False)}",
-        "",
-        "3. When the record is visible (zonerelay dkim check), reload the relay.",
-    ]
-    return "\n".join(lines) + "\n"
+    owner = f"If the relay runs as another user: chown zonerelay {path}\n" if os.geteuid() == 0 else ""
+    quoted = "\n".join(f'    "{part}"' for part in strings(record))
+    return f"""\
+The key is in {path}, which only its owner can read.
+{owner}
+1. Publish its DNS record. In a zone file:
+
+{name}. IN TXT (
+{quoted}
+    )
+
+or in a web form, all of it as one value:
+
+{record}
+
+2. Add to the configuration:
+
+[[dkim]]
+domain = "{domain}"
+selector = "{selector}"
+key_file = {json.dumps(str(path), ensure_ascii=False)}
+
+3. When the record is visible (zonerelay dkim check), reload the relay.
+"""
 
 
 async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[RecordFinding]:

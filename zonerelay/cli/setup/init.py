@@ -91,30 +91,21 @@ def _instructions(
     spool = directory / "spool" if directory else DEFAULT_SPOOL
     home = directory or Path("/var/lib/zonerelay")
     make_user = f"useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {user}"
-    new_user = [f"    {make_user}"] if user == SERVICE_USER else []
-    own = [f"    chown -R {user}: {directory}"] if user == SERVICE_USER and directory else []
+    new_user = f"    {make_user}\n" if user == SERVICE_USER else ""
+    own = f"    chown -R {user}: {directory}\n" if user == SERVICE_USER and directory else ""
     units = " ".join(str(path) for path in files if path != config)
-    start = [] if directory is None else [
-        "",
-        "Start the relay (Ctrl-C stops it):",
-        "",
-        f"    {program} serve --config {config}",
-    ]  # fmt: skip
-    lines = [
-        "Written:",
-        "",
-        *(f"    {path}" for path in files),
-        "",
-        f"By default only this machine can submit mail, at 127.0.0.1:2525. Mail is stored in {spool}.",
-        "List every option with its default and reason: zonerelay config show --defaults",
-        *start,
-        "",
-        "Or run it with systemd, as root:",
-        "",
-        *new_user,
-        *own,
-        f"    cp {units} /etc/systemd/system/",
-        "    systemctl daemon-reload",
-        "    systemctl enable --now zonerelay",
-    ]
-    return "\n".join(lines)
+    run = f"\nStart the relay (Ctrl-C stops it):\n\n    {program} serve --config {config}\n"
+    written = "\n".join(f"    {path}" for path in files)
+    return f"""\
+Written:
+
+{written}
+
+By default only this machine can submit mail, at 127.0.0.1:2525. Mail is stored in {spool}.
+List every option with its default and reason: zonerelay config show --defaults
+{run if directory else ""}
+Or run it with systemd, as root:
+
+{new_user}{own}    cp {units} /etc/systemd/system/
+    systemctl daemon-reload
+    systemctl enable --now zonerelay"""
