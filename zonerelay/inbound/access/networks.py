@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 from msgspec import structs
@@ -161,7 +162,7 @@ class AccessPolicy:
         self._xclient = networks_of(settings.xclient_networks)
         self._open = UnsafeListener.OPEN_RELAY in settings.unsafe
         self._unix = settings.address.startswith("unix:")
-        self._known: dict[str, tuple[str, bool, bool, bool]] = {}
+        self._decided = lru_cache(MAX_REMEMBERED)(self._decide)
 
     def identify(self, peer: object) -> Client:
         """Return the client of a connection. `peer` is the peername of the transport."""
@@ -183,12 +184,7 @@ class AccessPolicy:
 
     def client(self, host: str, port: int) -> Client:
         """Return the client at this address."""
-        known = self._known.get(host)
-        if known is None:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            known = self._known[host] = self._decide(host)
-        address, may_relay, proxies, may_xclient = known
+        address, may_relay, proxies, may_xclient = self._decided(host)
         return Client(address, port, may_relay, proxies, may_xclient)
 
     def _decide(self, host: str) -> tuple[str, bool, bool, bool]:

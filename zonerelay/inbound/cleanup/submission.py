@@ -22,7 +22,7 @@ Policy, where the RFCs leave a choice:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -64,13 +64,14 @@ class SubmittingClient:
     policy's changes to every message of this client.
     """
 
+    edits_by_step: Mapping[str, Decision] = {}
+
     def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
         self.context = context
         self.client_state = client_state
         self.transaction: MailTransaction | None = None
         self.delay = 0.0
         self.edits: HeaderEdits = NO_EDITS
-        self.edits_by_step: tuple[tuple[str, HeaderEdits], ...] = ()
         self.question: Question | None = None
         self._after_verdict: AfterVerdict | None = None
 
@@ -166,16 +167,11 @@ class SubmittingClient:
         self.question = self._after_verdict = None
         return after_verdict(verdict)
 
-    def keep_edits(self, step: str, wanted: Decision | HeaderEdits) -> None:
+    def keep_edits(self, step: str, decision: Decision) -> None:
         """Apply these edits to every later message. A repeated step replaces its earlier edits."""
-        edits = NO_EDITS.and_those_of(wanted)
-        by_step = dict(self.edits_by_step)
-        if edits is NO_EDITS and step not in by_step:
-            return
-        by_step[step] = edits
-        self.edits_by_step = tuple(by_step.items())
+        self.edits_by_step = {**self.edits_by_step, step: decision}
         self.edits = NO_EDITS
-        for each in by_step.values():
+        for each in self.edits_by_step.values():
             self.edits = self.edits.and_those_of(each)
 
     def _connect_decided(self, verdict: LookupResult) -> ServerReply:

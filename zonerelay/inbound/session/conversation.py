@@ -147,9 +147,8 @@ class Conversation(SubmittingClient):
 
     def go_on_from(self, before: Conversation) -> None:
         """Keep the policy's decision at connect after STARTTLS. The client must repeat everything else."""
-        for step, edits in before.edits_by_step:
-            if step == Connect.step:
-                self.keep_edits(step, edits)
+        if (decision := before.edits_by_step.get(Connect.step)) is not None:
+            self.keep_edits(Connect.step, decision)
 
     def _mail(self, argument: str) -> ServerReply:
         client_state = self.client_state
