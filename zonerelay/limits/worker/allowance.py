@@ -528,11 +528,6 @@ class ZoneAllowance:
             share.slots = share.connections
             share.revoked = 0
 
-    def note_time(self, now: float) -> None:
-        """Set the time of new requests, which are recorded without a clock."""
-        for share in self._requests:
-            share.requested_at = share.requested_at or now
-
     @property
     def is_closed(self) -> bool:
         """Whether no connection may be opened. This also holds when a process continues after having been
@@ -563,6 +558,7 @@ class ZoneAllowance:
         if slots <= max(share.requested, share.slots):
             return
         share.requested = slots
+        share.requested_at = share.requested_at or self._monotonic()
         share.declared = False
         self._requests[share] = None
         self.changed()

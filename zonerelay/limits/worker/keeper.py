@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -72,27 +73,22 @@ class _ZoneExchange(msgspec.Struct, eq=False):
         return self.allowance.is_empty and not self.wants_exchange and not self.turns
 
 
+@dataclass(eq=False, repr=False)
 class LimitKeeper:
     """Keeps a worker's limits up to date, on one event loop. `granted(zone)` is called when something may
     start that was refused before, and `relieve(zone)` when idle connections may block others
     (`ZoneAllowance.is_contended`, `may_keep`).
     """
 
-    def __init__(
-        self,
-        authority: LimitAuthority,
-        clock: Clock,
-        events: LimitEvents,
-        *,
-        granted: Callable[[str], None],
-        relieve: Callable[[str], None],
-    ) -> None:
-        self.authority = authority
-        self._clock = clock
-        self._events = events
-        self._granted = granted
-        self._relieve = relieve
-        events.read(self.figures)
+    authority: LimitAuthority
+    clock: Clock
+    events: LimitEvents
+    _: KW_ONLY
+    granted: Callable[[str], None]
+    relieve: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.events.read(self.figures)
         self._zones: dict[str, _ZoneExchange] = {}
         self._busy: dict[_ZoneExchange, None] = {}
         """The zones that have slots or want some. There may be thousands of zones of mailboxes
@@ -159,7 +155,7 @@ class LimitKeeper:
                 destination,
                 rate,
                 zone_rate,
-                clock=self._clock,
+                clock=self.clock,
                 bounds=self._bounds,
                 wanted=lambda wanted: self._want(found, wanted),
             )
@@ -171,7 +167,7 @@ class LimitKeeper:
         found = self._zones.get(name)
         if found is None:
             changed = lambda: self._changed(self._zones[name])  # noqa: E731
-            allowance = ZoneAllowance(name, changed, self._clock.monotonic)
+            allowance = ZoneAllowance(name, changed, self.clock.monotonic)
             found = self._zones[name] = _ZoneExchange(allowance)
         return found
 
@@ -209,7 +205,7 @@ class LimitKeeper:
 
     def _tick(self) -> None:
         self._ticking = None
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         for zone in list(self._busy):
             self._look(zone, now)
             if zone.is_idle:
@@ -220,14 +216,13 @@ class LimitKeeper:
 
     def _look(self, zone: _ZoneExchange, now: float) -> None:
         allowance, lease = zone.allowance, self.authority.lease
-        allowance.note_time(now)
         is_over = allowance.until is not None and now >= allowance.until
         if is_over and not allowance.closed and not allowance.is_empty:
             allowance.closed = zone.everything = True
             allowance.forget_slots()
         allowance.return_idle(now)
         if allowance.waiters or allowance.is_crowded or allowance.closed:
-            self._relieve(allowance.name)
+            self.relieve(allowance.name)
         for turns in list(zone.turns):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
                 del zone.turns[turns]
@@ -258,7 +253,7 @@ class LimitKeeper:
         )
         zone.wanted.clear()
         zone.due = zone.everything = False
-        sent = zone.asked = self._clock.monotonic()
+        sent = zone.asked = self.clock.monotonic()
         try:
             answer = await self.authority.exchange(allowance.name, request)
         except Exception as error:  # noqa: BLE001 - turns and slots must be requested again after any error
@@ -274,7 +269,7 @@ class LimitKeeper:
     def _apply(
         self, zone: _ZoneExchange, answer: LimitAnswer, wanted: list[LeasedTurns], sent: float
     ) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         allowance = zone.allowance
         zone.heard = sent
         # A batch that was refused while the allowance was closed has left no request.
@@ -283,26 +278,25 @@ class LimitKeeper:
         if self.authority.lease is not None:
             allowance.until = sent + self.authority.lease * SAFE
         self._bounds.note(sent, answer.now, now)
-        allowance.note_time(now)
         allowance.owners = answer.owners
         waited = allowance.apply(answer.held, answer.waiters, now)
         for turns, given in zip(wanted, answer.turns, strict=True):
             turns.given(given)
         self._note_back("", allowance.name)
         for seconds in waited:
-            self._events.waited(seconds)
+            self.events.waited(seconds)
         if opened or answer.held or any(answer.turns):
-            self._granted(allowance.name)
+            self.granted(allowance.name)
 
     def _note_lost(self, reason: str, zone: str = "") -> None:
         is_new = not self._lost
         self._lost[zone] = reason
         if is_new:
-            self._events.lost(self.authority.name, reason)
+            self.events.lost(self.authority.name, reason)
 
     def _note_back(self, *zones: str) -> None:
         was = bool(self._lost)
         for zone in zones:
             self._lost.pop(zone, None)
         if was and not self._lost:
-            self._events.restored(self.authority.name)
+            self.events.restored(self.authority.name)
