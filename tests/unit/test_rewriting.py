@@ -14,7 +14,6 @@ from zonerelay.config.settings import RewriteScope, RewriteSettings
 from zonerelay.inbound.state.rewriting import (
     MAX_NAMED,
     MAX_NOTES,
-    AddressKind,
     RewriteRules,
     notes_of,
     wishes_of_both,
@@ -46,9 +45,13 @@ def rule(
 
 
 def becomes(
-    rules: list[RewriteSettings], address: str, *, user: str = "", place: AddressKind = AddressKind.RECIPIENT
+    rules: list[RewriteSettings],
+    address: str,
+    *,
+    user: str = "",
+    kind: RewriteScope = RewriteScope.RECIPIENT,
 ) -> str:
-    return RewriteRules(rules).of(LISTENER, user).find(place, Mailbox(address))[0]
+    return RewriteRules(rules).of(LISTENER, user).find(kind, Mailbox(address))[0]
 
 
 TABLE = [
@@ -103,15 +106,16 @@ def test_rules_by_user(user: str, wanted: str) -> None:
 @pytest.mark.parametrize("where", list(RewriteScope))
 def test_rules_by_place(where: RewriteScope) -> None:
     rewrites = RewriteRules([rule("b", "1@y", where)]).of(LISTENER, "")
-    changed = {place.name.lower() for place in AddressKind if rewrites.find(place, Mailbox("a@b"))[1]}
+    kinds = RewriteScope.ALL.kinds
+    changed = {kind.value for kind in kinds if rewrites.find(kind, Mailbox("a@b"))[1]}
     every = {"sender", "recipient", "header"}
     assert changed == {"all": every, "envelope": {"sender", "recipient"}}.get(where.value, {where.value})
-    assert changed == {place.name.lower() for place in AddressKind if rewrites.changes(place)}
+    assert changed == {kind.value for kind in kinds if rewrites.changes(kind)}
 
 
 def test_mail_that_no_rule_is_for_is_not_looked_at() -> None:
     rewrites = RewriteRules([rule("b", user="x", where="header")]).of(LISTENER, "w")
-    assert not any(rewrites.changes(place) for place in AddressKind)
+    assert not any(rewrites.changes(place) for place in RewriteScope.ALL.kinds)
 
 
 # Against the patterns as access rules and routes read them, one rule after the other.
@@ -131,7 +135,7 @@ ADDRESSES = st.tuples(
 def test_it_is_the_first_whose_patterns_match(rules: list[list[str]], address: str) -> None:
     first = next((at for at, patterns in enumerate(rules, 1) if AddressPatterns(patterns).match(address)), 0)
     found = RewriteRules([rule(patterns) for patterns in rules]).of(LISTENER, "")
-    assert found.find(AddressKind.SENDER, Mailbox(address))[1] == first
+    assert found.find(RewriteScope.SENDER, Mailbox(address))[1] == first
 
 
 @given(st.lists(PATTERNS, max_size=8), ADDRESSES)
@@ -152,7 +156,7 @@ def test_ten_thousand_rules_cost_what_ten_cost() -> None:
         for _ in range(5):
             began = time.process_time()
             for _ in range(200):
-                assert rewrites.find(AddressKind.SENDER, Mailbox("n1@old1.example"))[1] == 2
+                assert rewrites.find(RewriteScope.SENDER, Mailbox("n1@old1.example"))[1] == 2
             times.append(time.process_time() - began)
         return min(times)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from zonerelay.config.endpoints import CAPTURE, join_port, parse_listen
 from zonerelay.config.problems import did_you_mean, in_words
-from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
+from zonerelay.config.settings import DkimMode, ListenerSettings, RewriteScope, ZoneSettings
 from zonerelay.config.units import format_size
 from zonerelay.config.user_limits import NONE as NO_LIMITS
 from zonerelay.config.user_limits import UserLimits, UserMode
@@ -28,7 +28,7 @@ from zonerelay.delivery.source import SourceSelection
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.state.context import dropped_headers
-from zonerelay.inbound.state.rewriting import AddressKind, RewriteRules, ZoneHeader
+from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError
@@ -329,11 +329,11 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
             return recipient, sender
         rewrites = rewriting.of("" if listener is None else listener.address, request.user)
         found = []
-        for kind, address in ((AddressKind.SENDER, sender), (AddressKind.RECIPIENT, recipient)):
+        for kind, address in ((RewriteScope.SENDER, sender), (RewriteScope.RECIPIENT, recipient)):
             other, rule = rewrites.find(kind, Mailbox(address))
             if rule:
                 by = f"rewrite={rule}"
-                plans.append(answers.RewritePlan(what=kind.name.lower(), becomes=other, by=by))
+                plans.append(answers.RewritePlan(what=kind.value, becomes=other, by=by))
             found.append(str(other))
         return found[1], found[0]
 

@@ -220,6 +220,13 @@ class RewriteScope(enum.StrEnum):
     RECIPIENT = "recipient"
     HEADER = "header"
 
+    @property
+    def kinds(self) -> frozenset[RewriteScope]:
+        """The kinds of addresses: SENDER, RECIPIENT and HEADER."""
+        envelope = frozenset((RewriteScope.SENDER, RewriteScope.RECIPIENT))
+        several = {RewriteScope.ENVELOPE: envelope, RewriteScope.ALL: envelope | {RewriteScope.HEADER}}
+        return several.get(self, frozenset((self,)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteSettings:
@@ -243,12 +250,6 @@ class RewriteSettings:
     """Only mail accepted by these listeners, by their addresses."""
 
 
-_PLACES = {
-    RewriteScope.ALL: {"sender", "recipient", "header"},
-    RewriteScope.ENVELOPE: {"sender", "recipient"},
-}
-
-
 def rewrite_advice(rules: Sequence[RewriteSettings]) -> Findings:
     for at, other in unreachable(rules, _covers, lambda rule: _ANY in rule.address):
         yield (at,), f"never matches: rewrite[{other}] takes all its addresses before it is asked"
@@ -259,15 +260,11 @@ def _covers(one: RewriteSettings, other: RewriteSettings) -> bool:
     say.
     """
     return (
-        _places(one) >= _places(other)
+        one.where.kinds >= other.where.kinds
         and _among(other.listener, one.listener)
         and (_among(other.user, one.user) or (bool(other.user) and _ANY in one.user))
         and (_ANY in one.address or _taken(other.address, one.address))
     )
-
-
-def _places(rule: RewriteSettings) -> set[str]:
-    return _PLACES.get(rule.where, {rule.where.value})
 
 
 def _among(values: tuple[str, ...], allowed: tuple[str, ...]) -> bool:

@@ -18,7 +18,6 @@ need it and the next relay might obey it. If there are several such fields, the 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -74,23 +73,6 @@ _ANY = "*"
 _EVERYBODY = ""  # the key of rules without a condition on the user
 
 
-class AddressKind(enum.Enum):
-    """The kind of an address: envelope sender, recipient or header."""
-
-    SENDER = enum.auto()
-    RECIPIENT = enum.auto()
-    HEADER = enum.auto()
-
-
-_PLACES: dict[RewriteScope, tuple[AddressKind, ...]] = {
-    RewriteScope.ALL: tuple(AddressKind),
-    RewriteScope.ENVELOPE: (AddressKind.SENDER, AddressKind.RECIPIENT),
-    RewriteScope.SENDER: (AddressKind.SENDER,),
-    RewriteScope.RECIPIENT: (AddressKind.RECIPIENT,),
-    RewriteScope.HEADER: (AddressKind.HEADER,),
-}
-
-
 class _RewriteRule(msgspec.Struct, frozen=True):
     """A compiled [[rewrite]] rule. `local` is empty if the local part does not change. `number` counts the
     rules from 1.
@@ -111,7 +93,7 @@ class RewriteRules:
 
     def __init__(self, rules: Sequence[RewriteSettings]) -> None:
         self.rules: list[_RewriteRule] = []
-        self.tables: dict[tuple[AddressKind, str], AddressTable] = {}
+        self.tables: dict[tuple[RewriteScope, str], AddressTable] = {}
         for at, settings in enumerate(rules):
             try:
                 self._add(settings, at)
@@ -121,7 +103,7 @@ class RewriteRules:
     def _add(self, settings: RewriteSettings, at: int) -> None:
         local, domain = target(settings.to)
         self.rules.append(_RewriteRule(at + 1, local, domain, frozenset(settings.listener)))
-        for place in _PLACES[settings.where]:
+        for place in settings.where.kinds:
             for user in settings.user or (_EVERYBODY,):
                 table = self.tables.setdefault((place, user), AddressTable())
                 for pattern in settings.address:
@@ -134,13 +116,13 @@ class RewriteRules:
     def rewrite(self, transaction: MailTransaction, origin: Origin) -> None:
         """Rewrite the addresses of the envelope, which is complete."""
         rewrites = self.of(origin.listener, origin.user)
-        if rewrites.changes(AddressKind.HEADER):
+        if rewrites.changes(RewriteScope.HEADER):
             transaction.rewrites = rewrites
-        sender, rule = rewrites.find(AddressKind.SENDER, transaction.mail.sender)
+        sender, rule = rewrites.find(RewriteScope.SENDER, transaction.mail.sender)
         if rule:
             transaction.mail = structs.replace(transaction.mail, sender=sender)
             transaction.rewritten.append((f"sender rewrite={rule}", sender))
-        if rewrites.changes(AddressKind.RECIPIENT):
+        if rewrites.changes(RewriteScope.RECIPIENT):
             _rewrite_recipients(transaction, rewrites)
 
 
@@ -153,18 +135,18 @@ class ClientRewrites:
         users = (_EVERYBODY, _ANY, user) if user else (_EVERYBODY,)
         self._listener = listener
         self._rules = rewriting.rules
-        self._tables: dict[AddressKind, list[AddressTable]] = {}
-        for place in AddressKind:
+        self._tables: dict[RewriteScope, list[AddressTable]] = {}
+        for place in RewriteScope.ALL.kinds:
             found = [rewriting.tables[place, name] for name in users if (place, name) in rewriting.tables]
             if found:
                 self._tables[place] = found
         self.rules_of_header: set[int] = set()  # the rules that have changed something
 
-    def changes(self, place: AddressKind) -> bool:
+    def changes(self, place: RewriteScope) -> bool:
         """Return whether a rule may change addresses in this place."""
         return place in self._tables
 
-    def find(self, place: AddressKind, address: Mailbox) -> tuple[Mailbox, int]:
+    def find(self, place: RewriteScope, address: Mailbox) -> tuple[Mailbox, int]:
         """Return the new address and the number of its rule, or the same address and 0 if no rule matches."""
         if not address:
             return address, 0
@@ -180,7 +162,7 @@ class ClientRewrites:
         return change_addresses(header, self._in_header)
 
     def _in_header(self, address: str) -> str:
-        other, rule = self.find(AddressKind.HEADER, Mailbox(address))
+        other, rule = self.find(RewriteScope.HEADER, Mailbox(address))
         if rule:
             self.rules_of_header.add(rule)
         return other
@@ -212,7 +194,7 @@ def _rewrite_recipients(transaction: MailTransaction, rewrites: ClientRewrites) 
     zones: dict[Mailbox, str] = {}
     rewritten: list[tuple[str, Mailbox]] = []
     for key, recipient in transaction.recipients.items():
-        address, rule = rewrites.find(AddressKind.RECIPIENT, recipient.address)
+        address, rule = rewrites.find(RewriteScope.RECIPIENT, recipient.address)
         zone = transaction.zones.get(recipient.address)
         if rule:
             rewritten.append((f"recipient rewrite={rule}", address))
