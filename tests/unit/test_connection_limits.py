@@ -42,20 +42,6 @@ def is_empty(limits: ConnectionLimits) -> bool:
     return (limits.count, limits._clients, limits._networks) == (0, {}, {})
 
 
-def test_connections_are_counted_in_total_and_by_client() -> None:
-    limits = limits_of(total=3, per_client=2, per_network=9)
-    assert limits.enter("192.0.2.1") is None
-    assert limits.enter("192.0.2.1") is None
-    assert limits.enter("192.0.2.1") is Reason.CLIENT_CONNECTIONS
-    assert limits.enter("192.0.2.2") is None
-    assert limits.enter("192.0.2.3") is Reason.CONNECTIONS
-    limits.leave("192.0.2.1")
-    assert limits.enter("192.0.2.1") is None
-    for client in ("192.0.2.1", "192.0.2.1", "192.0.2.2"):
-        limits.leave(client)
-    assert is_empty(limits), "clients that left are forgotten"
-
-
 SAME = [
     ("192.0.2.1", "192.0.2.1", True, True, "one IPv4 address"),
     ("192.0.2.1", "192.0.2.255", False, True, "one /24"),
@@ -79,20 +65,6 @@ def test_what_one_client_and_one_network_are(
     limits = limits_of(total=9, per_client=9, per_network=1)
     limits.enter(one)
     assert limits.enter(other) is (Reason.NETWORK_CONNECTIONS if network else None)
-
-
-def test_a_client_behind_a_balancer_is_counted_as_itself() -> None:
-    limits = limits_of(total=9, per_client=1, per_network=2)
-    for client in ("192.0.2.1", "192.0.2.2"):
-        assert limits.enter("") is None
-        assert limits.move("", client) is None
-    assert limits.enter("") is None
-    assert limits.move("", "192.0.2.1") is Reason.CLIENT_CONNECTIONS
-    assert limits.move("", "192.0.2.3") is Reason.NETWORK_CONNECTIONS
-    limits.leave("")
-    for client in ("192.0.2.1", "192.0.2.2"):
-        limits.leave(client)
-    assert is_empty(limits)
 
 
 def test_a_move_does_not_meet_itself() -> None:

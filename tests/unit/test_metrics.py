@@ -90,20 +90,6 @@ def test_the_queue_is_asked_at_scrape_time(metrics: Metrics) -> None:
     assert value(metrics, "zonerelay_queue_oldest_seconds", zone="default") == 0
 
 
-def test_a_queue_that_is_not_counted_yet_has_no_figure_at_all(metrics: Metrics) -> None:
-    is_counted = False
-    metrics.attach_queue([ZoneQueue("default", 0, 0, 0, 0, 0.0, 6)].copy, lambda: is_counted)
-    assert not {"zonerelay_queue_deliveries", "zonerelay_queue_oldest_seconds"} & {
-        n for n, _ in samples(metrics)
-    }
-    assert value(metrics, "zonerelay_outbound_connections", zone="default") == 6
-    assert value(metrics, "zonerelay_queue_counting") == 1
-    is_counted = True
-    labels = frozenset({("zone", "default"), ("state", "ready")})
-    assert samples(metrics)["zonerelay_queue_deliveries", labels] == 0
-    assert samples(metrics)["zonerelay_queue_counting", frozenset()] == 0
-
-
 def test_gauges_are_read_at_scrape_time() -> None:
     metrics, memory = Metrics(), SessionMemory(1_000_000)
     metrics.read_number("zonerelay_inbound_memory_bytes", lambda: memory.total)

@@ -155,26 +155,20 @@ class Zone(PlanBed):
         return [each.domain[:3] for each in self.sent()]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_only_fresh_mail_starts_until_the_next_look_and_then_the_rest(*, known: bool) -> None:
+@pytest.mark.parametrize(
+    ("known", "priority"), [(True, Priority.NORMAL), (False, Priority.NORMAL), (True, Priority.HIGH)]
+)
+def test_only_fresh_mail_starts_until_the_next_look_and_then_the_rest(
+    *, known: bool, priority: Priority
+) -> None:
     zone = Zone(known=known)
     zone.use_up()
-    zone.put_in("old", 5, due=PUT_OFF)
+    zone.put_in("old", 5, due=PUT_OFF, priority=priority)
     zone.put_in("new", 5)
     assert zone.send() == ["new"] * 5
     assert zone.queue.active == 0
     zone.let_go()
     assert zone.send() == ["old"] * 5
-
-
-def test_urgent_mail_that_has_waited_waits_as_well_and_blocks_nobody() -> None:
-    zone = Zone()
-    zone.use_up()
-    zone.put_in("old", 2, due=PUT_OFF, priority=Priority.HIGH)
-    zone.put_in("new", 3)
-    assert zone.send() == ["new"] * 3
-    zone.let_go()
-    assert zone.send() == ["old"] * 2
 
 
 def test_starts_are_counted_by_what_is_sent() -> None:

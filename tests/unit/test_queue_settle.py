@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
-from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Message, Notify, Ret
-from zonerelay.model.outcome import Attempt, Outcome, Scope, Verdict
+from zonerelay.model.outcome import Attempt, Outcome
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.settle import bounces as reports
@@ -343,13 +343,6 @@ async def test_too_old_mail_expires_with_the_last_reason(bench: Bench) -> None:
     assert "greylisted" in bench.dsn().body.decode()
 
 
-async def test_too_many_attempts_expire() -> None:
-    bench = Bench(retry=RetrySettings(max_attempts=3))
-    await bench.settle("b@example.com", outcomes=[DEFERRED], attempts=2)
-    assert len(bench.relay.sink.named("expired")) == 1
-    assert bench.dsn()
-
-
 async def test_a_bounce_expires_after_its_own_age_and_silently(bench: Bench) -> None:
     await bench.settle("b@example.com", outcomes=[DEFERRED], sender="", age=DAY)
     assert bench.written == [Finish]
@@ -490,10 +483,3 @@ async def test_an_international_sender_gets_an_international_report(bench: Bench
     await bench.settle("b@example.com", outcomes=[BOUNCED], sender="jörg@example.org")
     assert bench.dsn().message.envelope.smtputf8
     assert bench.dsn().message.envelope.recipients[0].address == Mailbox("jörg@example.org")
-
-
-async def test_a_negative_verdict_of_ours_is_reported_too(bench: Bench) -> None:
-    outcome = Outcome(Verdict.BOUNCED, Reply(554, "7.0", "operator"), Scope.LOCAL, local=True, counts=False)
-    message = bench.relay.accept("b@example.com", tell=False)
-    await bench.relay.settler.settle(message, await bench.relay.store.deliveries_of(message.id), [outcome])
-    assert "operator" in bench.dsn().body.decode()

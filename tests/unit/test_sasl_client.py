@@ -111,15 +111,9 @@ def test_a_server_that_does_not_know_the_password_is_not_believed() -> None:
 
 
 def test_a_235_without_the_proof_is_worth_nothing() -> None:
-    talking = half_way()
-    with pytest.raises(SaslError, match="did not prove"):
-        talking.receive(235, "welcome")
-
-
-def test_a_235_before_anything_was_shown_is_worth_nothing() -> None:
-    talking = begun("SCRAM-SHA-1")
-    with pytest.raises(SaslError, match="did not prove"):
-        talking.receive(235, "welcome")
+    for talking in (begun("SCRAM-SHA-1"), half_way()):
+        with pytest.raises(SaslError, match="did not prove"):
+            talking.receive(235, "welcome")
 
 
 @pytest.mark.parametrize(
@@ -211,12 +205,6 @@ def test_login_says_the_name_and_then_the_password_whatever_the_server_asks() ->
     assert plain(talking.receive(334, b64("Secret, please"))) == "pencil"
     talking.receive(235, "")
     assert talking.done
-
-
-@pytest.mark.parametrize("prompts", [("", ""), ("Username:", "Password:"), ("\ufffd", "="), ("334", "*")])
-def test_the_prompts_of_login_mean_nothing(prompts: tuple[str, str]) -> None:
-    talking = begun("LOGIN")
-    assert [plain(talking.receive(334, prompt)) for prompt in prompts] == ["user", "pencil"]
 
 
 @pytest.mark.parametrize("name", ["XOAUTH2", "SCRAM-SHA-256"])

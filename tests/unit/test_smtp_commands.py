@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.model.envelope import BodyType, Notify, Recipient, Ret
+from zonerelay.model.envelope import BodyType
 from zonerelay.smtp.server.commands import (
     COMMAND_LINE,
     LIMITS,
@@ -24,7 +24,6 @@ from zonerelay.smtp.server.params import (
     DSN_RCPT_PARAMETERS,
     HOLD_MAIL_PARAMETERS,
     MAIL_PARAMETERS,
-    RCPT_PARAMETERS,
     MailCommand,
     parse_mail,
     parse_rcpt,
@@ -221,18 +220,6 @@ def test_parameters_of_mail() -> None:
 def test_u_labels_are_letters_digits_and_marks_in_nfc(domain: str) -> None:
     with pytest.raises(CommandError):
         parse_rcpt(f"TO:<a@{domain}>", smtputf8=True)
-
-
-def test_dsn_parameters_when_offered() -> None:
-    mail = parse_mail("FROM:<> RET=hdrs ENVID=Ab+2Bc", offered=MAIL_PARAMETERS | DSN_MAIL_PARAMETERS)
-    assert (mail.ret, mail.envid) == (Ret.HDRS, "Ab+2Bc")
-    rcpt = parse_rcpt(
-        "TO:<a@example.org> NOTIFY=success,DELAY ORCPT=rfc822;A+2BB@x",
-        offered=RCPT_PARAMETERS | DSN_RCPT_PARAMETERS,
-    )
-    assert rcpt == Recipient(
-        address=rcpt.address, notify=Notify.SUCCESS | Notify.DELAY, orcpt="rfc822;A+2BB@x"
-    )
 
 
 @pytest.mark.parametrize(
