@@ -71,6 +71,7 @@ class Setting:
 
 async def sent(rendered: RenderedMessage) -> bytes:
     pieces = [piece async for piece in rendered.read_body(rendered.message.id)]
+    assert all(pieces), "an empty piece would be the end"
     body = b"".join(pieces)
     assert rendered.message.size == len(body)
     return body
@@ -106,6 +107,44 @@ async def test_rules_are_applied_in_their_order(piece_size: int) -> None:
     setting = Setting(Bodies(TEXT, piece_size=piece_size))
     assert await sent(await setting.render(RULES)) == RULED + b"\r\nHello.\r\n"
     assert setting.bodies.open_now == 0
+
+
+ADDS = ZoneSettings(dkim=DkimMode.OFF, header_add=("X: 1",))
+STORED = {
+    "usual": b"A: b\r\nC: d\r\n\r\nbody\r\n", "no body": b"A: b\r\n\r\n", "no empty line": b"A: b\r\n",
+    "no line end": b"A: b", "empty lines around the body": b"A: b\r\n\r\n\r\n x \r\n\r\n",
+    "no header": b"\r\nbody\r\n", "nothing": b"", "a body of one octet": b"A: b\r\n\r\nx",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", STORED.values(), ids=STORED)
+async def test_new_fields_stand_before_whatever_is_stored_however_it_is_cut(stored: bytes) -> None:
+    for piece_size in range(1, len(stored) + 2):
+        setting = Setting(Bodies(stored, piece_size=piece_size))
+        assert await sent(await setting.render(ADDS)) == b"X: 1\r\n" + stored
+        assert setting.bodies.open_now == 0
+
+
+async def test_of_a_header_that_is_one_piece_and_goes_nothing_is_left() -> None:
+    setting = Setting(Bodies(STORED["usual"], piece_size=12))
+    zone = ZoneSettings(dkim=DkimMode.OFF, header_remove=("A", "C"))
+    assert await sent(await setting.render(zone)) == b"\r\nbody\r\n"
+
+
+async def test_nothing_stays_open_where_the_store_fails_or_somebody_stops_in_the_middle() -> None:
+    setting = Setting(Bodies(TEXT, piece_size=len(HEADER) + 2))
+    rendered = await setting.render(ADDS)
+    sending = rendered.read_body(rendered.message.id)
+    await anext(sending)
+    assert setting.bodies.open_now == 1
+    await sending.aclose()  # type: ignore[attr-defined]  # a generator
+    setting.bodies.fails_after = 1
+    with pytest.raises(StoreError):
+        await sent(rendered)
+    broken = Setting(Bodies(TEXT, fails_after=0))
+    with pytest.raises(StoreError):
+        await broken.render(ADDS)
+    assert setting.bodies.open_now == broken.bodies.open_now == 0
 
 
 @pytest.mark.parametrize("piece_size", [1, 7, 100, 65536])
