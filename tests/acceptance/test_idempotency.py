@@ -223,23 +223,10 @@ def workload(
     assert {token: ids for token, ids in arrived.items() if len(ids) != 1} == {}
 
 
-def relay_with(directory: Path, sink_port: int, *, workers: int) -> RelayProcess:
-    more = http_of(directory)
-    more["tables"] = {**QUICK, **more["tables"]}
-    return relay_of(directory, sink_port, workers=workers, **more)
-
-
-def restarted(relay: RelayProcess) -> None:
-    relay.restart()
-
-
-def test_one_worker(tmp_path: Path, sink: Sink) -> None:
-    with relay_with(tmp_path, sink.port, workers=1) as relay:
-        workload([relay], sink, lambda _: restarted(relay))
-
-
 def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
-    with relay_with(tmp_path, sink.port, workers=4) as relay:
+    more = http_of(tmp_path)
+    more["tables"] = {**QUICK, **more["tables"]}
+    with relay_of(tmp_path, sink.port, workers=4, **more) as relay:
 
         def harm(turn: int) -> None:
             if turn == KILLS - 1:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.counting import CountingReceiver
 from tests.support.dns import FakeDns
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
@@ -46,15 +45,20 @@ LARGE = MESSAGE + b"x" * 70 + b"\r\n" + b"y" * 2000 + b"\r\n"
 
 
 class Timed(Sink):
-    """Remembers when MAIL came; `seconds` are spent on each."""
+    """Remembers when MAIL came; `delay` seconds are spent on each message."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, *, delay: float = 0.0) -> None:
+        super().__init__(script=self._note, keep_bodies=False)
+        self.delay = delay
         self.mails: list[float] = []
-        super().__init__(script=self._note, **options)  # type: ignore[arg-type]  # a sink's, by name
 
     def _note(self, verb: str, argument: str) -> None:
         if verb == "MAIL":
             self.mails.append(time.monotonic())
+
+    async def accept(self, message: Received) -> None:
+        await asyncio.sleep(self.delay)
+        await super().accept(message)
 
 
 def to_mx(sink: Sink, **more: object) -> ZoneSettings:
@@ -85,7 +89,7 @@ async def send(running: Running, domain: str, count: int = 1, recipients: int = 
 async def test_two_lines_at_one_host_share_its_connections(tmp_path: Path) -> None:
     domains = ("a.example", "b.example")
     other = DestinationSettings(domain=("b.example",), max_recipients_per_transaction=2)
-    async with FakeDns(names(*domains)) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names(*domains)) as dns, Timed() as sink:
         zone = to_mx(sink, max_connections_per_destination=2)
         async with relay_with(chosen(tmp_path, dns, zone, destination=[other])) as running:
             await asyncio.gather(*(send(running, domain, 10, 3) for domain in domains))
@@ -98,21 +102,19 @@ async def test_two_lines_at_one_host_share_its_connections(tmp_path: Path) -> No
 
 
 async def test_fewer_connections_hold_from_a_reload_on(tmp_path: Path) -> None:
-    sink = CountingReceiver(delay=0.03)
-    await sink.start()
-    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", max_connections_per_destination=4)
-    first = settings(tmp_path, zone=zone)
-    async with relay_with(first) as running:
-        await send(running, "a.example", 60)
-        await running.until(lambda: sink.peak == 4, what="all connections")
-        one = replace(zone, max_connections_per_destination=1)
-        await running.worker.reload(replace(first, zone=(one,)))
-        await running.until(lambda: sink.open == 1, what="one connection")
-        assert running.queued(), "it is told too late"
-        sink.peak = 1
-        await running.until_empty()
-    assert sink.peak == 1
-    await sink.close()
+    async with Timed(delay=0.03) as sink:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", max_connections_per_destination=4)
+        first = settings(tmp_path, zone=zone)
+        async with relay_with(first) as running:
+            await send(running, "a.example", 60)
+            await running.until(lambda: sink.open_peak == 4, what="all connections")
+            one = replace(zone, max_connections_per_destination=1)
+            await running.worker.reload(replace(first, zone=(one,)))
+            await running.until(lambda: sink.open_now == 1, what="one connection")
+            assert running.queued(), "it is told too late"
+            sink.open_peak = 1
+            await running.until_empty()
+        assert sink.open_peak == 1
 
 
 # Rates
@@ -120,7 +122,7 @@ async def test_fewer_connections_hold_from_a_reload_on(tmp_path: Path) -> None:
 
 async def test_a_rate_holds_as_the_receiver_sees_it(tmp_path: Path) -> None:
     rate = parse_rate("4/400ms")
-    async with FakeDns(names("a.example", "b.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("a.example", "b.example")) as dns, Timed() as sink:
         zone = to_mx(sink, max_rate_per_destination=rate)
         async with relay_with(chosen(tmp_path, dns, zone)) as running:
             await asyncio.gather(*(send(running, domain, 6) for domain in ("a.example", "b.example")))
@@ -134,7 +136,7 @@ async def test_a_rate_holds_as_the_receiver_sees_it(tmp_path: Path) -> None:
 async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path: Path, of: str) -> None:
     rate = parse_rate("1/1h")
     slow = [] if of == "zone" else [DestinationSettings(domain=("slow.example",), max_rate=rate)]
-    async with FakeDns(names("slow.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("slow.example")) as dns, Timed() as sink:
         zone = to_mx(sink, max_rate=rate) if of == "zone" else to_mx(sink)
         async with relay_with(chosen(tmp_path, dns, zone, destination=slow)) as running:
             await send(running, "slow.example", 5)
@@ -159,7 +161,7 @@ async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path:
 
 async def test_what_a_peer_has_taken_is_not_sent_again_after_a_stop_between_two_turns(tmp_path: Path) -> None:
     slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/4s"))
-    async with FakeDns(names("slow.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("slow.example")) as dns, Timed() as sink:
         sink.manners = replace(sink.manners, max_recipients=1)
         soon = replace(chosen(tmp_path, dns, to_mx(sink), destination=[slow]), shutdown_timeout=0.2)
         async with relay_with(soon) as running:
@@ -175,7 +177,7 @@ async def test_a_reload_neither_resets_a_rate_nor_delays_a_new_one(tmp_path: Pat
     def rated(rate: str) -> DestinationSettings:
         return DestinationSettings(domain=("a.example",), max_rate=parse_rate(rate))
 
-    async with FakeDns(names("a.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("a.example")) as dns, Timed() as sink:
         zone = to_mx(sink)
         first = chosen(tmp_path, dns, zone, destination=[rated("1/1d")])
         async with relay_with(first) as running:
@@ -193,7 +195,7 @@ async def test_a_reload_neither_resets_a_rate_nor_delays_a_new_one(tmp_path: Pat
 
 
 async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_path: Path) -> None:
-    async with FakeDns(names("small.example", "large.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("small.example", "large.example")) as dns, Timed() as sink:
         zones = (to_mx(sink), to_mx(sink, name="small", max_message_size=1024))
         base = chosen(tmp_path, dns, *zones)
         route = RouteSettings(zone="small", recipient_domain=("small.example",))
@@ -208,7 +210,7 @@ async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_pat
 
 
 async def test_mail_that_no_zone_of_its_recipients_sends_is_refused_at_the_door(tmp_path: Path) -> None:
-    async with FakeDns(names("small.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("small.example")) as dns, Timed() as sink:
         zone = to_mx(sink, max_message_size=1024)
         async with relay_with(chosen(tmp_path, dns, zone)) as running:
             with pytest.raises(smtplib.SMTPDataError) as refused:
@@ -227,7 +229,7 @@ async def test_mail_that_no_zone_of_its_recipients_sends_is_refused_at_the_door(
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_the_door_and_the_zone_count_the_same_octets(tmp_path: Path, *, chunked: bool) -> None:
     """What is accepted must not be returned for the fields that we have put in front."""
-    async with FakeDns(names("small.example")) as dns, Timed(keep_bodies=False) as sink:
+    async with FakeDns(names("small.example")) as dns, Timed() as sink:
         zone = to_mx(sink, max_message_size=2048)
         async with relay_with(chosen(tmp_path, dns, zone)) as running:
             accepted = 0
@@ -264,7 +266,7 @@ class Gated(Timed):
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        super().__init__(keep_bodies=False)
+        super().__init__()
 
     async def accept(self, message: Received) -> None:
         await self.gate.wait()
@@ -293,14 +295,12 @@ LIMIT = 4
 
 
 @pytest.fixture
-async def receiver() -> AsyncIterator[CountingReceiver]:
-    counting = CountingReceiver()
-    await counting.start()
-    yield counting
-    await counting.close()
+async def receiver() -> AsyncIterator[Timed]:
+    async with Timed(delay=0.05) as sink:
+        yield sink
 
 
-def zone(receiver: CountingReceiver, **other: object) -> ZoneSettings:
+def zone(receiver: Timed, **other: object) -> ZoneSettings:
     base = ZoneSettings(
         next_hop=f"{receiver.host}:{receiver.port}",
         max_connections=LIMIT + 2,
@@ -350,7 +350,7 @@ async def serving(path: Path, *, quiet: float = 0.0) -> AsyncIterator[LimitServe
         await server.close()
 
 
-async def test_workers_of_one_machine_share_connections(tmp_path: Path, receiver: CountingReceiver) -> None:
+async def test_workers_of_one_machine_share_connections(tmp_path: Path, receiver: Timed) -> None:
     socket = tmp_path / "limits.sock"
     async with serving(socket), workers_of_a_supervisor(tmp_path, socket, zone(receiver)) as workers:
         await submit_to(workers[:1], 5)
@@ -358,12 +358,12 @@ async def test_workers_of_one_machine_share_connections(tmp_path: Path, receiver
         await submit_to(workers, 30)
         for worker in workers:
             await worker.until_empty(timeout=20)
-        assert receiver.messages == 65
-        assert receiver.peak == LIMIT
+        assert len(receiver.messages) == 65
+        assert receiver.open_peak == LIMIT
 
 
 async def test_a_supervisor_that_starts_again_stops_nothing_and_exceeds_nothing(
-    tmp_path: Path, receiver: CountingReceiver
+    tmp_path: Path, receiver: Timed
 ) -> None:
     socket = tmp_path / "limits.sock"
     receiver.delay = 0.1
@@ -373,19 +373,17 @@ async def test_a_supervisor_that_starts_again_stops_nothing_and_exceeds_nothing(
         workers = await stack.enter_async_context(workers_of_a_supervisor(tmp_path, socket, zone(receiver)))
         await submit_to(workers, 40)
         await server.close()
-        before = receiver.messages
-        await workers[0].until(lambda: receiver.messages >= before + 6, what="mail goes on")
+        before = len(receiver.messages)
+        await workers[0].until(lambda: len(receiver.messages) >= before + 6, what="mail goes on")
         await stack.enter_async_context(serving(socket, quiet=1.0))
         for worker in workers:
             await worker.until_empty(timeout=20)
             assert worker.log.named("limits-restored")
-        assert receiver.messages == 80
-        assert receiver.peak == LIMIT
+        assert len(receiver.messages) == 80
+        assert receiver.open_peak == LIMIT
 
 
-async def test_what_a_dead_worker_had_the_other_has_at_once(
-    tmp_path: Path, receiver: CountingReceiver
-) -> None:
+async def test_what_a_dead_worker_had_the_other_has_at_once(tmp_path: Path, receiver: Timed) -> None:
     socket = tmp_path / "limits.sock"
     one = zone(receiver, max_connections_per_destination=1)
     async with serving(socket), workers_of_a_supervisor(tmp_path, socket, one, 1) as (alive,):
@@ -394,7 +392,7 @@ async def test_what_a_dead_worker_had_the_other_has_at_once(
             await dying.until_empty()
         await submit_to([alive], 2)
         await alive.until_empty()
-        assert receiver.peak == 1
+        assert receiver.open_peak == 1
 
 
 def shared_spool(backend: Backend, directory: Path, chosen: ZoneSettings) -> list[Settings]:
@@ -418,7 +416,7 @@ def shared_spool(backend: Backend, directory: Path, chosen: ZoneSettings) -> lis
 
 @pytest.mark.parametrize("backend", [Backend.REDIS, Backend.POSTGRES])
 async def test_machines_that_share_a_spool_share_its_limits(
-    tmp_path: Path, receiver: CountingReceiver, backend: Backend
+    tmp_path: Path, receiver: Timed, backend: Backend
 ) -> None:
     rate = parse_rate("50/1s")
     chosen = zone(receiver, max_rate=rate)
@@ -428,7 +426,7 @@ async def test_machines_that_share_a_spool_share_its_limits(
             for each in shared_spool(backend, tmp_path, chosen)
         ]
         await submit_to(workers, 30)
-        await workers[0].until(lambda: receiver.messages >= 60, what="all mail", timeout=20)
-        assert receiver.messages == 60
-        assert receiver.peak <= LIMIT
-        assert receiver.fullest(rate.seconds) <= rate.count
+        await workers[0].until(lambda: len(receiver.messages) >= 60, what="all mail", timeout=20)
+        assert len(receiver.messages) == 60
+        assert receiver.open_peak <= LIMIT
+        assert fullest(receiver.mails, rate.seconds) <= rate.count
