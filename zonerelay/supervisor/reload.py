@@ -22,17 +22,15 @@ import msgspec
 from zonerelay.config.load import ConfigError, read_copy
 from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
 from zonerelay.inbound.listen.listening_socket import ListenError
-from zonerelay.model.clock import Clock
 from zonerelay.process.sockets import Notifier
 from zonerelay.process.tasks import RepeatedWork
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
-from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.child import Child
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
-from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers, timeouts_of
+from zonerelay.supervisor.workers.workers import SupervisedWorker, timeouts_of
 from zonerelay.telemetry.events.events import LogSink
 
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
@@ -76,18 +74,15 @@ class RelayReload(RepeatedWork):
 
     config: Path
     _: KW_ONLY
-    workers: Workers
     state: RelayState
     launcher: Launcher
-    sockets: RelaySockets
     log: LogSink
-    clock: Clock
     notifier: Notifier
 
     async def _run(self) -> None:
         if self.state.draining:
             return
-        self.notifier.reloading(self.clock.monotonic())
+        self.notifier.reloading(self.state.clock.monotonic())
         try:
             await self._once()
         except ReloadRejectedError as error:  # the disk has no free space for the old configuration either
@@ -99,25 +94,25 @@ class RelayReload(RepeatedWork):
 
     async def _once(self) -> None:
         old = self.state.settings
-        before, edition = self.launcher.in_force(), self.workers.edition
+        before, edition = self.launcher.in_force(), self.state.workers.edition
         rolled = False
         try:
             text, new = self._read()
             found = plan(old, new)
             rolled = bool(found.roll)
             addresses = [each.address for each in found.settings.listener]
-            self.sockets.open(addresses, count_of(found.settings))
+            self.state.listening.open(addresses, count_of(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
         except (ReloadRejectedError, ListenError) as error:
             self._refuse(str(error))
-            if self.workers.edition != edition:
+            if self.state.workers.edition != edition:
                 await self._take_back(before, old, rolled=rolled)
-            self.sockets.keep(each.address for each in old.listener)
+            self.state.listening.keep(each.address for each in old.listener)
             return
-        self.sockets.keep(each.address for each in found.settings.listener)
+        self.state.listening.keep(each.address for each in found.settings.listener)
         await self._resize(old, found.settings)
-        self.state.taken_up, self.state.refused = self.clock.now(), None
+        self.state.taken_up, self.state.refused = self.state.clock.now(), None
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
         self.state.problems = tuple(
             f"[{name}] was changed; this takes effect at the next start" for name in later
@@ -138,12 +133,12 @@ class RelayReload(RepeatedWork):
             self.launcher.put_in_force(text, settings)
         except OSError as error:
             raise ReloadRejectedError(f"the copy for the workers cannot be written: {error}") from error
-        self.workers.edition += 1
-        self.workers.change_timeouts(timeouts_of(settings))
+        self.state.workers.edition += 1
+        self.state.workers.change_timeouts(timeouts_of(settings))
         self.state.settings = settings
 
     def _refuse(self, why: str) -> None:
-        self.state.refused = self.clock.now()
+        self.state.refused = self.state.clock.now()
         self.state.problems = (
             f"the configuration file is invalid, so the previous configuration stays active: {why}",
         )
@@ -153,16 +148,16 @@ class RelayReload(RepeatedWork):
         """Restore the old configuration in the workers that have accepted the new one or were started with
         it. A worker that is starting gets it when it is ready. Raise ReloadRejectedError.
         """
-        refused = self.workers.edition
+        refused = self.state.workers.edition
         self._put_in_force(text, old)
-        taken = [each for each in self.workers.members.values() if each.edition == refused]
+        taken = [each for each in self.state.workers.members.values() if each.edition == refused]
         if rolled:
             # A worker that has just died of the new configuration is started with the old one anyway.
             run = [
                 each for each in taken if not each.drains_spool and each.policy.phase is not WorkerPhase.DOWN
             ]
             await self._roll(RollingRestart({each.index: each.policy for each in run}))
-            self.workers.replace_draining()
+            self.state.workers.replace_draining()
             return
         for member in taken:
             if member.policy.phase is WorkerPhase.RUNNING:
@@ -175,8 +170,8 @@ class RelayReload(RepeatedWork):
             return
         # The first one tries the configuration. It must be healthy, because the death of an unstable worker
         # would prove nothing.
-        now = self.clock.monotonic()
-        members = self.workers.members.values()
+        now = self.state.clock.monotonic()
+        members = self.state.workers.members.values()
         first = next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
         for member in sorted(members, key=lambda each: each is not first):
             if member.policy.phase is not WorkerPhase.RUNNING:
@@ -190,8 +185,8 @@ class RelayReload(RepeatedWork):
 
     async def _watch(self, member: SupervisedWorker, child: Child | None) -> None:
         """Wait for a moment. Raise ReloadRejectedError if the worker dies of the configuration."""
-        deadline = self.clock.monotonic() + STEADY
-        while member.child is child and self.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
+        deadline = self.state.clock.monotonic() + STEADY
+        while member.child is child and self.state.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
         if member.child is not child and member.problem:
             raise ReloadRejectedError(
@@ -205,32 +200,32 @@ class RelayReload(RepeatedWork):
         child, before = member.child, member.verdicts
         if child is None:
             return ""
-        self.workers.tell_to_reload(member)
-        deadline = self.clock.monotonic() + VERDICT_TIMEOUT
+        self.state.workers.tell_to_reload(member)
+        deadline = self.state.clock.monotonic() + VERDICT_TIMEOUT
         while member.verdicts == before and member.child is child:
-            if self.clock.monotonic() > deadline:
+            if self.state.clock.monotonic() > deadline:
                 return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
             await asyncio.sleep(_LOOK_EVERY)
         return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
         """Replace one worker after the other. Raise ReloadRejectedError if one does not come up."""
-        roll = RollingRestart(self.workers.policies)
+        roll = RollingRestart(self.state.workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
-            member = self.workers.members.get(roll.failed)
+            member = self.state.workers.members.get(roll.failed)
             why = "" if member is None else member.problem
             raise ReloadRejectedError(
                 f"worker {roll.failed} does not keep running with the new configuration: {why}"
             )
-        self.workers.replace_draining()
+        self.state.workers.replace_draining()
 
     async def _roll(self, roll: RollingRestart) -> None:
-        self.workers.roll = roll
-        self.workers.wake()
+        self.state.workers.roll = roll
+        self.state.workers.wake()
         while not roll.done:  # noqa: ASYNC110 - it ends with processes, some seconds from now
             await asyncio.sleep(_LOOK_EVERY)
-        self.workers.roll = None
+        self.state.workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
         """Change the number of workers. Additional workers start at once; surplus workers end when their
@@ -240,9 +235,9 @@ class RelayReload(RepeatedWork):
         workers, before = count_of(new), count_of(old)
         if workers == before or self._stays_as_it_is(old, new):
             return
-        stay = {index: policy for index, policy in self.workers.policies.items() if index < workers}
-        self.workers.employ(workers, spools_beyond(new.spool, max(workers, before)))
-        self.workers.dismiss(workers, drain=not is_shared(new.spool))
+        stay = {index: policy for index, policy in self.state.workers.policies.items() if index < workers}
+        self.state.workers.employ(workers, spools_beyond(new.spool, max(workers, before)))
+        self.state.workers.dismiss(workers, drain=not is_shared(new.spool))
         await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:

@@ -38,7 +38,6 @@ from zonerelay.process.tasks import RetriedComponents
 from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.merge.fan_out import FanOut
-from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import RelaySockets
@@ -94,25 +93,20 @@ class Supervisor:
         self._handed = InheritedSockets.of_systemd(os.environ, os.getpid())
         self._sockets = RelaySockets(self._handed)
         self._launcher = Launcher(home, held, self._sockets, os.environ, self.settings)
-        totals = MetricTotals()
         self._workers = Workers(
             launch=self._launcher,
             timeouts=timeouts_of(self.settings),
             log=self.log,
-            totals=totals,
+            totals=MetricTotals(),
             now=self.clock.monotonic,
         )
         self._state = RelayState(self._workers, self.settings, self._sockets, self.clock)
-        self._metrics = RelayMetrics(totals, self._state)
         self._notifier = Notifier(os.environ, partial(self._on_error, "systemd"))
         self._reloading = RelayReload(
             self.config,
-            workers=self._workers,
             state=self._state,
             launcher=self._launcher,
-            sockets=self._sockets,
             log=self.log,
-            clock=self.clock,
             notifier=self._notifier,
         )
 
@@ -191,10 +185,10 @@ class Supervisor:
         return AdminServer(
             self.settings.admin,
             operators=lambda: operators,
-            metrics=self._metrics.exposition,
-            readiness=RelayReadiness(self._state),
+            metrics=self._state.exposition,
+            readiness=self._state.readiness,
             on_error=self._on_error,
-            before_metrics=self._metrics.refresh,
+            before_metrics=self._state.refresh,
             inherited=self._handed,
         )
 
