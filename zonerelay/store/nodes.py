@@ -21,16 +21,7 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
@@ -123,7 +114,8 @@ class NodeStore:
         self._adopted_partitions: dict[int, OwnedPartition] = {}
         self._first = 0
         self._adopted: dict[MessageId, OwnedPartition] = {}
-        self._lost: dict[MessageId, set[DeliveryKey]] = {}
+        self._lost = set[DeliveryKey]()
+        """Claims that were lost, until their owner has released them."""
         self._stored_reports: set[MessageId] = set()
         self.others: dict[int, QueueReads] = {}
         """The reads of the other nodes' partitions."""
@@ -320,8 +312,7 @@ class NodeStore:
 
     async def _replace(self, lost: OwnedPartition) -> None:
         keys = lost.queue.claimed_keys()
-        for key in keys:
-            self._lost.setdefault(key.message_id, set()).add(key)
+        self._lost.update(keys)
         self._adopted = {each: held for each, held in self._adopted.items() if held is not lost}
         _log.error("node %d of the queue has another writer: its lease had ended here", lost.node)
         with contextlib.suppress(StoreError):
@@ -365,21 +356,14 @@ class NodeStore:
     def unclaimed(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
         return {key for key in keys if not any(held.queue.has_claim(key) for held in self.held())}
 
-    def _is_lost(self, key: DeliveryKey) -> bool:
-        return key in self._lost.get(key.message_id, ())
-
-    def _found_lost(self, keys: Iterable[DeliveryKey]) -> None:
-        """Forget lost claims that the caller has released."""
-        for key in keys:
-            if lost := self._lost.get(key.message_id):
-                lost.discard(key)
-                if not lost:
-                    del self._lost[key.message_id]
+    def _check_lost(self, message_id: MessageId) -> None:
+        """Raise ClaimLostError if a claim on the message was lost."""
+        if self._lost and any(key.message_id == message_id for key in self._lost):
+            raise ClaimLostError("the message is now owned by another node")
 
     async def _holder_of(self, message_id: MessageId) -> OwnedPartition:
         """Return the partition that has the message. Raises ClaimLostError."""
-        if message_id in self._lost:
-            raise ClaimLostError("the message is now owned by another node")
+        self._check_lost(message_id)
         if not self._adopted_partitions:
             return self._own
         if (known := self._adopted.get(message_id)) is not None:
@@ -440,8 +424,7 @@ class NodeStore:
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
-        if self._lost:
-            self._found_lost(keys)
+        self._lost.difference_update(keys)
         for held in self.held():
             held.queue.release(keys)
 
@@ -450,8 +433,7 @@ class NodeStore:
         return min(found, default=None)
 
     def check_claim(self, message_id: MessageId) -> None:
-        if message_id in self._lost:
-            raise ClaimLostError("the message is now owned by another node")
+        self._check_lost(message_id)
         self._adopted.get(message_id, self._own).partition.check()
 
     # --- settling
@@ -466,17 +448,17 @@ class NodeStore:
             if isinstance(change, OwnMessage):
                 if change.message.id in self._stored_reports:
                     continue
-                about = [key for key in change.about if not self._is_lost(key)]
+                about = [key for key in change.about if key not in self._lost]
                 if change.about and not about:
                     continue  # the node that has the deliveries now sends its own bounce
                 holder = await self._holder(about[0]) if about else self._own
-            elif self._is_lost(change.delivery.key):
+            elif change.delivery.key in self._lost:
                 lost.append(change.delivery.key)
                 continue
             else:
                 holder = await self._holder(change.delivery.key)
             parts.setdefault(holder, []).append(change)
-        self._found_lost(lost)
+        self._lost.difference_update(lost)
         results = await asyncio.gather(
             *(held.queue.settle(part, lazy=lazy) for held, part in parts.items()), return_exceptions=True
         )
@@ -518,23 +500,19 @@ class NodeStore:
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         held = await self._holder_of(message_id)
         held.partition.check()
-        found = held.queue.read_body(message_id)
+        is_begun = False
         try:
             with self._reading(held):
-                first = await anext(found, None)
+                async with contextlib.aclosing(held.queue.read_body(message_id)) as chunks:
+                    async for chunk in chunks:
+                        is_begun = True
+                        yield chunk
         except MessageNotFoundError:
+            if is_begun:
+                raise
             reads, message = await self._elsewhere(message_id)
             async for chunk in reads.body(message):
                 yield chunk
-            return
-        async with (
-            contextlib.aclosing(found) if isinstance(found, AsyncGenerator) else contextlib.nullcontext()
-        ):
-            piece = first
-            while piece is not None:
-                yield piece
-                with self._reading(held):
-                    piece = await anext(found, None)
 
     @contextlib.contextmanager
     def _reading(self, held: OwnedPartition) -> Iterator[None]:
@@ -627,18 +605,15 @@ class NodeStore:
         """Yield the deliveries of one partition, which may be adopted, dropped or lost during the scan."""
         while True:
             reads = self._lists_of(node)
-            walk = reads.scan(queue, wanted=wanted, after=after)
             try:
-                async for delivery in walk:
-                    after = delivery.key
-                    yield delivery
+                async with contextlib.aclosing(reads.scan(queue, wanted=wanted, after=after)) as walk:
+                    async for delivery in walk:
+                        after = delivery.key
+                        yield delivery
                 return
             except StoreError:
                 if reads is self._lists_of(node):
                     raise
-            finally:
-                if isinstance(walk, AsyncGenerator):
-                    await walk.aclose()
 
     def _lists_of(self, node: int) -> PartitionStore | QueueReads:
         """Return the object that lists the deliveries of a partition at present."""

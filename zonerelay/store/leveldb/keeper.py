@@ -28,12 +28,7 @@ from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.directories import ReaderThreads, ReserveFile
-from zonerelay.store.keys.group_commit import (
-    GroupCommitter,
-    JobFailure,
-    SubmittedChanges,
-    WriterThread,
-)
+from zonerelay.store.keys.group_commit import GroupCommitter, JobFailure, SubmittedChanges, WriterThread
 from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches

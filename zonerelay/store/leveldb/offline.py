@@ -41,12 +41,7 @@ from zonerelay.store import check, records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.port import Op, Write
 from zonerelay.store.leveldb.damage import directory as files
-from zonerelay.store.leveldb.damage.format import (
-    Manifest,
-    named_in,
-    read_manifest,
-    write_log,
-)
+from zonerelay.store.leveldb.damage.format import Manifest, named_in, read_manifest, write_log
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
 from zonerelay.store.leveldb.engine import damaged_tables, repair_database
 from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through

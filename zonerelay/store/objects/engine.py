@@ -51,15 +51,7 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.directories import ReaderThreads
 from zonerelay.store.keys import port
-from zonerelay.store.objects.index import (
-    LogState,
-    ObjectIndex,
-    ValueLocation,
-    large,
-    name_of,
-    small,
-    span_of,
-)
+from zonerelay.store.objects.index import LogState, ObjectIndex, ValueLocation, large, name_of, small, span_of
 
 LARGE_VALUE = 16 * 1024
 SWEEP = 24 * 3600.0

@@ -29,13 +29,7 @@ import msgspec
 
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, driver
-from zonerelay.store.contract import (
-    StoreCorruptError,
-    StoreError,
-    StoreFullError,
-    StoreLostError,
-    Unhealthy,
-)
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreLostError, Unhealthy
 
 if TYPE_CHECKING:
     import asyncpg

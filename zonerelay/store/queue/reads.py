@@ -8,7 +8,16 @@ moment; the window detects changes between two reads.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import NamedTuple, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -160,7 +169,7 @@ class QueueReads:
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         """Yield deliveries in the order of their keys, as `QueueOperations.scan` does."""
         async for delivery in scanned(lambda start, end: self.scan_page(start, end, wanted), queue, after):
             yield delivery

@@ -14,14 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Coroutine,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -373,7 +366,7 @@ class PartitionStore:
     def check_claim(self, message_id: MessageId) -> None:
         """Return without an error, because no other relay uses this spool."""
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         message = await self.read_message(message_id)
         cached = self._bodies.get(message_id, message.chunks)
         if cached is not None:
@@ -406,7 +399,7 @@ class PartitionStore:
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         view = await self._read(lambda reads: reads.view())
 
         def page_at(start: bytes, end: bytes) -> Coroutine[None, None, DeliveryPage]:

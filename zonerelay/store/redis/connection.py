@@ -30,13 +30,7 @@ from zonerelay.config.settings import RedisSettings
 from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret
-from zonerelay.store.contract import (
-    StoreError,
-    StoreFullError,
-    StoreLostError,
-    StoreOpenError,
-    Unhealthy,
-)
+from zonerelay.store.contract import StoreError, StoreFullError, StoreLostError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.group_commit import refuse
 
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
