@@ -16,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.outbox import OutboxBed
+from tests.support.ports import LOOPBACK
 from tests.support.programs import use_fetched
 from tests.support.sink import Sink
+from tests.support.smarthost import SMARTHOST_PASSWORD, Smarthost, trusted
 from tests.support.stories import dismiss, testimonies
 
 gc.disable()  # until all tests are there, for none of them is garbage
@@ -125,6 +127,14 @@ async def sink() -> AsyncIterator[Sink]:
     """A receiver that takes everything."""
     async with Sink() as sink:
         yield sink
+
+
+@pytest.fixture
+async def smarthost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Smarthost]:
+    """One on loopback that this machine trusts, and that lets `relay` log in with `SMARTHOST_PASSWORD`."""
+    tls = trusted(LOOPBACK, tmp_path, monkeypatch)
+    async with Smarthost(tls=tls, users={"relay": SMARTHOST_PASSWORD}) as smarthost:
+        yield smarthost
 
 
 def pytest_runtest_setup() -> None:

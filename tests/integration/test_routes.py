@@ -9,7 +9,6 @@ import ipaddress
 import smtplib
 import ssl
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +48,7 @@ from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)
+WITH_USERS = {"auth": ListenerAuth.OPTIONAL, "unsafe": (UnsafeListener.CLEARTEXT_AUTH,)}
 STANDSTILL = RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
 
 
@@ -65,7 +65,9 @@ def standing_still(
 ) -> Settings:
     """Nobody listens where its zones deliver to: mail stays and can be looked at."""
     zones = [ZoneSettings(name=name, next_hop=f"{LOOPBACK}:1") for name in ("default", "bulk", "vip")]
-    return settings(directory, zone=zones, route=routes, listener=listener, retry=STANDSTILL)
+    (directory / "credentials").write_text(file_of(replace(user("app"), priority=Priority.BULK)))
+    auth = AuthSettings(credentials=directory / "credentials")
+    return settings(directory, zone=zones, route=routes, listener=listener, retry=STANDSTILL, auth=auth)
 
 
 async def zones_of(running: Running) -> dict[str, str]:
@@ -131,12 +133,14 @@ FIELD = b"x-sending-ZONE: "
 OTHERS = (ipaddress.ip_network("192.0.2.0/24"),)
 
 
-async def submitted(running: Running, zone: bytes, *, login: bool = False) -> dict[str, str]:
+async def submitted(
+    running: Running, zone: bytes, *, login: bool = False, recipient: str = "b@example.com"
+) -> dict[str, str]:
     def submit() -> None:
         with smtplib.SMTP(*running.address, timeout=20) as client:
             if login:
                 client.login("app", "correct horse")
-            client.sendmail("a@example.org", ["b@example.com"], FIELD + zone + b"\r\n" + MESSAGE)
+            client.sendmail("a@example.org", [recipient], FIELD + zone + b"\r\n" + MESSAGE)
 
     await asyncio.to_thread(submit)
     return await zones_of(running)
@@ -156,29 +160,35 @@ async def stored(running: Running) -> bytes:
     return await body_of(running)
 
 
-@pytest.mark.parametrize(
-    ("networks", "zone", "expected", "note"),
-    [
-        (HERE, b"vip", "vip", "zone=vip zone-header"),
-        (HERE, b" vip\r\n ", "vip", "zone=vip zone-header"),
-        (
-            HERE,
-            b"nope",
-            "bulk",
-            'zone=bulk the zone header contains an unknown zone: "nope"; route=1 client matches',
-        ),
-        (HERE, b"", "bulk", "zone=bulk route=1"),
-        (OTHERS, b"vip", "bulk", "zone=bulk route=1"),
-        ((), b"vip", "bulk", "zone=bulk route=1"),
-    ],
-    ids=["trusted", "folded", "unknown zone", "empty", "another network", "nobody is trusted"],
-)
+TRUSTED: dict[str, tuple[dict[str, object], bytes, str, str]] = {
+    "trusted": ({"zone_header_networks": HERE}, b"vip", "vip", "zone=vip zone-header"),
+    "folded": ({"zone_header_networks": HERE}, b" vip\r\n ", "vip", "zone=vip zone-header"),
+    "unknown zone": (
+        {"zone_header_networks": HERE},
+        b"nope",
+        "bulk",
+        'zone=bulk the zone header contains an unknown zone: "nope"; route=1 client matches',
+    ),
+    "empty": ({"zone_header_networks": HERE}, b"", "bulk", "zone=bulk route=1"),
+    "another network": ({"zone_header_networks": OTHERS}, b"vip", "bulk", "zone=bulk route=1"),
+    "nobody is trusted": ({}, b"vip", "bulk", "zone=bulk route=1"),
+    "a user": ({"zone_header_users": ("app",), **WITH_USERS}, b"vip", "vip", "zone=vip zone-header"),
+    "every user": ({"zone_header_users": ("*",), **WITH_USERS}, b"vip", "vip", "zone=vip zone-header"),
+    "another user": ({"zone_header_users": ("crm",), **WITH_USERS}, b"vip", "bulk", "zone=bulk route=1"),
+    "without a log-in": ({"zone_header_users": ("*",)}, b"vip", "bulk", "zone=bulk route=1"),
+}
+
+
+@pytest.mark.parametrize("who", TRUSTED)
 async def test_the_field_counts_from_trusted_clients_and_is_removed_from_all(
-    tmp_path: Path, networks: Sequence[object], zone: bytes, expected: str, note: str
+    tmp_path: Path, who: str
 ) -> None:
-    here = listener(zone_header="X-Sending-Zone", zone_header_networks=tuple(networks))
-    async with relay_with(standing_still(tmp_path, bulk(client=HERE), listener=here)) as running:
-        assert await submitted(running, zone) == {"b@example.com": expected}
+    """No route sees the field of a client that is not trusted, nor one that names no zone."""
+    options, zone, expected, note = TRUSTED[who]
+    here = listener(zone_header="X-Sending-Zone", **options)
+    routes = (bulk(client=HERE), replace(bulk(header=("X-Sending-Zone",)), zone="default"))
+    async with relay_with(standing_still(tmp_path, *routes, listener=here)) as running:
+        assert await submitted(running, zone, login="auth" in options) == {"b@example.com": expected}
         (said,) = await traced(running)
         assert said.startswith(note)
         body = await stored(running)
@@ -186,42 +196,11 @@ async def test_the_field_counts_from_trusted_clients_and_is_removed_from_all(
         assert body.endswith(MESSAGE)
 
 
-async def test_no_route_sees_the_field_of_somebody_who_is_not_trusted(tmp_path: Path) -> None:
-    here = listener(zone_header="X-Sending-Zone")
-    async with relay_with(
-        standing_still(tmp_path, bulk(header=("X-Sending-Zone",)), listener=here)
-    ) as running:
-        assert await submitted(running, b"vip") == {"b@example.com": "default"}
-
-
 async def test_without_the_option_the_field_is_one_like_any_other(tmp_path: Path) -> None:
     async with relay_with(standing_still(tmp_path)) as running:
         assert await submitted(running, b"vip") == {"b@example.com": "default"}
         assert await traced(running) == []
         assert FIELD + b"vip\r\n" in await body_of(running)
-
-
-@pytest.mark.parametrize(("users", "expected"), [(("app",), "vip"), (("*",), "vip"), (("crm",), "default")])
-async def test_a_user_is_trusted_by_name(tmp_path: Path, users: tuple[str, ...], expected: str) -> None:
-    (tmp_path / "credentials").write_text(file_of(user("app")))
-    here = listener(
-        zone_header="X-Sending-Zone",
-        zone_header_users=users,
-        auth=ListenerAuth.OPTIONAL,
-        unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
-    )
-    chosen = replace(
-        standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
-    )
-    async with relay_with(chosen) as running:
-        assert await submitted(running, b"vip", login=True) == {"b@example.com": expected}
-        assert b"sending-zone" not in (await stored(running)).lower()
-
-
-async def test_a_user_who_has_not_logged_in_is_not_trusted(tmp_path: Path) -> None:
-    here = listener(zone_header="X-Sending-Zone", zone_header_users=("*",))
-    async with relay_with(standing_still(tmp_path, listener=here)) as running:
-        assert await submitted(running, b"vip") == {"b@example.com": "default"}
 
 
 # ---- explain --------------------------------------------------------------------------------------
@@ -362,12 +341,7 @@ async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> Non
 
 
 async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: Path) -> None:
-    (tmp_path / "credentials").write_text(file_of(user("app")))
-    here = listener(auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,))
-    chosen = replace(
-        standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
-    )
-    async with relay_with(chosen) as running:
+    async with relay_with(standing_still(tmp_path, listener=listener(**WITH_USERS))) as running:
         await submitted(running, b"", login=True)
         message_id = str((await running.until_logged("accepted"))[0]["id"])
         order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderResult)
@@ -401,24 +375,10 @@ async def listed(running: Running, **wanted: str) -> list[tuple[str, str, str]]:
 async def test_who_gives_mail_its_priority(
     tmp_path: Path, login: bool, recipient: str, expected: Priority
 ) -> None:
-    (tmp_path / "credentials").write_text(file_of(replace(user("app"), priority=Priority.BULK)))
-    here = listener(
-        priority=Priority.HIGH, auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
-    )
+    here = listener(priority=Priority.HIGH, **WITH_USERS)
     route = RouteSettings(recipient_domain=("example.net",), set_priority="normal")
-    chosen = replace(
-        standing_still(tmp_path, route, listener=here),
-        auth=AuthSettings(credentials=tmp_path / "credentials"),
-    )
-    async with relay_with(chosen) as running:
-
-        def submit() -> None:
-            with smtplib.SMTP(*running.address, timeout=20) as client:
-                if login:
-                    client.login("app", "correct horse")
-                client.sendmail("a@example.org", [recipient], MESSAGE)
-
-        await asyncio.to_thread(submit)
+    async with relay_with(standing_still(tmp_path, route, listener=here)) as running:
+        await submitted(running, b"", login=login, recipient=recipient)
         assert await priorities(running) == {recipient: expected}
         found = await running.explain(listener=f"{LOOPBACK}:0")
         assert found.priority == "high"

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.support.relay import LOOPBACK, relay_with, settings
-from tests.support.smarthost import Smarthost, trusted
+from tests.support.smarthost import SMARTHOST_PASSWORD, Smarthost
 from zonerelay.config.settings import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
 from zonerelay.operations.answers import ChangeResult
 from zonerelay.operations.requests import Retry
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
-
-
-@pytest.fixture
-async def smarthost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Smarthost]:
-    host = Smarthost(tls=trusted(LOOPBACK, tmp_path, monkeypatch), users={"relay": "right"})
-    await host.start()
-    yield host
-    await host.close()
 
 
 def configured(directory: Path, next_hop: str) -> Settings:
@@ -61,7 +50,7 @@ async def test_a_reload_lifts_the_suspension_and_retry_has_the_waiting_mail_sent
     async with relay_with(chosen) as running:
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_logged("deferred")
-        (tmp_path / "password").write_text("right\n")
+        (tmp_path / "password").write_text(SMARTHOST_PASSWORD)
         await running.worker.reload(chosen)
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_logged("delivered")
@@ -86,7 +75,7 @@ async def test_mail_of_a_removed_credential_goes_by_the_new_settings(
     tmp_path: Path, smarthost: Smarthost
 ) -> None:
     chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
-    (tmp_path / "password").write_text("right\n")
+    (tmp_path / "password").write_text(SMARTHOST_PASSWORD)
     async with relay_with(chosen) as running:
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_empty()

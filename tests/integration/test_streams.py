@@ -19,7 +19,8 @@ from tests.support.control import Workers, control_socket
 from tests.support.credentials import file_of, user
 from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
-from tests.support.smarthost import Smarthost, trusted
+from tests.support.smarthost import SMARTHOST_PASSWORD as PASSWORD
+from tests.support.smarthost import Smarthost
 from tests.support.tls_client import trusting
 from tests.support.waiting import until
 from zonerelay.admin.http import ControlSocket
@@ -50,7 +51,6 @@ from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 
-PASSWORD = "correct horse battery"
 BODY = "the text of the message"
 MESSAGE = f"Subject: hello\r\n\r\n{BODY}\r\nQUIT\r\n".encode()
 
@@ -107,14 +107,6 @@ def tailed(running: Running) -> Callable[[], bool]:
 
 def recorded(running: Running) -> Callable[[], bool]:
     return lambda: running.worker.events.transcripts.on
-
-
-@pytest.fixture
-async def smarthost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Smarthost]:
-    host = Smarthost(tls=trusted(LOOPBACK, tmp_path, monkeypatch), users={"relay": PASSWORD})
-    await host.start()
-    yield host
-    await host.close()
 
 
 def configured(directory: Path, next_hop: str) -> Settings:
@@ -241,8 +233,13 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         assert "outbound > RCPT TO:<b@example.com>" in done
         assert "outbound * the message as sent:" in done
         assert "outbound < 250 2.0.0 message accepted" in done
-        secrets = [PASSWORD.encode(), b"\0app\0" + PASSWORD.encode(), b"\0relay\0" + PASSWORD.encode()]
-        hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]
+        secrets = [f"{user}{PASSWORD}".encode() for user in ("", "\0app\0", "\0relay\0")]
+        hidden = [
+            BODY,
+            PASSWORD,
+            "secretive",
+            *(base64.b64encode(each).decode() for each in secrets),
+        ]
         assert [each for each in hidden if each in said or each in done] == []
         await running.until(lambda: not running.worker.events.transcripts.on, what="the end of transcripts")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.relay import Running, relay_with, settings
 from tests.support.sink import Sink
+from tests.support.smarthost import SMARTHOST_PASSWORD
 from zonerelay.config.settings import OutboxSettings, TlsMode, ZoneSettings
 from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
 from zonerelay.outbox.store import OutboxStore
@@ -81,7 +82,7 @@ class OutboxBed:
         names, values = ", ".join(row), ", ".join(map(literal, row.values()))
         return int(self.psql(f"INSERT INTO outbound_messages ({names}) VALUES ({values}) RETURNING id"))
 
-    def mailbox(self, port: int, *, password: str | None = "right", **columns: object) -> int:
+    def mailbox(self, port: int, *, password: str | None = SMARTHOST_PASSWORD, **columns: object) -> int:
         row: dict[str, object] = {"from_address": "box@example.org", "smtp_host": LOOPBACK, "smtp_port": port}
         if password is not None:
             row |= {"smtp_username": "relay", "smtp_password_encrypted": self.sealed(password, port)}

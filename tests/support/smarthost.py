@@ -24,6 +24,7 @@ from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.route import Route
 
 LOOPBACK = "127.0.0.1"
+SMARTHOST_PASSWORD = "correct horse battery"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}
 
 

@@ -6,14 +6,10 @@ import asyncio
 import base64
 import email.policy
 import json
-import ssl
-from collections.abc import AsyncIterator
-
-import pytest
 
 from tests.support.outbox import OutboxBed, outbox_of, to_sink
 from tests.support.sink import Sink
-from tests.support.smarthost import Smarthost
+from tests.support.smarthost import SMARTHOST_PASSWORD, Smarthost
 
 SQUARE = "{{a@example.com,b@example.com},{c@example.com,d@example.com}}"
 """An array of two dimensions: it cannot be joined to one of one."""
@@ -43,27 +39,19 @@ WRONG: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.fixture
-async def host(server_tls: ssl.SSLContext) -> AsyncIterator[Smarthost]:
-    host = Smarthost(tls=server_tls, users={"relay": "right"})
-    await host.start()
-    yield host
-    await host.close()
-
-
-async def test_successful_smtp_dispatch(bed: OutboxBed, host: Smarthost) -> None:
+async def test_successful_smtp_dispatch(bed: OutboxBed, smarthost: Smarthost) -> None:
     """By STARTTLS and with the log-in of the row's mailbox, whose password is encrypted in the database."""
     async with bed.relay() as running:
-        row = bed.insert(mailbox_id=bed.mailbox(host.port), from_address=None)
+        row = bed.insert(mailbox_id=bed.mailbox(smarthost.port), from_address=None)
         found = await bed.until(running, row, "sent")
         assert (found["attempts"], found["error_log"], found["next_retry_at"]) == (1, None, None)
         assert found["claimed_by"] is found["claim_token"] is None
         assert found["sent_at"] is not None
-        assert host.logins == [("PLAIN", "relay", 235)]
-        assert host.submitters == ["relay"]
-        assert "STARTTLS" in host.commands
-        assert "MAIL FROM:<box@example.org>" in [line.partition(" SIZE")[0] for line in host.commands]
-        assert b"From: box@example.org\r\n" in host.messages[0].body
+        assert smarthost.logins == [("PLAIN", "relay", 235)]
+        assert smarthost.submitters == ["relay"]
+        assert "STARTTLS" in smarthost.commands
+        assert "MAIL FROM:<box@example.org>" in [line.partition(" SIZE")[0] for line in smarthost.commands]
+        assert b"From: box@example.org\r\n" in smarthost.messages[0].body
         labels = running.worker.metrics.exposition().decode()
         assert 'zonerelay_deliveries_total{outcome="delivered",zone="mailbox"} 1.0' in labels
         assert "mailbox/" not in labels
@@ -180,34 +168,34 @@ async def test_a_mailbox_that_is_deleted_sends_nothing_more(bed: OutboxBed, sink
 
 
 async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(
-    bed: OutboxBed, host: Smarthost
+    bed: OutboxBed, smarthost: Smarthost
 ) -> None:
     async with bed.relay(outbox={"poll_interval": 0.2}) as running:
-        mailbox = bed.mailbox(host.port, password="wrong")
+        mailbox = bed.mailbox(smarthost.port, password="wrong")
         row = bed.insert(mailbox_id=mailbox)
         await running.until_logged("login-refused")
         found = await bed.until(running, row, "queued")
         assert "535 5.7.8 no such user or password" in str(found["error_log"])
         assert found["attempts"] == 0
         assert any("cannot log in" in each for each in running.worker.all_problems())
-        sealed = bed.sealed("right", host.port)
+        sealed = bed.sealed(SMARTHOST_PASSWORD, smarthost.port)
         bed.psql(f"UPDATE mailboxes SET smtp_password_encrypted = '{sealed}'")
         await asyncio.sleep(0.4)
         bed.psql("UPDATE outbound_messages SET next_retry_at = NULL")
         await bed.until(running, row, "sent")
-        assert host.logins == [("PLAIN", "relay", 535), ("PLAIN", "relay", 235)]
+        assert smarthost.logins == [("PLAIN", "relay", 535), ("PLAIN", "relay", 235)]
 
 
-async def test_a_password_that_cannot_be_opened_makes_mail_wait(bed: OutboxBed, host: Smarthost) -> None:
+async def test_a_password_that_cannot_be_opened_makes_mail_wait(bed: OutboxBed, smarthost: Smarthost) -> None:
     async with bed.relay() as running:
-        sealed = bed.sealed("right", host.port, key=b"x" * 32)
-        other_server = bed.sealed("right", host.port + 1)
+        sealed = bed.sealed(SMARTHOST_PASSWORD, smarthost.port, key=b"x" * 32)
+        other_server = bed.sealed(SMARTHOST_PASSWORD, smarthost.port + 1)
         rows = [
-            bed.insert(mailbox_id=bed.mailbox(host.port, smtp_password_encrypted=each))
+            bed.insert(mailbox_id=bed.mailbox(smarthost.port, smtp_password_encrypted=each))
             for each in (sealed, other_server)
         ]
         await running.until_logged("login-broken", 2)
         for row in rows:
             found = await bed.until(running, row, "queued")
             assert "cannot be decrypted" in str(found["error_log"])
-        assert host.logins == []
+        assert smarthost.logins == []
