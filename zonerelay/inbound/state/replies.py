@@ -66,24 +66,11 @@ MAX_DRAINED = 1024 * 1024  # bytes beyond twice the size limit before the connec
 
 _LAST_WORD = 421  # RFC 5321 3.8: the server closes
 
-_OURS = frozenset(
-    {
-        Reason.AUTH_FAILURE,
-        Reason.BEING_STORED,
-        Reason.LOOP,
-        Reason.MEMORY,
-        Reason.POLICY,
-        Reason.QUOTA,
-        Reason.RECIPIENTS,
-        Reason.SENDER_DOMAIN,
-        Reason.SHUTDOWN,
-        Reason.STORE,
-        Reason.STORE_FULL,
-        Reason.SUSPENDED,
-        Reason.LOCAL_ERROR,
-        Reason.USER,
-    }
-)
+_OURS = {
+    Reason.AUTH_FAILURE, Reason.BEING_STORED, Reason.LOCAL_ERROR, Reason.LOOP, Reason.MEMORY, Reason.POLICY,
+    Reason.QUOTA, Reason.RECIPIENTS, Reason.SENDER_DOMAIN, Reason.SHUTDOWN, Reason.STORE, Reason.STORE_FULL,
+    Reason.SUSPENDED, Reason.USER,
+}  # fmt: skip
 
 
 def said(code: int, detail: str, text: str, then: NextAction = NextAction.GO_ON) -> ServerReply:

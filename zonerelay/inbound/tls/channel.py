@@ -54,16 +54,10 @@ _WORDS = {
 _TOO_OLD = frozenset({"unsupported protocol", "version too low", "no protocols available"})
 _VERSIONS = {b"\x03\x00": "SSL 3", b"\x03\x01": "TLS 1.0", b"\x03\x02": "TLS 1.1"}
 _ALERT = re.compile(r"\S+ alert (.+)")  # "tls alert …", "tlsv1 alert …", "sslv3 alert …"
-_ABOUT_OUR_CERTIFICATE = frozenset(
-    {
-        "unknown ca",
-        "certificate unknown",
-        "bad certificate",
-        "certificate expired",
-        "certificate revoked",
-        "unsupported certificate",
-    }
-)
+_ABOUT_OUR_CERTIFICATE = {
+    "unknown ca", "certificate unknown", "bad certificate", "certificate expired", "certificate revoked",
+    "unsupported certificate",
+}  # fmt: skip
 
 
 def first_octet_fault(octet: int) -> str:
@@ -127,17 +121,9 @@ class TlsChannel:
     """
 
     __slots__ = (
-        "_fault",
-        "_has_tickets",
-        "_in",
-        "_octets",
-        "_offered",
-        "_out",
-        "_session",
-        "closed",
-        "established",
+        "_fault", "_has_tickets", "_in", "_octets", "_offered", "_out", "_session", "closed", "established",
         "info",
-    )
+    )  # fmt: skip
 
     def __init__(self, context: TlsContext) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
