@@ -252,10 +252,6 @@ class ListenerSettings:
     """
 
 
-def _number_of_files(number: int) -> str:
-    return f"{number} file{'s' if number != 1 else ''}"
-
-
 def _open_to_all(networks: Iterable[Network]) -> str:
     """Return the networks that are too wide for one owner, after merging adjacent ones, or ""."""
     ipv4: list[ipaddress.IPv4Network] = []
@@ -279,11 +275,7 @@ def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fin
     may relay.
     """
     if UnsafeListener.OPEN_RELAY in listener.unsafe and listener.auth is ListenerAuth.REQUIRED:
-        yield (
-            "unsafe",
-            '"open-relay" is not used with auth = "required", which lets no client relay without logging in: '
-            "leave one of the two out",
-        )
+        yield "unsafe", '"open-relay" is not used with auth = "required": leave one of the two out'
     yield from _relaying_problems(listener, takes_reports=takes_reports)
     yield from _trust_problems(listener)
     if listener.policy_file is not None and not listener.policy:
@@ -303,26 +295,16 @@ def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fin
 def _relaying_problems(listener: ListenerSettings, *, takes_reports: bool) -> Findings:
     wide = _open_to_all(listener.allow_networks)
     if wide and listener.auth is ListenerAuth.REQUIRED:
-        yield (
-            "allow_networks",
-            'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
-        )
+        yield "allow_networks", 'is not used with auth = "required": leave it out'
     elif wide and UnsafeListener.OPEN_RELAY not in listener.unsafe:
-        yield (
-            "allow_networks",
-            f"{wide} would make this an open relay, which spammers find within hours: name your own "
-            'networks, or write unsafe = ["open-relay"]',
-        )
+        remedy = 'name your own networks, or write unsafe = ["open-relay"]'
+        yield "allow_networks", f"{wide} would make this an open relay: {remedy}"
     # Who can reach a Unix socket is decided by its directory, not by an address.
     anyone = takes_reports or listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF
     listed = listener.allow_networks or listener.allow_certificates
     if not (anyone or listed or UnsafeListener.OPEN_RELAY in listener.unsafe):
-        yield (
-            "allow_networks",
-            'is empty, so no client could relay: name a network, such as "127.0.0.0/8", or say '
-            'auth = "required"',
-            *("allow_networks", "allow_certificates", "auth"),
-        )
+        empty = 'is empty, so no client could relay: name a network, or say auth = "required"'
+        yield "allow_networks", empty, "allow_networks", "allow_certificates", "auth"
 
 
 def _trust_problems(listener: ListenerSettings) -> Findings:
@@ -333,10 +315,7 @@ def _trust_problems(listener: ListenerSettings) -> Findings:
     no_address = "is not used on a Unix socket, whose clients have no address"
     for key in ("proxy_networks", "xclient_networks"):
         if wide := _open_to_all(getattr(listener, key)):
-            yield (
-                key,
-                f"{wide} would let every client claim any address: name the servers in front of this one",
-            )
+            yield key, f"{wide} would let every client claim any address: name the servers in front"
         elif is_unix and getattr(listener, key):
             yield key, f"{no_address}: let the servers in front connect to {instead}"
     if is_unix and listener.zone_header_networks:
@@ -356,12 +335,8 @@ def _tls_problems(listener: ListenerSettings) -> Findings:
         needs = 'needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes both)'
         yield "tls", f'"{listener.tls}" {needs}', "certificate"
     if certificates and keys and len(keys) != len(certificates):
-        yield (
-            "key",
-            f"{_number_of_files(len(keys))} for {_number_of_files(len(certificates))} in certificate: give "
-            "one for each, in the same order, or none when the keys are in the certificate files",
-            *("tls", "certificate", "key"),
-        )
+        number = f"the number of files is {len(keys)}, and that of certificate is {len(certificates)}"
+        yield "key", f"{number}: give one for each, or none", "tls", "certificate", "key"
     for at, certificate in enumerate(certificates):
         if (first := certificates.index(certificate)) < at:
             already = f"{quoted(str(certificate))} is certificate[{first}] already: was another one meant?"
@@ -370,12 +345,8 @@ def _tls_problems(listener: ListenerSettings) -> Findings:
     if listener.protocol is ListenerProtocol.HTTP and parse_listen(listener.address).is_loopback:
         is_unsafe = True  # a proxy on this machine has the TLS
     if listener.auth is not ListenerAuth.OFF and listener.tls is ListenerTls.NONE and not is_unsafe:
-        yield (
-            "auth",
-            f'"{listener.auth}" with tls = "none" would send passwords in clear text: give the listener tls, '
-            'or write unsafe = ["cleartext-auth"]',
-            *("tls", "unsafe"),
-        )
+        remedy = 'give the listener tls, or write unsafe = ["cleartext-auth"]'
+        yield "auth", f'"{listener.auth}" would send passwords in clear text: {remedy}', "tls", "unsafe"
 
 
 def _http_problems(listener: ListenerSettings) -> Findings:
@@ -398,24 +369,15 @@ def listener_advice(listener: ListenerSettings) -> Findings:
         yield "unsafe", f"every client that reaches {listener.address} may relay"
     usual = ListenerSettings().allow_networks
     if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
-        yield (
-            "allow_networks",
-            'not used with auth = "required": users may log in from anywhere, and no client relays without',
-        )
+        yield "allow_networks", 'not used with auth = "required": users may log in from anywhere'
     yield from _servers_in_front(listener)
     if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
-        yield (
-            "zone_header",
-            f"{listener.zone_header} is taken out of every message, and no client is trusted to name a "
-            "zone in it: list zone_header_users or zone_header_networks",
-        )
+        remedy = "list zone_header_users or zone_header_networks"
+        yield "zone_header", f"no client is trusted to name a zone in {listener.zone_header}: {remedy}"
     if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
         yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
     if listener.hide_client:
-        yield (
-            "hide_client",
-            "true: a Received field does not say where a message came from; the log does, by message id",
-        )
+        yield "hide_client", "true: only the log says where a message came from, by message id"
 
 
 def users_advice(user: tuple[str, ...], listeners: Sequence[ListenerSettings]) -> Findings:
@@ -430,17 +392,11 @@ def users_advice(user: tuple[str, ...], listeners: Sequence[ListenerSettings]) -
 def _port(listener: ListenerSettings) -> Findings:
     port = parse_listen(listener.address).port
     if listener.tls is ListenerTls.IMPLICIT and port in STARTS_IN_CLEAR:
-        yield (
-            "tls",
-            f"implicit on port {port}: clients wait for a greeting in clear text there, and never get one; "
-            f'say tls = "starttls", or port {SUBMISSIONS}',
-        )
+        remedy = f'say tls = "starttls", or port {SUBMISSIONS}'
+        yield "tls", f"implicit on port {port}: clients wait for a greeting in clear text there; {remedy}"
     elif listener.tls is not ListenerTls.IMPLICIT and port == SUBMISSIONS:
-        yield (
-            "tls",
-            f"{listener.tls} on port {SUBMISSIONS}: clients begin TLS at once there, and are turned away; "
-            'say tls = "implicit", or port 587',
-        )
+        remedy = 'say tls = "implicit", or port 587'
+        yield "tls", f"{listener.tls} on port {SUBMISSIONS}: clients begin TLS at once there; {remedy}"
 
 
 def _files(listener: ListenerSettings) -> Findings:
@@ -468,24 +424,16 @@ def _log_in(listener: ListenerSettings) -> Findings:
         yield "unsafe", f"passwords may come to {listener.address} in clear text"
     beyond = [network for network in listener.allow_networks if not network.is_loopback]
     if listener.tls is ListenerTls.STARTTLS and listener.auth is ListenerAuth.OPTIONAL and beyond:
-        yield (
-            "require_tls",
-            "false: who logs in has to use TLS, but mail of allow_networks is taken in clear text too",
-        )
+        yield "require_tls", "false: mail of allow_networks is accepted in clear text too"
 
 
 def _servers_in_front(listener: ListenerSettings) -> Findings:
     here = [network for network in listener.proxy_networks if network.is_loopback]
     if here:
-        yield (
-            "proxy_networks",
-            f"{here[0]} is this machine: programs here that connect without a PROXY header get no greeting; "
-            "give them a listener of their own",
-        )
+        remedy = "give programs that send no PROXY header a listener of their own"
+        yield "proxy_networks", f"{here[0]} is this machine: {remedy}"
     pairs = product(listener.xclient_networks, listener.allow_networks)
     trusted = [one for one, other in pairs if one.version == other.version and one.overlaps(other)]
     if trusted and listener.auth is not ListenerAuth.REQUIRED:
-        yield (
-            "xclient_networks",
-            f"{trusted[0]} is in allow_networks too: whatever it passes on without XCLIENT may relay",
-        )
+        relays = "whatever it passes on without XCLIENT may relay"
+        yield "xclient_networks", f"{trusted[0]} is in allow_networks too: {relays}"

@@ -66,19 +66,12 @@ def srs_problems(srs: SrsSettings) -> Findings:
 
 def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Findings:
     if srs.domain and all(each.auth is ListenerAuth.REQUIRED for each in listeners):
-        yield (
-            "domain",
-            "reports to rewritten senders cannot come in: they are from strangers, and every listener has "
-            'auth = "required"',
-        )
+        yield "domain", 'reports to rewritten senders are refused: every listener has auth = "required"'
 
 
 def dkim_problems(key: DkimSettings) -> Findings:
     if not key.domain:
-        yield (
-            "domain",
-            'is required: the domain whose mail is signed, such as "example.com" or "*.example.com"',
-        )
+        yield "domain", 'is required: the domain whose mail is signed, such as "example.com"'
     elif not _is_name(key.domain.removeprefix("*.")):
         yield "domain", f'{quoted(key.domain)} is not a domain; expected "example.com" or "*.example.com"'
     if not key.selector:
@@ -157,11 +150,8 @@ def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hos
     if keys and not any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
         for at, zone in enumerate(zones):
             if zone.dkim is DkimMode.REQUIRED:
-                yield (
-                    (at, "dkim"),
-                    f"required: bounces are sent from MAILER-DAEMON@{hostname}, for which there is no "
-                    "[[dkim]] key, so they would be deferred in this zone",
-                )
+                bounces = f"bounces from MAILER-DAEMON@{hostname} would be deferred"
+                yield (at, "dkim"), f"required: {bounces}, because no [[dkim]] key is for them"
 
 
 def record_problems(keys: Sequence[DkimSettings]) -> Findings:
@@ -173,11 +163,8 @@ def record_problems(keys: Sequence[DkimSettings]) -> Findings:
         other = keys[there]
         differs = key.domain == other.domain or key.key_file != other.key_file
         if domain and key.selector and there != at and differs:
-            yield (
-                (at, "selector"),
-                f"{quoted(key.selector)} of {domain} is already used by dkim[{there}]; each key needs its "
-                "own selector, because a DNS record contains one key",
-            )
+            used = f"{quoted(key.selector)} of {domain} is already used by dkim[{there}]"
+            yield (at, "selector"), f"{used}; each key needs its own selector"
 
 
 def rewrite_problems(rule: RewriteSettings) -> Findings:

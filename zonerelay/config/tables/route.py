@@ -96,20 +96,14 @@ def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> Fi
 
 def access_advice(rules: Sequence[AccessSettings]) -> Findings:
     if rules and rules[-1].action is AccessAction.ACCEPT:
-        yield (
-            (len(rules) - 1, "action"),
-            "accept as the last rule changes nothing: what no rule matches is let through; a rule that "
-            "refuses the rest has to follow",
-        )
+        nothing = "accept as the last rule changes nothing: a rule that refuses the rest has to follow"
+        yield (len(rules) - 1, "action"), nothing
 
 
 def route_problems(route: RouteSettings) -> Findings:
     if not route.conditions:
-        yield (
-            (),
-            "has no condition, so no later route would ever be asked: give it one (recipient_domain, "
-            f'sender_domain, …); the zone "{DEFAULT_ZONE}" takes what no route matches',
-        )
+        default = f'the zone "{DEFAULT_ZONE}" takes what no route matches'
+        yield (), f"has no condition, so it would match all mail: give it one; {default}"
     if route.max_size and route.min_size > route.max_size:
         more = f"{format_size(route.min_size)} is more than max_size = {format_size(route.max_size)}"
         yield "min_size", f"{more}, so this route would never match"

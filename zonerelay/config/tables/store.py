@@ -126,21 +126,16 @@ def admin_problems(admin: AdminSettings) -> Findings:
             claim = "would let every client claim any address: name the proxies in front"
             yield "proxy_networks", f"{network} {claim}"
     if admin.page and admin.address and not _keeps_secrets(admin):
-        yield (
-            "page",
-            f"{admin.address} can be reached from other machines, and who logs in there would send a token "
-            "in clear text: give admin.certificate and admin.key (zonerelay cert self-signed makes them), "
-            "name a proxy with TLS in admin.proxy_networks, or listen on 127.0.0.1",
+        remedy = (
+            "give admin.certificate, name a proxy with TLS in admin.proxy_networks, or listen on 127.0.0.1"
         )
+        yield "page", f"tokens would be sent to {admin.address} in clear text: {remedy}"
 
 
 def admin_advice(admin: AdminSettings) -> Findings:
     if admin.token_file is not None:
-        yield (
-            "token_file",
-            "one token that may do everything and does not expire; zonerelay token add makes others, with a "
-            "name, a scope and an end",
-        )
+        others = "zonerelay token add makes others, with a name, a scope and an end"
+        yield "token_file", f"one token that may do everything and does not expire; {others}"
     if admin.address and not parse_listen(admin.address).is_loopback:
         api = "the API requires a token"
         if not _keeps_secrets(admin):
@@ -283,11 +278,7 @@ def raised_guard(spool: SpoolSettings) -> str:
 def spool_advice(spool: SpoolSettings) -> Findings:
     with contextlib.suppress(OSError):  # it is not there yet, and is made private
         if is_public(spool.path):
-            yield (
-                "path",
-                f"every user of this machine can look into {spool.path}: no file in it is readable for them, "
-                "but chmod o-rwx it",
-            )
+            yield "path", f"every user of this machine can list {spool.path}: chmod o-rwx it"
     if spool.backend is Backend.MEMORY and spool.shelve is None:
         yield "backend", "memory: every queued message is lost when the relay stops"
     elif spool.backend is Backend.MEMORY:
@@ -373,11 +364,8 @@ def _database_advice(
     settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings, direction: str
 ) -> Findings:
     if settings.lease <= delivery.final_dot_timeout:
-        yield (
-            "lease",
-            "not longer than delivery.final_dot_timeout: a message may be sent a second time while a relay "
-            "that is cut off from the database still sends it",
-        )
+        twice = "a relay that is cut off from the database may send mail a second time"
+        yield "lease", f"not longer than delivery.final_dot_timeout: {twice}"
     if is_in_the_open(settings.url):
         open_to = f"mail goes over the network {direction} any server that answers there"
         yield "url", f"{open_to}: add ?sslmode=verify-full"

@@ -55,11 +55,8 @@ class DnsSettings:
 
 def dns_advice(dns: DnsSettings) -> Findings:
     if dns.trust_ad and not dns.servers:
-        yield (
-            "trust_ad",
-            "the system's resolvers are not known to be trustworthy; set dns.servers to a validating "
-            "resolver on this machine",
-        )
+        remedy = "set dns.servers to a validating resolver on this machine"
+        yield "trust_ad", f"the system's resolvers are not known to be trustworthy; {remedy}"
     for each in dns.servers if dns.trust_ad else ():
         if not ipaddress.ip_address(parse_name_server(each).address).is_loopback:
             forge = "an attacker on the path could forge the AD flag of its answers"
@@ -379,12 +376,8 @@ def zone_problems(
         yield "next_hop", f'"{CAPTURE}" stands alone: what is captured is not sent'
     max_age, whose = zone.max_age or retry.max_age, "max_age" if zone.max_age else "max_age in [retry]"
     if zone.schedule and zone.schedule[0] > max_age and report.sound("retry"):
-        yield (
-            "schedule",
-            f"the first delay of {format_duration(zone.schedule[0])} is longer than "
-            f"{whose} = {format_duration(max_age)}, when mail is given up",
-            *("schedule", "max_age"),
-        )
+        first = f"the first delay of {format_duration(zone.schedule[0])} is longer than"
+        yield "schedule", f"{first} {whose} = {format_duration(max_age)}", "schedule", "max_age"
     if zone.tls is TlsMode.DANE:
         if not trusts_dns:
             yield "tls", DANE_NEEDS_TRUST
@@ -427,11 +420,8 @@ def zone_advice(zone: ZoneSettings) -> Findings:
         slower = f"max_rate = {zone.max_rate} of the whole zone is slower"
         yield "max_rate_per_destination", f"never reached: {slower}"
     if zone.mix_domains and not zone.next_hop:
-        yield (
-            "mix_domains",
-            "true in a zone that is routed by MX: Google and others defer all recipients of a transaction "
-            "but those in the first domain",
-        )
+        defer = "Google and others defer all recipients but those in the first domain"
+        yield "mix_domains", f"true in a zone that is routed by MX: {defer}"
     if zone.next_hop_share and len(split_next_hops(zone.next_hop)) < 2:
         yield "next_hop_share", "has no effect: there is one next hop, or none"
     if zone.mta_sts and zone.next_hop:
@@ -444,11 +434,8 @@ def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
     if zone.tls is TlsMode.NONE:
         yield "tls", f"none: mail of zone {zone.name} is sent in clear text even where TLS is offered"
     if zone.tls is TlsMode.DANE:
-        yield (
-            "tls",
-            f"dane: mail of zone {zone.name} for domains without DNSSEC and TLSA records is not delivered; "
-            "it comes back when it is too old",
-        )
+        mail = f"mail of zone {zone.name} for domains without DNSSEC and TLSA records"
+        yield "tls", f"dane: {mail} is not delivered"
     if zone.tls_on_connect:
         yield "tls_on_connect", "MX hosts do not speak TLS from the first byte: it is for a next_hop"
 
@@ -510,11 +497,8 @@ def address_problems(sources: Sequence[SourceSettings]) -> Findings:
     taken: dict[str, int] = {}
     for at, source in enumerate(sources):
         if not source.address:
-            yield (
-                (at, "address"),
-                'is missing: give the address to send from, as in ["192.0.2.7"]',
-                (at, "address"),
-            )
+            missing = 'is missing: give the address to send from, as in ["192.0.2.7"]'
+            yield (at, "address"), missing, (at, "address")
         for index, address in enumerate(source.address):
             problem = _problem_of(address) or _problem_beside(address, source.address[:index])
             there = taken.setdefault(address, at)
@@ -748,12 +732,8 @@ def login_problems(zone: ZoneSettings) -> Findings:
         every = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
         yield "credentials", every, "credentials", "next_hop"
     if zone.credentials and zone.tls in WEAK_TLS:
-        yield (
-            "tls",
-            f"is {zone.tls}, but credentials are never sent in clear text; use verify, or required if the "
-            "next hop's certificate cannot be verified",
-            "credentials",
-        )
+        remedy = "use verify, or required if the next hop's certificate cannot be verified"
+        yield "tls", f"is {zone.tls}, but a login is never sent in clear text; {remedy}", "credentials"
 
 
 def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]) -> Findings:
@@ -768,17 +748,11 @@ def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence
         for name, host, why in passwords_that_end(credentials, zone):
             yield ("zone", at, "credentials"), f"{name} is a password for {host}: {why}"
         if zone.tls is TlsMode.REQUIRED:
-            yield (
-                ("zone", at, "tls"),
-                "required: an attacker who can redirect its connections is shown the log-in; verify makes "
-                "sure who the next hop is",
-            )
+            redirects = "an attacker who can redirect its connections is shown the login"
+            yield ("zone", at, "tls"), f"required: {redirects}; verify prevents that"
         if for_some.issuperset(zone.credentials):
-            yield (
-                ("zone", at, "credentials"),
-                "each is for some senders only; mail of all others, such as reports (<>), waits in this zone "
-                "until it is too old",
-            )
+            others = "mail of all others, such as reports (<>), waits until it is too old"
+            yield ("zone", at, "credentials"), f"each is for some senders only; {others}"
 
 
 def passwords_that_end(

@@ -212,12 +212,6 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
     def resume_reading(self) -> None:
         self._transport.pause_reading(False)
 
-    def is_reading(self) -> bool:
-        return not self._transport.is_paused
-
-    def get_write_buffer_size(self) -> int:
-        return self._raw.get_write_buffer_size()
-
     def is_closing(self) -> bool:
         return not self._transport.is_open
 
