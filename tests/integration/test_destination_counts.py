@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from msgspec import structs
@@ -70,7 +70,7 @@ async def test_an_answer_does_not_wait_for_a_slow_store(
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     scan, go = relay.store.scan, asyncio.Event()
 
-    async def slow(**named: object) -> AsyncIterator[Delivery]:
+    async def slow(**named: object) -> AsyncGenerator[Delivery, None]:
         await go.wait()
         async for each in scan():
             yield each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -91,7 +91,7 @@ class Bodies:
         if self.lost:
             raise ClaimLostError(f"message {message_id}: the lease on it was lost")
 
-    async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         self.reads += 1
         self.open_now += 1
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, groupby, zip_longest
 
 from zonerelay.model.clock import Clock, SystemClock
@@ -243,7 +243,7 @@ class MemoryStore:
         self.check_writable()
         return self._find(message_id)[0]
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         self.check_writable()
         for chunk in self._find(message_id)[1]:
             yield chunk
@@ -259,7 +259,7 @@ class MemoryStore:
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         self.check_writable()
         for key, delivery in sorted(self._deliveries.items()):
             if after is not None and key <= after:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -292,11 +292,11 @@ class Interrupted:
     def __getattr__(self, name: str) -> Any:  # Any: what the store has
         return getattr(self._store, name)
 
-    def read_body(self, identity: MessageId) -> AsyncIterator[bytes]:
+    def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         self._read += 1
         if self._read == 2:
             raise KeyboardInterrupt
-        return self._store.read_body(identity)
+        return self._store.read_body(message_id)
 
 
 async def test_an_export_that_breaks_off_leaves_nothing(tmp_path: Path, spool: Spool) -> None:

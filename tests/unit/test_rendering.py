@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -137,7 +137,7 @@ async def test_nothing_stays_open_where_the_store_fails_or_somebody_stops_in_the
     sending = rendered.read_body(rendered.message.id)
     await anext(sending)
     assert setting.bodies.open_now == 1
-    await sending.aclose()  # type: ignore[attr-defined]  # a generator
+    await sending.aclose()
     setting.bodies.fails_after = 1
     with pytest.raises(StoreError):
         await sent(rendered)
@@ -304,7 +304,7 @@ class Gate:
     failures: int = 0
     reads: int = 0
 
-    async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         self.reads += 1
         await self.opened.wait()
         if self.reads <= self.failures:

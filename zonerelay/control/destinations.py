@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing
 from itertools import islice
 
 import msgspec
@@ -20,7 +21,6 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
 from zonerelay.operations.answers import DestinationStatus, hurts
 from zonerelay.process.tasks import cancel_all
-from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.orders.orders import Orders
@@ -173,7 +173,7 @@ class DestinationRows:
         seen = 0
         try:
             scan = self._store.scan(wanted=everybody if every == 1 else EveryNth(every))
-            async with closing(scan) as deliveries:
+            async with aclosing(scan) as deliveries:
                 async for delivery in deliveries:
                     key = (delivery.zone, delivery.domain)
                     if key not in found and len(found) >= MAX_KEYS:

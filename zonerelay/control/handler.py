@@ -33,7 +33,6 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.operations import answers, requests
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
-from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import JournalError
@@ -80,7 +79,7 @@ class Bodies(msgspec.Struct, frozen=True):
         yield answers.MessageBody(
             message_id=message_id, sender=message.envelope.sender, size=message.size, zone=zone
         )
-        async with closing(read_body(message_id)) as pieces:
+        async with aclosing(read_body(message_id)) as pieces:
             async for piece in pieces:
                 yield answers.BodyPiece(octets=piece)
 

@@ -8,7 +8,7 @@ never waits for the outbox's database, and a failure of that database affects th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
 from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -161,7 +161,7 @@ class JoinedStore:
     async def read_message(self, message_id: MessageId) -> Message:
         return await (self._outbox if is_row(message_id) else self._spool).read_message(message_id)
 
-    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         return (self._outbox if is_row(message_id) else self._spool).read_body(message_id)
 
     def check_claim(self, message_id: MessageId) -> None:
@@ -179,7 +179,7 @@ class JoinedStore:
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         row = after if after is not None and is_row(after.message_id) else None
         if row is None and (queue is None or queue.kind is not QueueKind.MAILBOX):
             async for delivery in self._spool.scan(queue, wanted=wanted, after=after):

@@ -24,7 +24,7 @@ import os
 import secrets
 import tempfile
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import groupby, takewhile
 from operator import attrgetter
@@ -170,7 +170,7 @@ class Composer:
         return ComposedMessage(message, data, None if data else file)
 
 
-async def read(made: ComposedMessage) -> AsyncIterator[bytes]:
+async def read(made: ComposedMessage) -> AsyncGenerator[bytes, None]:
     if made.file is None:
         for start in range(0, len(made.data), CHUNK_SIZE):
             yield made.data[start : start + CHUNK_SIZE]
@@ -365,7 +365,7 @@ class OutboxStore:
     async def read_message(self, message_id: MessageId) -> Message:
         return (await self._composed(message_id)).message
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         composed = await self._composed(message_id)
         async for piece in read(composed):
             self.check_claim(message_id)

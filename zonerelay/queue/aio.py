@@ -1,5 +1,4 @@
-"""Event loop helpers of the queue: owned tasks, time-sliced work, and streams that can be closed
-early.
+"""Event loop helpers of the queue: owned tasks and time-sliced work.
 
 No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is reported as a `trouble` event.
 """
@@ -7,8 +6,7 @@ No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from zonerelay.process import tasks
@@ -20,7 +18,6 @@ SLICE = 0.005
 
 _Result = TypeVar("_Result")
 _Step = TypeVar("_Step")
-_Item = TypeVar("_Item")
 
 
 class Tasks(tasks.Tasks):
@@ -93,15 +90,3 @@ async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> A
     for step in steps:
         await slices.next()
         yield step
-
-
-@asynccontextmanager
-async def closing(stream: AsyncIterator[_Item]) -> AsyncIterator[AsyncIterator[_Item]]:
-    """Close a stream of a store on exit. Most streams are generators, which hold a snapshot until they are
-    closed.
-    """
-    try:
-        yield stream
-    finally:
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()

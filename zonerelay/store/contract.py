@@ -19,7 +19,7 @@ again (at least once).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -311,7 +311,7 @@ class QueueReader(Protocol):
     async def read_message(self, message_id: MessageId) -> Message:
         """Return a message's envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
 
-    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         """Yield the body in order, in chunks of at most `CHUNK_SIZE`.
 
         Raises MessageNotFoundError, or StoreCorruptError if a chunk is missing.
@@ -499,7 +499,7 @@ class QueueView(QueueReader, Protocol):
 
     def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         """Yield every mail delivery, queue by queue in the order of message ids, including claimed ones. With
         `queue`, yield only its deliveries. Those whose recipients are not `wanted` may be omitted; where the
         key contains the recipient, this avoids reading most of a queue. The scan starts after the delivery

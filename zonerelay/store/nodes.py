@@ -497,7 +497,7 @@ class NodeStore:
             return await held.queue.read_message(message_id)
         return (await self._elsewhere(message_id))[1]
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         held = await self._holder_of(message_id)
         held.partition.check()
         is_begun = False
@@ -578,7 +578,7 @@ class NodeStore:
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         nodes = dict.fromkeys([*(held.node for held in self.held()), *self.others])
         walks = [self._walk(node, queue, wanted, after) for node in nodes]
         heads: list[tuple[bytes, int, Delivery]] = []

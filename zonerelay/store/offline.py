@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -361,7 +361,7 @@ class EngineView:
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         for reads in self._readers:
             async for delivery in reads.scan(queue, wanted=wanted, after=after):
                 yield delivery
@@ -381,7 +381,7 @@ class EngineView:
             found |= await reads.messages([each for each in ids if each not in found])
         return found
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         reads = await self._holder(message_id)
         async for chunk in reads.body((await reads.message(message_id))[0]):
             yield chunk

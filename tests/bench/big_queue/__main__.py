@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
 
@@ -33,7 +34,6 @@ from tests.support.ports import free_port
 from tests.support.toml import Table
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import queue_of
-from zonerelay.queue.aio import closing
 
 DIRECTORY = Path("/var/tmp")
 UPDATED = 5000
@@ -168,7 +168,7 @@ async def make_due(path: Path, count: int, when: float) -> None:
     """Let the first `count` deferred deliveries of a spool come due in the same second."""
     async with opened(path) as store:
         keys: list[DeliveryKey] = []
-        async with closing(store.scan(queue_of("default"))) as deliveries:
+        async with aclosing(store.scan(queue_of("default"))) as deliveries:
             async for delivery in deliveries:
                 if delivery.next_attempt:
                     keys.append(delivery.key)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,7 +299,7 @@ class Endless(Bodies):
     def size(self) -> int:
         return self.pieces * CHUNK_SIZE
 
-    async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
+    async def read(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         for _ in range(self.pieces):
             self.read_so_far += CHUNK_SIZE
             yield self.body

@@ -18,7 +18,7 @@ from zonerelay.delivery.connection.client_protocol import (
     ConnectionLostError,
     ReplyTimeoutError,
 )
-from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, close_pieces
+from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody
 from zonerelay.model.envelope import Message
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import PeerError
@@ -85,7 +85,7 @@ class SentBody:
 
     async def close(self) -> None:
         """Release the reader. A `whole` body has been read to its end and need not be closed."""
-        await close_pieces(self._pieces)
+        await self._pieces.aclose()
 
     def _count(self, piece: bytes) -> bytes:
         self._seen += len(piece)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Protocol
@@ -83,12 +83,9 @@ async def conversion_of(
     must be converted. Raise NotConvertibleError and StoreError.
     """
     survey = ConversionSurvey(seven_bit=seven_bit)
-    pieces = read_body(message_id)
-    try:
+    async with aclosing(read_body(message_id)) as pieces:
         async for piece in pieces:
             survey.feed(piece)
-    finally:
-        await close_pieces(pieces)
     survey.finish()
     if not survey.plan.needed:
         return None
@@ -101,23 +98,15 @@ async def conversion_of(
     return Conversion(survey.plan, size)
 
 
-async def _converted(plan: ConversionPlan, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _converted(plan: ConversionPlan, pieces: Pieces) -> Pieces:
     """Yield the message as it is written. No chunk is empty."""
     writer = Encoder(plan)
-    try:
+    async with aclosing(pieces):
         while piece := await anext(pieces, b""):
             if written := writer.feed(piece):
                 yield written
         if written := writer.finish():
             yield written
-    finally:
-        await close_pieces(pieces)
-
-
-async def close_pieces(pieces: AsyncIterator[bytes]) -> None:
-    close = getattr(pieces, "aclose", None)  # generators hold resources, plain iterators need not
-    if close is not None:
-        await close()
 
 
 # Makes DKIM signatures: slow ones in a thread if a CPU core is free for it, others on the event loop.
@@ -205,7 +194,8 @@ def _signatures(jobs: Sequence[_Job]) -> list[bytes | Exception]:
     return signatures
 
 
-ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
+Pieces = AsyncGenerator[bytes, None]
+ReadBody = Callable[[MessageId], Pieces]
 """Reads a stored body in chunks. The iterator raises StoreError."""
 
 CheckClaim = Callable[[MessageId], None]
@@ -222,7 +212,7 @@ class StoredPieces:
 
     __slots__ = ("_header_size", "_held", "_pieces", "intact")
 
-    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._held: deque[bytes] = deque()
         self._header_size = 0
@@ -262,7 +252,7 @@ class StoredPieces:
             skipped = max(skipped - len(piece), 0)
         return body.digest()
 
-    async def spliced(self, header: bytes, skipped: int) -> AsyncGenerator[bytes, None]:
+    async def spliced(self, header: bytes, skipped: int) -> Pieces:
         """Yield `header`, then the stored body without its first `skipped` bytes. No chunk is empty."""
         try:
             while piece := await self._next():
@@ -280,7 +270,7 @@ class StoredPieces:
             await self.close()
 
     async def close(self) -> None:
-        await close_pieces(self._pieces)
+        await self._pieces.aclose()
 
     async def _next(self) -> bytes:
         return self._held.popleft() if self._held else await anext(self._pieces, b"")
@@ -469,7 +459,7 @@ class Renderer:
         """Render the message. `ahead` is the part of the body that was read already, for the first reader."""
         read = self._reader(rendition.conversion)
 
-        def read_body(message_id: MessageId) -> AsyncIterator[bytes]:
+        def read_body(message_id: MessageId) -> Pieces:
             nonlocal ahead
             pieces, ahead = ahead, None
             if pieces is None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
@@ -101,7 +101,7 @@ class OutboxReader:
 
     # --- all rows
 
-    async def scan(self, queue: QueueName | None) -> AsyncIterator[Delivery]:
+    async def scan(self, queue: QueueName | None) -> AsyncGenerator[Delivery, None]:
         """Yield the open deliveries in the order of rows. Invalid rows have none."""
         last = -1
         name = None if queue is None else queue.text

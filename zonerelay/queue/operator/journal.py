@@ -53,7 +53,6 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue
 from zonerelay.process.threads import OPERATORS
-from zonerelay.queue.aio import closing
 from zonerelay.store.contract import Store, StoreError, Unhealthy
 from zonerelay.telemetry.events.events import Events
 
@@ -378,7 +377,7 @@ class Bin:
     async def _batches(self) -> AsyncIterator[Sequence[Delivery]]:
         for queue in [each for each in await self._store.queues() if each.kind is QueueKind.BIN]:
             batch: list[Delivery] = []
-            async with closing(self._store.scan(queue)) as deliveries:
+            async with contextlib.aclosing(self._store.scan(queue)) as deliveries:
                 async for delivery in deliveries:
                     batch.append(delivery)
                     if len(batch) == BATCH:

@@ -60,7 +60,6 @@ from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueKind, QueueName, bin_of, queue_of, queues_of
 from zonerelay.model.reply import NO_NAMES, Reply, same_reply
-from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry
@@ -846,7 +845,7 @@ class Operations:
             queues = queues[queues.index(after.queue) :]
         for queue in queues:
             start = after if after is not None and queue in (None, after.queue) else None
-            async with closing(self.store.scan(queue, wanted=may_match, after=start)) as deliveries:
+            async with aclosing(self.store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
                     yield delivery
 

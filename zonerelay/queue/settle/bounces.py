@@ -10,6 +10,7 @@ made without it. `ReportError` means that no report can be made at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass
 
 from msgspec import structs
@@ -23,7 +24,6 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.queue.aio import closing
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, OwnMessage, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events
@@ -118,7 +118,7 @@ class DsnMaker:
         whole = whole and message.size <= self.bounce.return_size
         head = bytearray()
         try:
-            async with closing(self.store.read_body(message.id)) as body:
+            async with aclosing(self.store.read_body(message.id)) as body:
                 async for chunk in body:
                     searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
                     head += chunk

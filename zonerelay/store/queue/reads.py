@@ -8,16 +8,7 @@ moment; the window detects changes between two reads.
 from __future__ import annotations
 
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -66,7 +57,7 @@ async def scanned(
     page_at: Callable[[bytes, bytes], Awaitable[DeliveryPage]],
     queue: QueueName | None,
     after: DeliveryKey | None,
-) -> AsyncIterator[Delivery]:
+) -> AsyncGenerator[Delivery, None]:
     """Yield the deliveries of the pages of a queue, or of all queues, behind a key."""
     prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
     start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
@@ -303,7 +294,7 @@ class QueueReads:
             found.append(chunk)
         return found
 
-    async def body(self, message: Message) -> AsyncIterator[bytes]:
+    async def body(self, message: Message) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a body in order."""
         for first in range(1, message.chunks + 1, READ_CHUNKS):
             for chunk in await self.chunks(message.id, first, message.chunks):
