@@ -20,9 +20,8 @@ from tests.support.credentials import token
 from tests.support.crew import relay_of, run
 from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import RelayProcess
-from zonerelay.admin.access import MAX_FAILURES
 from zonerelay.admin.http_server import MAX_OPERATORS
-from zonerelay.admin.operators import MAX_OF_TOKEN, MAX_STREAMS
+from zonerelay.admin.operators import MAX_FAILURES, MAX_OF_TOKEN, MAX_STREAMS
 from zonerelay.config.credentials.identities import identities_file
 
 RECIPIENTS = 1000

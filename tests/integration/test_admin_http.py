@@ -522,7 +522,7 @@ async def test_a_stream_ends_when_its_token_expires_and_when_nothing_of_it_is_re
     guarded.events.pause = 0.0
     text = guarded.token(expires=time.time() + 2)
     _, writer = await guarded.stream("/v1/tail", Authorization=f"Bearer {text}")  # and nothing is read
-    await until(lambda: not guarded.operators.streams.open)
+    await until(lambda: not guarded.operators.streams.total())
     writer.transport.abort()
 
 
@@ -552,7 +552,7 @@ async def test_one_token_leaves_streams_and_connections_to_others(guarded: Guard
     await reader.readuntil(b"\r\n\r\n")
     for _ in range(3):
         assert (await guarded.log_in(f"token={other}".encode()))[0] == 303
-    assert guarded.operators.streams.open == MAX_OF_TOKEN + 1
+    assert guarded.operators.streams.total() == MAX_OF_TOKEN + 1
     for _, writer in opened:
         writer.close()
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz.targets import logins
 from tests.support.credentials import cheap_hash, file_of, user
-from zonerelay.admin import access
-from zonerelay.admin.access import Access
+from zonerelay.admin import operators
+from zonerelay.admin.operators import Access
 from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import RequestIdentity
 from zonerelay.config import toml_text
@@ -504,7 +504,7 @@ def test_the_token_file_is_one_token_more(tmp_path: Path) -> None:
 def test_failures_are_remembered_of_a_limited_number_of_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(operators, "MAX_CLIENTS", 2)
     audited: list[str] = []
     reader = Identities(tmp_path / "identities.json", lambda: 1.0)
     door = Access(

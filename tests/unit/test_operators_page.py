@@ -17,7 +17,7 @@ from tests.support.queueing import route_to
 from zonerelay.admin.page.acts import change_of
 from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse, term
-from zonerelay.admin.page.sessions import IDLE, LONGEST, MAX_SESSIONS, Sessions
+from zonerelay.admin.page.visitor import IDLE, LONGEST, MAX_SESSIONS, Sessions
 from zonerelay.cli import arguments
 from zonerelay.cli.arguments import parse as parse_arguments
 from zonerelay.cli.arguments import request_of

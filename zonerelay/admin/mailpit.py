@@ -24,9 +24,8 @@ import msgspec
 from aiohttp import web
 
 from zonerelay import __version__
-from zonerelay.admin.access import require_private
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
-from zonerelay.admin.operators import Operators
+from zonerelay.admin.operators import Operators, require_private
 from zonerelay.admin.problems import ApiError, not_allowed
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults

@@ -1,11 +1,16 @@
 """The objects that the API and the page share: the request handler, the tokens, the current settings, and the
 function that accepts mail.
+
+A valid token is accepted regardless of earlier failures of its client: 256 random bits cannot be guessed, and
+all clients of a proxy or an office share one address. A client with more than `MAX_FAILURES` failures in
+`WINDOW` seconds only gets a message about that, and its failures are no longer logged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -13,18 +18,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zonerelay.admin.access import Access
-from zonerelay.config.credentials.identities import Identities, IdentitiesError, Token, identities_file
+from zonerelay.admin.problems import ApiError
+from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token, identities_file
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.runner import Handler, OnError, Runner
 from zonerelay.inbound.cleanup.submit import Submit
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import addresses_in
 from zonerelay.operations.errors import BusyError, ControlError
 from zonerelay.operations.requests import Request
 
 if TYPE_CHECKING:
+    from zonerelay.admin.requests import RequestIdentity
     from zonerelay.capture.faults import InjectedFaults
     from zonerelay.capture.store import Capture
 
@@ -37,6 +44,11 @@ MAX_OF_TOKEN = 4
 CHECK = 0.5
 """Seconds between checks whether the token of a stream is still valid."""
 Audit = Callable[[Mapping[str, str]], None]
+MAX_FAILURES = 30
+WINDOW = 60.0
+MAX_CLIENTS = 4096
+_NETWORK = 64
+"""The prefix length of an IPv6 network that counts as one client."""
 
 
 class Sandbox(msgspec.Struct, frozen=True):
@@ -52,45 +64,78 @@ class Sandbox(msgspec.Struct, frozen=True):
     """
 
 
-class StreamCounter:
-    """Counts the open event streams of each token."""
-
-    def __init__(self) -> None:
-        self._open = Counter[str]()
-
-    @property
-    def open(self) -> int:
-        return self._open.total()
-
-    @contextlib.asynccontextmanager
-    async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
-        """Count a stream during the block, and end the block soon after its token becomes invalid. Raise
-        BusyError if too many streams are open.
-        """
-        if self._open.total() >= MAX_STREAMS:
-            raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")
-        if self._open[token.name] >= MAX_OF_TOKEN:
-            raise BusyError(
-                f"the token {token.name} has reached its limit of {MAX_OF_TOKEN} open event streams"
-            )
-        self._open[token.name] += 1
-        scope = asyncio.timeout(None)
-        watching = asyncio.create_task(_watch(is_valid, scope))
-        try:
-            async with scope:
-                yield
-        except TimeoutError:
-            if not scope.expired():
-                raise
-        finally:
-            watching.cancel()
-            self._open[token.name] -= 1
-
-
 async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
     while is_valid():  # noqa: ASYNC110 - a file is looked at
         await asyncio.sleep(CHECK)
     scope.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass(eq=False, repr=False)
+class Access:
+    """Authenticates HTTP clients. `audit` logs the first failure of a client in each window, and the one that
+    exceeds the limit.
+    """
+
+    identities: Identities
+    clock: Clock
+    audit: Callable[[Mapping[str, str]], None]
+    on_error: OnError
+
+    def __post_init__(self) -> None:
+        self._failures: BoundedDict[str, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
+
+    def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
+        """Return the token of a request, and record its name in the visit. Raise ApiError if the token is
+        not valid, cannot be read, or has none of the scopes.
+        """
+        try:
+            token = self._identified(text, visit.client)
+        except IdentitiesError as error:
+            self.on_error("identities", error)
+            raise ApiError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
+        require(token, *scopes)
+        visit.who = token.name
+        return token
+
+    def _identified(self, text: str, client: str) -> Token:
+        found = self.identities.identify(text)
+        if found is not None:
+            return found
+        now, who = self.clock.monotonic(), _client(client)
+        began, count = self._failures.get(who, (now, 0))
+        if now - began >= WINDOW:
+            began, count = now, 0
+        self._failures[who] = (began, count + 1)
+        if count in (0, MAX_FAILURES):
+            self.audit({"client": client, "request": "refused: a token that is not valid"})
+        if count >= MAX_FAILURES:
+            again = str(int(began + WINDOW - now) + 1)
+            raise ApiError(429, "too_many_failures", "too many invalid tokens", fields={"Retry-After": again})
+        challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
+        text = "the token is invalid: it has expired, was removed, or is incomplete"
+        raise ApiError(401, "unauthorized", text, fields=challenge)
+
+
+def require(token: Token, *scopes: Scope) -> None:
+    """Raise ApiError if the token has none of these scopes."""
+    if scopes and not any(map(token.may, scopes)):
+        text = f"the token {token.name} has the scope {token.scope}; this request requires {scopes[0]}"
+        raise ApiError(403, "forbidden", text)
+
+
+def require_private(visit: RequestIdentity) -> None:
+    """Raise ApiError if a token would cross a network in clear text."""
+    if not visit.private:
+        text = "remote clients must send tokens over TLS, or through a trusted proxy"
+        raise ApiError(403, "clear_text", text)
+
+
+def _client(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, _NETWORK), strict=False)) if found.version == 6 else address
 
 
 @dataclass(eq=False, repr=False)
@@ -118,7 +163,8 @@ class Operators:
         )
         self.access = Access(self.identities, self.clock, self.audit, self.on_error)
         self.rules = listener or (lambda: self.settings().listener[0])
-        self.streams = StreamCounter()
+        self.streams = Counter[str]()
+        """The numbers of open event streams by token."""
 
     def is_valid(self, token: Token) -> bool:
         """Return whether the token is still valid. A newer token with the same name is a different one."""
@@ -126,6 +172,30 @@ class Operators:
             return self.identities.named(token.name) == token
         except IdentitiesError:
             return False
+
+    @contextlib.asynccontextmanager
+    async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
+        """Count a stream during the block, and end the block soon after its token becomes invalid. Raise
+        BusyError if too many streams are open.
+        """
+        if self.streams.total() >= MAX_STREAMS:
+            raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")
+        if self.streams[token.name] >= MAX_OF_TOKEN:
+            raise BusyError(
+                f"the token {token.name} has reached its limit of {MAX_OF_TOKEN} open event streams"
+            )
+        self.streams[token.name] += 1
+        scope = asyncio.timeout(None)
+        watching = asyncio.create_task(_watch(is_valid, scope))
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            watching.cancel()
+            self.streams[token.name] -= 1
 
     @property
     def captures(self) -> bool:

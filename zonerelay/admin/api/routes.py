@@ -16,10 +16,9 @@ from functools import cache
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.access import require, require_private
 from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.verbs import JSON, LINES, ApiCall, Verb
-from zonerelay.admin.operators import Operators
+from zonerelay.admin.operators import Operators, require, require_private
 from zonerelay.admin.problems import ApiError, decoded, invalid, not_allowed, problem_of, wrong
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.config.credentials.identities import Token

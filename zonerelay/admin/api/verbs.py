@@ -76,7 +76,7 @@ class ApiCall(msgspec.Struct, frozen=True):
         """End the block when the token becomes invalid. Peers of the control socket have no token."""
         if not self.token.sha256:
             return nullcontext()
-        return self.operators.streams.one_more(self.token, lambda: self.operators.is_valid(self.token))
+        return self.operators.one_more(self.token, lambda: self.operators.is_valid(self.token))
 
 
 Answer = msgspec.Struct | dict[str, object] | web.StreamResponse

@@ -23,8 +23,16 @@ from zonerelay.admin.captured import CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
-from zonerelay.admin.page.sessions import LONGEST, PageSession, Sessions
-from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest, own_path, see_other
+from zonerelay.admin.page.visitor import (
+    FIELDS,
+    LONGEST,
+    PageError,
+    PageRequest,
+    PageSession,
+    Sessions,
+    own_path,
+    see_other,
+)
 from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.config.credentials.identities import Scope

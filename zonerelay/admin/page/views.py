@@ -259,8 +259,8 @@ async def tail_events(visitor: PageRequest) -> web.StreamResponse:
     assert session is not None
     response = web.StreamResponse(headers=fields)
     try:
-        streams, sessions = visitor.operators.streams, visitor.sessions
-        async with streams.one_more(session.token, lambda: session in sessions.open()):
+        sessions = visitor.sessions
+        async with visitor.operators.one_more(session.token, lambda: session in sessions.open()):
             await response.prepare(visitor.request)
             await response.write(b": it begins\n\n")
             try:
