@@ -192,7 +192,7 @@ def test_filter_hold_ten_thousand_and_undo(operator: Operator, relay: Served) ->
     # Not always all of them: what is being tried at that moment is busy.
     operator.text("deliveries held")
     operator.press(operator.button("Undo"))
-    operator.text("deliveries put back")
+    operator.text("deliveries were restored")
     page.goto(f"{relay.base}/queue?q=state:held")
     operator.text("No delivery matches.")
     page.goto(f"{relay.base}/suspensions")

@@ -14,10 +14,11 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from zonerelay.config.units import deliveries
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId, is_message_id
@@ -465,6 +466,25 @@ class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
     gone: int = 0
     altered: int = 0
     note: str = ""
+
+    def lines(self, done: str = "") -> Iterator[str]:
+        """Yield the result as sentences. The first says how many deliveries are `done`, such as "held"."""
+        if self.undoes:
+            were = "was" if self.changed == 1 else "were"
+            yield f"{deliveries(self.changed)} {were} restored to the state before change {self.undoes}."
+        else:
+            yield f"{deliveries(self.changed)} {' '.join(filter(None, (done, self.note)))}."
+        for count, what in (
+            (self.gone, "left the queue since"),
+            (self.altered, "changed since by other means and not restored"),
+            (self.busy, "being attempted at this moment and left alone: try again"),
+        ):
+            if count:
+                yield f"{deliveries(count)} {what}."
+        if self.undoes and self.note:
+            yield f"Note: {self.note}."
+        if self.no_undo:
+            yield f"Change {self.act} cannot be undone: {self.no_undo}."
 
 
 class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):

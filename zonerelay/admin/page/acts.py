@@ -90,19 +90,9 @@ async def _carry_out(
                 )
                 break
     if changed is not None:
-        done = "put back" if isinstance(request, requests.Undo) else request.done
-        lines.append(f"{deliveries(changed.changed)} {done}.")
-        if changed.matched - changed.busy > changed.changed:
+        lines += changed.lines("" if isinstance(request, requests.Undo) else request.done)
+        if not changed.undoes and changed.matched - changed.busy > changed.changed:
             lines.append(f"{changed.matched:,} matched; the others were so already, or have left meanwhile.")
-        if changed.busy:
-            lines.append(
-                f"{changed.busy:,} are being attempted at this moment and were left alone: try again."
-            )
-        if changed.gone or changed.altered:
-            lines.append(
-                f"{changed.gone:,} had left the queue, {changed.altered:,} were changed since by others."
-            )
-        lines += [text for text in (changed.note, changed.no_undo) if text]
     act = "" if changed is None or changed.no_undo else changed.act
     return await visitor.done(*lines, back=back, command=same, act=act, missing=missing)
 

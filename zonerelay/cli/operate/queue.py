@@ -394,26 +394,17 @@ def _dry_run(client: ControlClient, request: requests.QueueChange, *, as_json: b
     return OK
 
 
-def _tell(request: requests.QueueChange, total: answers.ChangeResult) -> None:
+def _tell(request: requests.QueueChange | requests.Undo, changed: answers.ChangeResult) -> None:
+    done = "" if isinstance(request, requests.Undo) else request.done
     if (at := getattr(request, "at", None)) is not None:
         # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
         done = f"will be retried at {text.when(at)} ({text.until(at + 30, time.time())})"
-    else:
-        done = " ".join(filter(None, (request.done, total.note)))
-    output.console().print(f"{text.deliveries(total.changed)} {done}.")
-    _tell_act(total)
-    if total.busy:
-        output.chatter().print(
-            f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."
-        )
-
-
-def _tell_act(changed: answers.ChangeResult) -> None:
-    """Print how to undo the change, or why that is not possible."""
-    if changed.no_undo:
-        output.chatter().print(f"Change {changed.act} cannot be undone: {changed.no_undo}.")
-    elif changed.changed:
-        output.chatter().print(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
+    first, *others = changed.lines(done)
+    output.console().print(first)
+    if changed.changed and not changed.no_undo:
+        others.append(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
+    for line in others:
+        output.chatter().print(line)
 
 
 def acts(arguments: Namespace) -> int:
@@ -443,22 +434,5 @@ def _act_cells(row: answers.ActRow) -> tuple[str, ...]:
 def undo(arguments: Namespace) -> int:
     request = request_of(arguments, requests.Undo)
     changed, status = output.answered(connect(arguments), request, answers.ChangeResult, "Undo")
-    output.print_one(changed, _tell_undone, as_json=arguments.json)
+    output.print_one(changed, partial(_tell, request), as_json=arguments.json)
     return FAILED if changed.busy else status
-
-
-def _tell_undone(changed: answers.ChangeResult) -> None:
-    were = "was restored" if changed.changed == 1 else "were restored"
-    before = f"to the state before change {changed.undoes}"
-    output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")
-    chatter = output.chatter()
-    for count, what in (
-        (changed.gone, "has left the queue since"),
-        (changed.altered, "changed since by other means and not restored"),
-        (changed.busy, "being attempted now and not changed; run the command again"),
-    ):
-        if count:
-            chatter.print(f"{text.deliveries(count)} {what}.")
-    if changed.note:
-        chatter.print(f"Note: {changed.note}.")
-    _tell_act(changed)
