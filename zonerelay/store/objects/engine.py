@@ -69,8 +69,6 @@ SHARE = 2
 most twice more.
 """
 PIECE = 1024 * 1024
-MOST_SPANS = 10_000
-"""The number of rows of large values that are kept in memory."""
 MOST_OBJECT = 1024 * 1024
 """The largest total size, in bytes, of the values in one object."""
 
@@ -305,17 +303,13 @@ class ObjectKeys:
         self._staged: dict[bytes, bytes] = {}
         """Rows for the next batch whose values are stored."""
         self._being_staged: set[str] = set()
-        self._spans: dict[bytes, bytes] = {}
-        """Rows of large values that were created recently."""
         self._in_doubt: list[str] = []
         """Objects of failed batches. They are removed unless the batch was stored after all."""
 
     # --- reading
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found = [self._spans.get(key) for key in keys] if self._epoch else [None]
-        if None in found:
-            found = await self._ask(ObjectIndex.get_many, keys)
+        found = await self._ask(ObjectIndex.get_many, keys)
         return await self._whole(list(zip(keys, found, strict=True)))
 
     async def page(
@@ -574,19 +568,11 @@ class ObjectKeys:
             old.log + len(data),
             old.live,
         )
-        if entry.ranges or len(self._spans) > MOST_SPANS:
-            self._spans.clear()
-        for key, row in entry.changes:
-            if row is not None and name_of(row):
-                self._spans[key] = row
-            elif self._spans:
-                self._spans.pop(key, None)
         try:
             self._state, dropped = await self._threads.read(
                 ObjectIndex.apply, entry.changes, entry.ranges, state, is_beginning
             )
         except StoreError:
-            self._spans.clear()
             self._is_open, self._is_suspect = False, True  # rebuilt by the next `enter`
             await self._threads.read(ObjectIndex.close)
             raise

@@ -25,15 +25,7 @@ import msgspec
 from zonerelay import durable
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.directories import lock_configured
-from zonerelay.store.leveldb.damage.format import (
-    FormatError,
-    LogContent,
-    LogGap,
-    Manifest,
-    TableFile,
-    read_log,
-    read_manifest,
-)
+from zonerelay.store.leveldb.damage import format as parser
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -90,7 +82,7 @@ class FoundLog(msgspec.Struct, frozen=True):
     path: Path
     raw: bytes
     synced: int
-    contents: LogContent
+    contents: parser.LogContent
 
 
 class DirectoryState(msgspec.Struct, frozen=True):
@@ -241,8 +233,8 @@ def _check_never_used(directory: Path, names: set[str], mark: SyncMark | None) -
 
 def _is_unused(path: Path) -> bool:
     try:
-        manifest = read_manifest(path.read_bytes())
-    except FormatError:
+        manifest = parser.read_manifest(path.read_bytes())
+    except parser.FormatError:
         return False
     return not manifest.tables and not manifest.last_sequence
 
@@ -258,14 +250,14 @@ def _manifest_name(directory: Path, names: set[str]) -> str:
     return name
 
 
-def _read_manifest(directory: Path, name: str) -> Manifest:
+def _read_manifest(directory: Path, name: str) -> parser.Manifest:
     try:
-        return read_manifest((directory / name).read_bytes())
-    except FormatError as error:
+        return parser.read_manifest((directory / name).read_bytes())
+    except parser.FormatError as error:
         raise DamagedSpoolError(directory, f"{directory / name}: {error}") from error
 
 
-def _table(directory: Path, names: set[str], table: TableFile) -> str:
+def _table(directory: Path, names: set[str], table: parser.TableFile) -> str:
     """Return the name of a table. Tables are never modified, so the size shows whether the end is missing."""
     name = f"{table.number:06d}.ldb"
     if name not in names and f"{table.number:06d}.sst" in names:
@@ -278,7 +270,7 @@ def _table(directory: Path, names: set[str], table: TableFile) -> str:
     return name
 
 
-def _logs(directory: Path, names: set[str], manifest: Manifest, mark: SyncMark | None) -> list[Path]:
+def _logs(directory: Path, names: set[str], manifest: parser.Manifest, mark: SyncMark | None) -> list[Path]:
     """Return the logs that LevelDB will read, in its order."""
     present = _numbers(_LOG, names)
     needed = {number for number in (manifest.log, manifest.previous_log) if number}
@@ -304,18 +296,18 @@ def found_logs(
     found: list[FoundLog] = []
     for path, raw in logs:
         synced = mark.size if mark is not None and int(path.stem) == mark.log else 0
-        contents = read_log(raw, synced=synced, verify=verify)
+        contents = parser.read_log(raw, synced=synced, verify=verify)
         if not contents.is_clean and not verify:
-            contents = read_log(raw, synced=synced)
+            contents = parser.read_log(raw, synced=synced)
         if found and _missing(found[-1].contents, contents, last_sequence):
-            contents = read_log(raw, synced=synced)
+            contents = parser.read_log(raw, synced=synced)
             if missing := _missing(found[-1].contents, contents, last_sequence):
                 _note_lost_end(found[-1], missing)
         found.append(FoundLog(path, raw, synced, contents))
     return found
 
 
-def _missing(log: LogContent, following: LogContent, last_sequence: int) -> int:
+def _missing(log: parser.LogContent, following: parser.LogContent, last_sequence: int) -> int:
     """Return the number of missing writes between two logs. It is 0 if the second has lost its own
     beginning.
     """
@@ -330,7 +322,7 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
     contents.torn = None
     contents.writes_missing_behind = missing
     if not contents.gaps or contents.gaps[-1].end < len(log.raw):
-        contents.gaps.append(LogGap(contents.end, len(log.raw)))
+        contents.gaps.append(parser.LogGap(contents.end, len(log.raw)))
 
 
 # --- the files that the spool adds to LevelDB's
