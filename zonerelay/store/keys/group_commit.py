@@ -8,7 +8,7 @@ after `LAZY_DELAY` at most.
 
 When to stop gathering: a submission waits as long as the loop is busy without a pause, because more
 submissions are likely then, and writing would compete with them for the interpreter. It also waits while
-fewer than half of the usual number have arrived. Workers that share two cores with their clients are often
+fewer than half of the usual number have arrived, lazy ones not counted. Workers that share two cores with their clients are often
 idle for a moment; without this wait each batch had a third of its possible size, which cost a tenth more CPU
 per message. `GATHER_LIMIT` ends both waits. On an idle relay the write starts in the next iteration of the
 loop.
@@ -159,7 +159,7 @@ class GroupCommitter(Generic[Change, P, W]):
         self._writing: list[SubmittedChanges[Change]] = []
         self._gathering = False
         self._usual = 0.0
-        """The recent average number of submissions in a batch."""
+        """The recent average number of submissions that wait for their batch, without the lazy ones."""
         self._pauses = 0
         self._gather_until = 0.0
         self._last_turn = 0.0
@@ -225,7 +225,7 @@ class GroupCommitter(Generic[Change, P, W]):
         elif now - self._last_turn > BUSY_TURN:
             self._last_turn = now
             self._loop.call_soon(self._turned)
-        elif 2 * len(self._pending) < self._usual and self._pauses < COMPANY_PAUSES:
+        elif 2 * self._urgent < self._usual and self._pauses < COMPANY_PAUSES:
             self._pauses += 1
             self._loop.call_later(COMPANY_PAUSE, self._turned)
         else:
@@ -260,7 +260,8 @@ class GroupCommitter(Generic[Change, P, W]):
         self._writing = pending[:count]
         self._pending = pending[count:]
         self._pending_size -= size
-        self._usual += (count - self._usual) / 4
+        if self._urgent:
+            self._usual += (self._urgent - self._usual) / 4
         self._urgent = len(self._pending)
         return size
 
