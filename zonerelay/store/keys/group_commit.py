@@ -8,10 +8,10 @@ after `LAZY_DELAY` at most.
 
 When to stop gathering: a submission waits as long as the loop is busy without a pause, because more
 submissions are likely then, and writing would compete with them for the interpreter. It also waits while
-fewer than half of the usual number have arrived, lazy ones not counted. Workers that share two cores with their clients are often
-idle for a moment; without this wait each batch had a third of its possible size, which cost a tenth more CPU
-per message. `GATHER_LIMIT` ends both waits. On an idle relay the write starts in the next iteration of the
-loop.
+fewer than half of the usual number have arrived, lazy ones not counted. Workers that share two cores with
+their clients are often idle for a moment; without this wait each batch had a third of its possible size,
+which cost a tenth more CPU per message. `GATHER_LIMIT` ends both waits. On an idle relay the write starts in
+the next iteration of the loop.
 
 If a batch fails, everything submitted after it fails for the same reason, and so does every later submission
 until `resume`. `applied` callbacks run on the event loop as soon as the write is durable, even if the
