@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.store.builders import flip
 from tests.support.crew import QUICK, run, status
 from tests.support.ports import free_port
 from tests.support.process import RelayProcess
@@ -28,7 +29,8 @@ def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(tmp_pa
         relay.kill()  # what was tried already, in vain, is in memory
         for table in spool.glob("*.ldb"):
             # The last body: the first one shares its block with the deliveries, which stand before it.
-            flip(table, table.read_bytes().rfind(client.body[3000:3100]))
+            if (at := table.read_bytes().rfind(client.body[3000:3100])) >= 0:
+                flip(table, at)
         relay.start(statuses=(200, 503))
         with Sink(port=port) as back:
             relay.wait_for(lambda: relay.http("/readyz")[0] == 503, what="/readyz 503")
@@ -53,15 +55,6 @@ def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(tmp_pa
                 what="the damaged one stays",
             )
             assert max(tokens(back.messages).values()) == 1
-
-
-def flip(table: Path, at: int) -> None:
-    if at >= 0:
-        with table.open("r+b") as file:
-            file.seek(at)
-            octets = file.read(4)
-            file.seek(at)
-            file.write(bytes(octet ^ 0xFF for octet in octets))
 
 
 def test_hole_in_the_log_is_a_problem_until_an_operator_acknowledges_it(tmp_path: Path) -> None:

@@ -30,10 +30,8 @@ def with_sources(directory: Path, port: int, *sources: SourceSettings, **zone: o
 
 @pytest.fixture
 async def guard() -> AsyncIterator[Guard]:
-    guard = Guard(["127.0.0.2"], f"554 5.7.1 {BLOCKED}", "RCPT")
-    await guard.start()
-    yield guard
-    guard.close()
+    async with Guard(["127.0.0.2"], f"554 5.7.1 {BLOCKED}", "RCPT") as guard:
+        yield guard
 
 
 async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) -> None:

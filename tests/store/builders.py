@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
@@ -93,3 +95,12 @@ async def body_of(store: QueueStore, identity: MessageId) -> bytes:
 
 async def claim_ids(store: QueueStore, *, now: float = NOW, limit: int = 100) -> list[int]:
     return [int(d.message_id, 16) for d in await store.claim(queue_of("default"), limit, now=now)]
+
+
+def flip(path: Path, at: int) -> None:
+    """Four octets of a file, in place: who has mapped it sees them."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        octets = file.read(4)
+        file.seek(at)
+        file.write(bytes(octet ^ 0xFF for octet in octets))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.store.builders import message_id
 from tests.store.spools import Spool
-from tests.store.test_leveldb_damage import body, flip, recipient
+from tests.store.test_leveldb_damage import body, flip_content, recipient
 from tests.store.test_leveldb_repair import fill
 from tests.store.test_spool_check import LOCAL, mixed
 from tests.support import mounts
@@ -116,8 +116,8 @@ def test_the_tables_fit_into_a_terminal(
 ) -> None:
     monkeypatch.setattr(output, "PIPE_WIDTH", 80)
     asyncio.run(fill(tmp_path / "spool"))
-    flip(tmp_path / "spool", body(30)[1000:1100])
-    flip(tmp_path / "spool", recipient(20).partition("@")[0].encode())
+    flip_content(tmp_path / "spool", body(30)[1000:1100])
+    flip_content(tmp_path / "spool", recipient(20).partition("@")[0].encode())
     config = str(configured(tmp_path))
     for words in (["check"], ["repair"], ["repair", "--yes"]):
         assert main(["spool", *words, "--config", config]) == 1
@@ -140,7 +140,7 @@ def test_the_shelf_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_spool_that_is_a_mount_of_its_own_keeps_the_old_files_in_it(tmp_path: Path) -> None:
     asyncio.run(fill(tmp_path / "filled"))
-    flip(tmp_path / "filled", body(30)[1000:1100])
+    flip_content(tmp_path / "filled", body(30)[1000:1100])
     (tmp_path / "spool").mkdir()
     script = (
         'mount -t tmpfs -o size=200m none "$4"; cp -a "$3/." "$4";'

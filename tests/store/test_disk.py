@@ -93,14 +93,6 @@ class TestFiles:
             await store.settle([Finish(delivery)])
             await until(lambda: not bodies(queue))
 
-    async def test_the_index_can_be_thrown_away(self, queue: Spool) -> None:
-        (delivery,) = await store_message(queue.store, 1, body=LARGE)
-        await queue.store.close()
-        shutil.rmtree(queue.settings.path / "scratch")
-        store = await queue.open()
-        assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
-        assert await body_of(store, message_id(1)) == LARGE
-
     async def test_sessions_share_the_syncs_of_directories_and_log(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -149,22 +141,6 @@ class TestFiles:
         await queue.store.settle([Finish(delivery)])
         await until(lambda: not bodies(queue))
         assert await queue.store.left_over() == ""
-
-    async def test_the_log_is_replaced_by_snapshots(
-        self, queue: Spool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(objects, "LEAST_LOG", 20_000)
-        for number in range(1, 101):
-            (delivery,) = await store_message(queue.store, number)
-            await queue.store.settle([Finish(delivery)])
-        log = queue.settings.path / "nodes/0/log"
-        await until(lambda: len(list(log.iterdir())) < 60)
-        (delivery,) = await store_message(queue.store, 101)
-        await queue.store.close()
-        shutil.rmtree(queue.settings.path / "scratch")
-        store = await queue.open()
-        assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
-        assert store.last_message_id() == message_id(101)
 
 
 class TestStart:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.store.builders import body_of, message_id
+from tests.store.builders import body_of, flip, message_id
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, repaired, state_of
 from zonerelay.config.settings import Backend
@@ -37,12 +37,6 @@ def body(queue: Spool, number: int) -> Path:
 
 def entry(queue: Spool, slot: int) -> Path:
     return disk_directories(queue.settings)[1] / "nodes/0/log" / f"{slot:016d}"
-
-
-def flip(path: Path, at: int) -> None:
-    octets = bytearray(path.read_bytes())
-    octets[at] ^= 0xFF
-    path.write_bytes(octets)
 
 
 def state(queue: Spool) -> list[object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
+from tests.store.builders import NOW, body_of, delivery_for, envelope_for, flip, message_id, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.cli.main import main
@@ -45,7 +45,7 @@ async def filled(spool: Spool, count: int = COUNT) -> list[Delivery]:
     return stored
 
 
-def flip(directory: Path, content: bytes, *, which: int = 0) -> None:
+def flip_content(directory: Path, content: bytes, *, which: int = 0) -> None:
     """Four octets in the tables where `content` is, for the first time or a later one."""
     places = []
     for table in sorted(directory.glob("*.ldb")):
@@ -54,20 +54,12 @@ def flip(directory: Path, content: bytes, *, which: int = 0) -> None:
             places.append((table, found))
             found = octets.find(content, found + 1)
     table, at = places[which]
-    flip_at(table, at + len(content) // 2)
-
-
-def flip_at(table: Path, at: int) -> None:
-    with table.open("r+b") as file:
-        file.seek(at)
-        octets = file.read(4)
-        file.seek(at)
-        file.write(bytes(octet ^ 0xFF for octet in octets))
+    flip(table, at + len(content) // 2)
 
 
 def damage_delivery(spool: Spool, number: int) -> None:
     """`delivery-zone` keys are in front of the messages, whose envelopes hold the recipient too."""
-    flip(spool.settings.path, recipient(number).partition("@")[0].encode())
+    flip_content(spool.settings.path, recipient(number).partition("@")[0].encode())
 
 
 def numbers(deliveries: Iterable[Delivery]) -> set[int]:
@@ -155,7 +147,7 @@ async def test_a_damaged_body_is_never_given_out_and_hides_nothing_else(spool: S
     for number in (6, 8):
         await store_message(spool.store, number, body=body(number))
     await spool.reopen()
-    flip(spool.settings.path, body(18)[1000:1100])
+    flip_content(spool.settings.path, body(18)[1000:1100])
     store = spool.store
     await written_off(spool)  # a compaction would give it a new checksum
     assert (await store.read_message(message_id(7))).size == len(whole)
@@ -176,7 +168,7 @@ async def test_chunks_whose_message_may_be_in_what_is_damaged_are_not_swept(spoo
     await store_message(spool.store, 2)
     await spool.reopen()
     await spool.store.close()
-    flip(spool.settings.path, recipient(1).partition("@")[0].encode(), which=1)
+    flip_content(spool.settings.path, recipient(1).partition("@")[0].encode(), which=1)
     store = await spool.open()
     await until(lambda: not store._keeper._tasks)  # type: ignore[attr-defined]  # the sweep is one
     await store.probe()
@@ -194,7 +186,7 @@ async def test_what_a_damaged_table_holds_is_not_taken_for_missing(spool: Spool,
     for table in spool.settings.path.glob("*.ldb"):
         octets = table.read_bytes()
         index, filters = blocks(octets)
-        flip_at(table, {"filter": filters + 8, "index": index + 8, "footer": len(octets) - 6}[part])
+        flip(table, {"filter": filters + 8, "index": index + 8, "footer": len(octets) - 6}[part])
     store = await spool.open()
     if part != "filter":
         await until(lambda: store.unhealthy() == DAMAGED)
@@ -245,7 +237,7 @@ async def test_writes_that_are_refused_for_damage_pause_deliveries(
         await filled(spool, 30)
         store = spool.store
         first, second, *_ = await store.claim(queue_of("default"), 10, now=NOW)
-        flip(spool.settings.path, body(7)[1000:1100])
+        flip_content(spool.settings.path, body(7)[1000:1100])
         await store.settle([Finish(first)])
         await written_off(spool)
         with pytest.raises(StoreCorruptError):
@@ -327,7 +319,7 @@ def test_a_walk_over_damage_brings_nothing_back(tmp_path: Path) -> None:
     marker = random.Random("marker").randbytes(500)
     db.write([[(key, None) for key in keys[50:100]], [(keys[40], b"new"), (keys[49], marker)]])
     db.reopen()
-    flip(db.path, marker[:200])
+    flip_content(db.path, marker[:200])
     found = {key for key, _ in db.rows(b"0", b"9", limit=1000)}
     damaged = {keys[40], *keys[49:100]}
     assert not found & damaged

@@ -18,7 +18,7 @@ import pytest
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.damage_worker import database_of
 from tests.store.spools import Spool
-from tests.store.test_leveldb_damage import body, filled, flip, numbers, recipient
+from tests.store.test_leveldb_damage import body, filled, flip_content, numbers, recipient
 from tests.store.test_spool_check import mixed, state_of
 from tests.support.command import PROGRAM, Ran, ran
 from zonerelay import durable
@@ -67,7 +67,7 @@ def test_a_look_changes_nothing_and_the_repair_does_what_it_said(
     tmp_path: Path, spool_command: Command
 ) -> None:
     asyncio.run(fill(tmp_path / "spool"))
-    flip(tmp_path / "spool", body(30)[1000:1100])
+    flip_content(tmp_path / "spool", body(30)[1000:1100])
     before = state_of(tmp_path / "spool")
     files = database_of(tmp_path / "spool")
     looked = spool_command("repair", "--json")
@@ -116,7 +116,7 @@ def test_a_repair_that_put_everything_back_exits_0(tmp_path: Path, spool_command
 def test_what_is_whole_in_the_salvage_is_taken_by_an_import(tmp_path: Path, spool_command: Command) -> None:
     """A message that has lost the record of its delivery is not sent: whether it was before is not known."""
     asyncio.run(fill(tmp_path / "spool"))
-    flip(tmp_path / "spool", recipient(30).partition("@")[0].encode())
+    flip_content(tmp_path / "spool", recipient(30).partition("@")[0].encode())
     report = json.loads(spool_command("repair", "--yes", "--json").out)
     there, salvage = found_in(tmp_path / "spool"), Path(report["salvage"])
     aside = {int(path.stem, 16): path.read_bytes() for path in salvage.glob("*.eml")}
@@ -172,7 +172,7 @@ def rows_of(spool: Path, copy: Path) -> dict[bytes, bytes]:
 def test_the_spools_of_all_workers_are_repaired(tmp_path: Path, spool_command: Command) -> None:
     for name in ("spool", "spool/01", "spool/02"):
         asyncio.run(fill(tmp_path / name))
-        flip(tmp_path / name, body(30)[1000:1100])
+        flip_content(tmp_path / name, body(30)[1000:1100])
     report = json.loads(spool_command("repair", "--yes", "--json").out)
     assert (report["before"], report["after"]) == (180, 180 - report["salvaged"])
     assert [Path(each).name.partition(".")[0] for each in report["kept"]] == ["spool", "spool-01", "spool-02"]
@@ -361,7 +361,7 @@ def test_control_c_leaves_nothing_behind(tmp_path: Path, spool_command: Command,
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 def test_a_spool_that_root_repairs_stays_its_owners(tmp_path: Path, spool_command: Command) -> None:
     asyncio.run(fill(tmp_path / "spool"))
-    flip(tmp_path / "spool", body(30)[1000:1100])
+    flip_content(tmp_path / "spool", body(30)[1000:1100])
     for path in (tmp_path, tmp_path / "spool", *(tmp_path / "spool").rglob("*")):
         os.chown(path, 12345, 12346)
     report = json.loads(spool_command("repair", "--yes", "--json").out)

@@ -9,41 +9,36 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.store.spools import s3_settings
+from tests.support.peer import Peer
 from tests.support.ports import LOOPBACK
 from zonerelay.store.objects.client import Bucket, UnknownResultError
 
 
-class Ending:
+class Ending(Peer):
     """A service that answers the first request of each connection, reads the next one, and hangs up."""
 
     def __init__(self) -> None:
+        super().__init__(self._answer)
         self.requests: Counter[str] = Counter()
         self.hangs_up = False
-        self.port = 0
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with_answer = True
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                fields = dict(line.split(b": ", 1) for line in head.lower().splitlines()[1:] if line)
-                await reader.readexactly(int(fields.get(b"content-length", b"0")))
-                self.requests[head.split()[0].decode()] += 1
-                if self.hangs_up and not with_answer:
-                    break
-                with_answer = False
-                writer.write(b'HTTP/1.1 200 OK\r\nETag: "a"\r\nContent-Length: 0\r\n\r\n')
-        except EOFError:
-            pass
-        writer.close()
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            fields = dict(line.split(b": ", 1) for line in head.lower().splitlines()[1:] if line)
+            await reader.readexactly(int(fields.get(b"content-length", b"0")))
+            self.requests[head.split()[0].decode()] += 1
+            if self.hangs_up and not with_answer:
+                writer.close()
+                return
+            with_answer = False
+            writer.write(b'HTTP/1.1 200 OK\r\nETag: "a"\r\nContent-Length: 0\r\n\r\n')
 
 
 @pytest.fixture
 async def service() -> AsyncIterator[Ending]:
-    service = Ending()
-    server = await asyncio.start_server(service.serve, LOOPBACK, 0)
-    service.port = server.sockets[0].getsockname()[1]
-    yield service
-    server.close()
+    async with Ending() as service:
+        yield service
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
+from tests.store.builders import NOW, delivery_for, envelope_for, flip, message_id, store_message
 from tests.store.spools import Spool
-from tests.store.test_leveldb_damage import body, filled, flip_at, recipient
+from tests.store.test_leveldb_damage import body, filled, recipient
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store import records
@@ -271,7 +271,7 @@ async def test_a_damaged_block_is_found_wherever_it_is(tmp_path: Path) -> None:
     for table in tables:
         whole = table.read_bytes()
         for at in range(50, len(whole), len(whole) // 3):
-            flip_at(table, at)
+            flip(table, at)
             _, findings = await checked(spool, tmp_path)
             assert findings.counts[DamageKind.UNREADABLE] == 1, (table, at, findings.kept)
             assert str(table) in {each.where for each in findings.kept}
@@ -285,7 +285,7 @@ async def test_a_hole_in_the_log_is_found(tmp_path: Path) -> None:
             await store_message(spool.store, number, recipient(number), body=body(number))
     (log,) = (tmp_path / "spool").glob("*.log")
     before = log.read_bytes()
-    flip_at(log, len(before) // 2)
+    flip(log, len(before) // 2)
     damaged = log.read_bytes()
     _, findings = await checked(spool, tmp_path)
     assert findings.counts[DamageKind.UNREADABLE] == 1

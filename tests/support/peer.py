@@ -25,8 +25,8 @@ class Peer:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, LOOPBACK, 0)
+    async def start(self, host: str = LOOPBACK, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, host, port)
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:

@@ -117,7 +117,7 @@ async def town() -> AsyncIterator[Town]:
     yield town
     await town.close()
     for guard in town.guards:
-        guard.close()
+        await guard.close()
 
 
 def clients(sink: Sink) -> list[str]:
