@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,10 @@ from zonerelay.worker.worker import Worker
 
 
 class Cut(AsyncExitStack):
-    """Fails at step `at` of the start, before the part has begun; leaves out the end of part `forgotten`."""
+    """Fails at step `at` of the start, before the part has begun."""
 
-    at = forgotten = 1000
+    at = 1000
     steps = 0
-    left_out: Callable[[], Any]
-    name = ""
 
     def push_async_callback(self, callback: Any, /, *args: Any, **kwds: Any) -> Any:
         return self._step(super().push_async_callback, callback, *args, **kwds)
@@ -41,10 +38,7 @@ class Cut(AsyncExitStack):
 
     def _step(self, push: Callable[..., Any], callback: Any, *args: Any, **kwds: Any) -> Any:
         number, Cut.steps = Cut.steps, Cut.steps + 1
-        if number == Cut.forgotten:
-            Cut.left_out, Cut.name = partial(callback, *args, **kwds), callback.__qualname__
-        else:
-            push(callback, *args, **kwds)
+        push(callback, *args, **kwds)
         if number == Cut.at:
             raise StoreError("cut")
         return callback
@@ -54,7 +48,6 @@ class Cut(AsyncExitStack):
 def cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "AsyncExitStack", Cut)
     monkeypatch.setattr(Cut, "at", 1000)
-    monkeypatch.setattr(Cut, "forgotten", 1000)
 
 
 def everything(directory: Path) -> Settings:
@@ -115,34 +108,6 @@ async def test_nothing_is_left_of_a_start_that_fails_at_any_step(
     monkeypatch.setattr(Cut, "at", 1000)
     async with leaving_nothing(tmp_path):
         await (await built(chosen)).stop()
-
-
-async def test_a_part_that_is_not_stopped_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above looks at shows it."""
-    await (await built(everything(tmp_path / "first"))).stop()
-    seen = set()
-    for part in range(Cut.steps):
-        directory = tmp_path / str(part)
-        monkeypatch.setattr(Cut, "forgotten", part)
-        before = left(directory)
-        await (await built(everything(directory))).stop()
-        await asyncio.sleep(0.05)
-        if left(directory) - before:
-            seen.add(Cut.name)
-        ended = Cut.left_out()
-        if asyncio.iscoroutine(ended):
-            await ended
-    assert seen >= {
-        "PartitionStore.close",
-        "Endpoints.close",
-        "MailReporter.close",
-        "Worker.stop_scheduler",
-        "Orders.stop",
-        "DailyReport.close",
-        "Tasks.cancel",
-        "Worker.close_listeners",
-        "DropDirectory.stop",
-    }
 
 
 async def test_the_end_of_one_part_fails_and_the_others_end(tmp_path: Path) -> None:

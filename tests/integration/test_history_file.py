@@ -56,6 +56,11 @@ class Kept:
     def put(self, recipient: str, **fields: str) -> None:
         self.history.put("accepted", {"id": "0" * 16, "sender": "a@example.org", "to": recipient, **fields})
 
+    def keep(self, recipient: str, **fields: str) -> None:
+        """Put it in, and wait until it is found."""
+        self.put(recipient, **fields)
+        assert wait_until(lambda: self.finds(recipient), timeout=10)
+
     def finds(self, address: str) -> bool:
         with Histories(self.file.parent, None) as histories:
             return bool(histories.find(Query(any=SearchForms(frozenset({address}))), 10)[0])
@@ -76,8 +81,7 @@ def test_what_does_not_fit_in_memory_is_dropped_counted_and_told(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "MOST", 10)
-    kept.put("first@example.com")
-    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    kept.keep("first@example.com")
     other = sqlite3.connect(kept.file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     for number in range(25):
@@ -87,8 +91,7 @@ def test_what_does_not_fit_in_memory_is_dropped_counted_and_told(
     other.close()
     assert wait_until(lambda: not kept.history._queue, timeout=10)  # emptied after the commit
     assert kept.finds("n9@example.com")
-    kept.put("later@example.com")
-    assert wait_until(lambda: kept.finds("later@example.com"), timeout=10)
+    kept.keep("later@example.com")
     assert not kept.finds("n10@example.com")
     assert [why for why in kept.whys() if why.startswith("15 events were dropped")]
 
@@ -110,14 +113,12 @@ def test_a_directory_that_may_not_be_written_is_told_once_and_tried_again(
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_file_that_is_removed_while_the_relay_runs_is_begun_again(kept: Kept, how: str) -> None:
-    kept.put("first@example.com")
-    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    kept.keep("first@example.com")
     for each in list(kept.file.parent.iterdir()):
         each.unlink()
     if how == "replaced":
         kept.file.write_bytes(b"")
-    kept.put("second@example.com")
-    assert wait_until(lambda: kept.file.exists() and kept.finds("second@example.com"), timeout=10)
+    kept.keep("second@example.com")
     assert [str(kept.file) in text for text in kept.told] == [True]
     assert not kept.history.problems()
 
@@ -126,15 +127,13 @@ def test_a_file_of_a_later_release_is_set_aside(kept: Kept) -> None:
     database = files.open_for_writing(kept.file)
     database.execute("PRAGMA user_version = 9")
     database.close()
-    kept.put("first@example.com")
-    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    kept.keep("first@example.com")
     assert any("format 9" in why for why in kept.whys())
     assert kept.file.with_name("00.db.aside").exists()
 
 
 def test_half_of_a_surrogate_pair_spoils_no_block(kept: Kept) -> None:
-    kept.put("half@example.com", helo="\udcff")
-    assert wait_until(lambda: kept.finds("half@example.com"), timeout=10)
+    kept.keep("half@example.com", helo="\udcff")
 
 
 def events(count: int, at: float) -> list[files.Event]:
@@ -238,8 +237,7 @@ def test_a_search_asks_no_part_of_the_index_that_is_older_than_a_message(
 
 
 def test_a_search_that_takes_too_long_is_ended_and_no_fault_of_the_file(kept: Kept) -> None:
-    kept.put("first@example.com")
-    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    kept.keep("first@example.com")
     searched = Query(reply="no such reply")
     with Histories(kept.file.parent, None, longest=60.0) as histories:
         assert histories.find(searched, 10) == ([], False)
@@ -252,8 +250,7 @@ def test_a_search_that_takes_too_long_is_ended_and_no_fault_of_the_file(kept: Ke
 
 
 def test_what_sqlite_does_within_one_statement_is_ended_too(kept: Kept) -> None:
-    kept.put("first@example.com")
-    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    kept.keep("first@example.com")
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
     with (
         Histories(kept.file.parent, None, longest=0.1) as histories,
