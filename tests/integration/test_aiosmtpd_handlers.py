@@ -6,6 +6,7 @@ import asyncio
 import smtplib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,23 +270,24 @@ HOSTILE_RECIPIENTS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "cause"), HOSTILE_RECIPIENTS)
-async def test_a_hostile_hook_costs_its_client_a_451(tmp_path: Path, what: str, cause: str) -> None:
-    def talk(client: smtplib.SMTP) -> list[int]:
+async def test_a_hostile_hook_costs_its_client_a_451(tmp_path: Path) -> None:
+    def talk(what: str, client: smtplib.SMTP) -> list[int]:
         client.ehlo()
         client.mail("app@example.org")
         wrong = client.rcpt(f"{what}@example.com")
-        assert wrong == (451, b"4.3.0 Policy not available now")
+        assert wrong == (451, b"4.3.0 Policy not available now"), what
         right = client.rcpt("ann@example.com")
         return [right[0], client.data(MESSAGE)[0]]
 
     async with handled(tmp_path, "Hostile", policy_timeout=0.3) as (running, sink):
-        assert await said(running, talk) == [250, 250]
+        for what, cause in HOSTILE_RECIPIENTS:
+            before = len(failures(running))
+            assert await said(running, partial(talk, what)) == [250, 250], what
+            logged = [detail for _, _, detail in failures(running)[before:]]
+            assert any(cause in each for each in logged), logged
         await running.until_empty()
-        logged = [detail for _, _, detail in failures(running)]
-    assert any(cause in each for each in logged), logged
-    assert [each.recipients for each in sink.messages] == [("ann@example.com",)]
-    assert isinstance(SEEN[0], RuntimeError) if what == "raises" else True
+    assert {each.recipients for each in sink.messages} == {("ann@example.com",)}
+    assert any(isinstance(each, RuntimeError) for each in SEEN)
 
 
 async def test_refusals_in_bytes_and_goodbyes(tmp_path: Path) -> None:

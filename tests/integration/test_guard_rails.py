@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import smtplib
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.capture import store as capture_store
-from zonerelay.capture.store import open_capture
 from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import change_user
 from zonerelay.config.settings import (
@@ -260,18 +258,6 @@ async def test_mail_is_redirected_copied_and_captured(house: House) -> None:
     assert (await house.send()).startswith("250")
     await house.running.until(lambda: house.running.queued() == 2, what="two captured")
     assert sum(zone.held for zone in (await house.running.status()).zones) == 2
-
-
-async def test_captured_mail_goes_to_the_zone_that_captures(tmp_path: Path, sink: Sink) -> None:
-    async with house_in(tmp_path, sink, ZoneSettings(name="kept", next_hop="capture:")) as house:
-        house.only("mode=listed", "recipients=example.net", "zones=default")
-        assert (await house.send(["ann@example.com", "x@example.net"])).startswith("250")
-        await house.running.until_empty()
-        assert [each.recipients for each in house.sink.messages] == [("x@example.net",)]
-        capture = open_capture(house.running.worker.settings, time.time)
-        (summary,), _, _ = capture.find()
-        assert summary.recipients == ["ann@example.com"]
-        capture.close()
 
 
 async def test_two_passwords_are_valid_while_one_is_rotated(house: House) -> None:

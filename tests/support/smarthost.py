@@ -42,16 +42,12 @@ class Smarthost(Sink):
     """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of answer;
     `submitters`: who was logged in for each message.
 
-    `offers`: the lines of EHLO inside TLS, instead of one with `mechanisms`. `prompts`: what LOGIN asks.
-    `plain_prompt`: what PLAIN asks although the response came with AUTH. `auth_reply`: what every AUTH is
-    answered with instead. `junk` goes in front of every reply. `closed`: it hangs up at once.
+    `auth_reply`: what every AUTH is answered with instead. `junk` goes in front of every reply. `closed`: it
+    hangs up at once.
     """
 
     tls: ssl.SSLContext | None = None
     mechanisms: str = "PLAIN LOGIN XOAUTH2"
-    offers: tuple[str, ...] = ()
-    prompts: tuple[str, str] = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")
-    plain_prompt: str | None = None
     junk: str = ""
     users: Mapping[str, str] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
@@ -94,8 +90,6 @@ class _LoginConversation(Conversation):
         offered: tuple[str, ...] = (f"AUTH {self._host.mechanisms}",) if self._host.mechanisms else ()
         if self._host.tls is not None and not self._tls:
             offered = ("STARTTLS",)
-        elif self._host.offers:
-            offered = self._host.offers
         await self._reply("\n".join(["250 smarthost", *offered]))
 
     async def _auth(self, argument: str) -> None:
@@ -115,11 +109,9 @@ class _LoginConversation(Conversation):
     async def _credentials(self, mechanism: str, first: str) -> tuple[str, bool]:
         host = self._host
         if mechanism == "LOGIN":
-            user, password = [await self._ask_with(prompt) for prompt in host.prompts]
+            user, password = [await self._ask(prompt) for prompt in ("Username:", "Password:")]
             return user, host.users.get(user) == password
         response = base64.b64decode(first).decode() if first else await self._ask("")
-        if mechanism == "PLAIN" and host.plain_prompt is not None:
-            response = await self._ask_with(host.plain_prompt)
         if mechanism == "PLAIN":
             _, user, password = response.split("\0")
             return user, host.users.get(user) == password
@@ -130,10 +122,7 @@ class _LoginConversation(Conversation):
         return user.removeprefix("user="), right
 
     async def _ask(self, challenge: str) -> str:
-        return await self._ask_with(base64.b64encode(challenge.encode()).decode())
-
-    async def _ask_with(self, prompt: str) -> str:
-        await self._reply(f"334 {prompt}")
+        await self._reply(f"334 {base64.b64encode(challenge.encode()).decode()}")
         return base64.b64decode(await self._line()).decode()
 
     async def _mail(self, argument: str) -> None:

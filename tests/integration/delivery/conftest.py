@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from tests.support.mail import (
+    TEXT,
     ZONE,
     Bodies,
     Names,
@@ -119,6 +120,20 @@ class Bed:
         for courier in self.couriers:
             await courier.pool.close()
             assert courier.pool.open_connections("default") == 0
+
+
+async def send(
+    courier: SmtpCourier,
+    port: int,
+    *locals_: str,
+    body: bytes = TEXT,
+    zone: ZoneSettings = ZONE,
+    sender: str = "sender@example.org",
+) -> list[Outcome]:
+    """Bring a message to people at example.com, of whom only the local parts are given."""
+    recipients = [f"{local}@example.com" for local in locals_ or ("anybody",)]
+    message = make_message(body, sender=sender, recipients=recipients)
+    return list(await courier.deliver(make_batch(message, route_to(port), zone)))
 
 
 @pytest.fixture

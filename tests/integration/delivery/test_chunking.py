@@ -10,25 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import Bed
-from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
+from tests.integration.delivery.conftest import Bed, send
+from tests.support.mail import TEXT, ZONE, Bodies
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, ZoneSettings
-from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.smtp.client.transaction import BdatFailure
 from zonerelay.store.contract import CHUNK_SIZE
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 CHUNKING = Manners(chunking=True)
-
-
-async def send(
-    courier: SmtpCourier, port: int, *locals_: str, body: bytes = TEXT, zone: ZoneSettings = ZONE
-) -> list[Outcome]:
-    message = make_message(body, recipients=[f"{local}@example.com" for local in locals_ or ("anybody",)])
-    return list(await courier.deliver(make_batch(message, route_to(port), zone)))
 
 
 def bdats(commands: list[str]) -> list[str]:

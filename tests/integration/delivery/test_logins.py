@@ -72,24 +72,6 @@ async def test_a_connection_is_logged_in_before_mail_is_sent_on_it(place: Place,
     assert bed.events() == []
 
 
-@pytest.mark.parametrize(
-    ("offers", "expected"),
-    [
-        (("auth plain login",), "PLAIN"),
-        (("Auth=login",), "LOGIN"),
-        (("AUTH LOGIN", "AUTH=PLAIN"), "PLAIN"),
-        (("AUTH PLAIN", "AUTH LOGIN GSSAPI"), "PLAIN"),
-        (("AUTH GSSAPI", "auth login"), "LOGIN"),
-    ],
-)
-async def test_mechanisms_are_the_union_of_the_lines_in_any_case(
-    place: Place, offers: tuple[str, ...], expected: str
-) -> None:
-    host = await place.host(offers=offers, users={"relay": PASSWORD})
-    assert (await place.bed().send(to(host))).verdict is D
-    assert host.logins == [(expected, "relay", 235)]
-
-
 @pytest.mark.parametrize("mechanism", ["PLAIN", "LOGIN"])
 async def test_lines_without_a_code_hinder_neither_tls_nor_a_login(place: Place, mechanism: str) -> None:
     host = await place.host(mechanisms=mechanism, users={"relay": PASSWORD}, junk="\r\nNotice\r\n")
@@ -97,23 +79,6 @@ async def test_lines_without_a_code_hinder_neither_tls_nor_a_login(place: Place,
     for _ in range(2):
         assert (await bed.send(to(host))).verdict is D
     assert host.logins == [(mechanism, "relay", 235)]
-
-
-async def test_odd_prompts_do_not_keep_anybody_from_logging_in(place: Place) -> None:
-    for offers, prompts, plain_prompt in (
-        ("LOGIN", ("", ""), None),
-        ("LOGIN", ("Username:", "Password:"), None),
-        ("LOGIN", ("UGFzc3dvcmQ6", "VXNlcm5hbWU6"), None),
-        ("PLAIN", ("", ""), ""),
-        ("PLAIN", ("", ""), "go on"),
-    ):
-        host = await place.host(
-            mechanisms=offers, prompts=prompts, plain_prompt=plain_prompt, users={"relay": PASSWORD}
-        )
-        bed = place.bed()
-        assert (await bed.send(to(host))).verdict is D
-        assert host.logins == [(offers, "relay", 235)]
-        assert bed.events() == []
 
 
 async def test_a_mechanism_may_be_prescribed(place: Place, tmp_path: Path) -> None:

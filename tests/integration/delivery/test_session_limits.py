@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.integration.delivery.conftest import Bed
+from tests.integration.delivery.conftest import Bed, send
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Conversation, Manners, Received
@@ -122,12 +122,6 @@ class _Session(Conversation):
 def batch_for(port: int, *recipients: str, sender: str = "sender@example.org") -> Batch:
     addresses = [f"{each}@example.com" for each in recipients]
     return make_batch(make_message(sender=sender, recipients=addresses), route_to(port), ZONE)
-
-
-async def send(
-    courier: SmtpCourier, port: int, *recipients: str, sender: str = "sender@example.org"
-) -> list[Outcome]:
-    return list(await courier.deliver(batch_for(port, *recipients, sender=sender)))
 
 
 TOLD = [
