@@ -29,38 +29,8 @@ from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.operations.answers import (
-    BodyPiece,
-    ChangeResult,
-    Count,
-    DeliveryRow,
-    EndFrame,
-    Explanation,
-    Frame,
-    MessageBody,
-    MessageDetail,
-    RelayStatus,
-    ResolvedAddress,
-    Summary,
-    cursor_of,
-)
+from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import ControlError, NotFoundError
-from zonerelay.operations.requests import (
-    Drop,
-    Explain,
-    Filter,
-    Hold,
-    QueueCat,
-    QueueChange,
-    QueueCount,
-    QueueList,
-    QueueShow,
-    QueueSummary,
-    QueueTrace,
-    Request,
-    Resolve,
-    Status,
-)
 from zonerelay.queue.operator import operations
 from zonerelay.queue.operator.journal import KEPT
 from zonerelay.queue.orders.orders import Orders
@@ -80,7 +50,7 @@ ZONES = (
 ROUTES = (RouteSettings(zone="local", recipient_domain=("local.example",)),)
 
 
-async def no_status() -> RelayStatus:
+async def no_status() -> answers.RelayStatus:
     raise StoreError("input/output error")
 
 
@@ -112,15 +82,15 @@ class Desk:
     router: ScriptedRouter
     client: ControlClient
 
-    async def ask(self, request: Request) -> list[Frame]:
+    async def ask(self, request: requests.Request) -> list[answers.Frame]:
         return await asyncio.to_thread(lambda: list(self.client.stream(request)))
 
     async def rows(self, **wanted: object) -> list[str]:
-        frames = await self.ask(QueueList(filter=Filter(**wanted)))  # type: ignore[arg-type]  # fields by name
-        return [frame.recipient for frame in frames if isinstance(frame, DeliveryRow)]
+        frames = await self.ask(requests.QueueList(filter=requests.Filter(**wanted)))  # type: ignore[arg-type]  # fields by name
+        return [frame.recipient for frame in frames if isinstance(frame, answers.DeliveryRow)]
 
-    async def change(self, request: QueueChange) -> ChangeResult:
-        return await asyncio.to_thread(self.client.ask, request, ChangeResult)
+    async def change(self, request: requests.QueueChange) -> answers.ChangeResult:
+        return await asyncio.to_thread(self.client.ask, request, answers.ChangeResult)
 
 
 @pytest.fixture
@@ -204,46 +174,46 @@ async def test_a_list_has_every_recipient_oldest_message_first(desk: Desk) -> No
 
 async def test_a_limit_says_whether_there_is_more(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.com")
-    row, end = await desk.ask(QueueList(limit=1))
-    assert isinstance(row, DeliveryRow)
-    assert end == EndFrame(count=1, more=True, next=cursor_of(row))
-    assert (await desk.ask(QueueList(limit=2)))[-1] == EndFrame(count=2, more=False)
+    row, end = await desk.ask(requests.QueueList(limit=1))
+    assert isinstance(row, answers.DeliveryRow)
+    assert end == answers.EndFrame(count=1, more=True, next=answers.cursor_of(row))
+    assert (await desk.ask(requests.QueueList(limit=2)))[-1] == answers.EndFrame(count=2, more=False)
 
 
 async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of_a_purge(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.com", "c@example.com")
-    await desk.change(Drop(filter=Filter(recipient="a@*")))
-    await desk.change(Drop(filter=Filter(recipient="b@*")))
+    await desk.change(requests.Drop(filter=requests.Filter(recipient="a@*")))
+    await desk.change(requests.Drop(filter=requests.Filter(recipient="b@*")))
     assert await desk.rows() == ["c@example.com"]
-    in_bin = Filter(state=DeliveryState.DROPPED, zone="default")
-    row, end = await desk.ask(QueueList(filter=in_bin, limit=1))
-    assert isinstance(row, DeliveryRow)
-    assert isinstance(end, EndFrame)
+    in_bin = requests.Filter(state=DeliveryState.DROPPED, zone="default")
+    row, end = await desk.ask(requests.QueueList(filter=in_bin, limit=1))
+    assert isinstance(row, answers.DeliveryRow)
+    assert isinstance(end, answers.EndFrame)
     assert (row.recipient, row.state, row.next_attempt) == (
         "a@example.com", "dropped", desk.relay.clock.now() + KEPT
     )  # fmt: skip
-    row, end = await desk.ask(QueueList(filter=in_bin, cursor=end.next))
-    assert (isinstance(row, DeliveryRow) and row.recipient) == "b@example.com"
+    row, end = await desk.ask(requests.QueueList(filter=in_bin, cursor=end.next))
+    assert (isinstance(row, answers.DeliveryRow) and row.recipient) == "b@example.com"
 
-    async def previewed(request: QueueChange) -> int:
-        return (await asyncio.to_thread(desk.client.ask, request, Count)).matched
+    async def previewed(request: requests.QueueChange) -> int:
+        return (await asyncio.to_thread(desk.client.ask, request, answers.Count)).matched
 
-    wanted = Filter(domain="example.com")
-    assert await previewed(Drop(filter=wanted, dry_run=True)) == 1
-    assert await previewed(Drop(filter=wanted, dry_run=True, purge=True)) == 3
-    assert await previewed(Drop(filter=in_bin, dry_run=True, purge=True)) == 2
-    for request in (Hold(filter=in_bin), Drop(filter=in_bin, dry_run=True)):
+    wanted = requests.Filter(domain="example.com")
+    assert await previewed(requests.Drop(filter=wanted, dry_run=True)) == 1
+    assert await previewed(requests.Drop(filter=wanted, dry_run=True, purge=True)) == 3
+    assert await previewed(requests.Drop(filter=in_bin, dry_run=True, purge=True)) == 2
+    for request in (requests.Hold(filter=in_bin), requests.Drop(filter=in_bin, dry_run=True)):
         with pytest.raises(ControlError, match="cannot be changed: `zonerelay undo` restores it"):
             await desk.ask(request)
-    assert (await desk.change(Drop(filter=in_bin, purge=True))).changed == 2
+    assert (await desk.change(requests.Drop(filter=in_bin, purge=True))).changed == 2
 
 
 async def test_a_count_brings_a_sample(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.com", "c@example.com")
-    frames = await desk.ask(QueueCount(filter=Filter(domain="example.com"), sample=2))
+    frames = await desk.ask(requests.QueueCount(filter=requests.Filter(domain="example.com"), sample=2))
     count, end = frames
-    assert isinstance(count, Count)
-    assert isinstance(end, EndFrame)
+    assert isinstance(count, answers.Count)
+    assert isinstance(end, answers.EndFrame)
     assert (count.matched, len(count.sample)) == (3, 2)
 
 
@@ -253,8 +223,8 @@ async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
     now = desk.relay.clock.now()
     deferred = delivery.deferred(now + 60, DEFERRED.attempt(now))
     await desk.relay.store.update([delivery.key], lambda _: deferred)
-    row, _ = await desk.ask(QueueList())
-    assert row == DeliveryRow(
+    row, _ = await desk.ask(requests.QueueList())
+    assert row == answers.DeliveryRow(
         message_id=message.id,
         zone="default",
         sender="",
@@ -276,20 +246,22 @@ async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
 async def test_an_empty_filter_alone_changes_nothing(desk: Desk) -> None:
     desk.relay.accept("a@example.com")
     with pytest.raises(ControlError, match="no deliveries selected"):
-        await desk.change(Drop())
+        await desk.change(requests.Drop())
     assert await desk.rows() == ["a@example.com"]
-    changed = await desk.change(Drop(everything=True))
+    changed = await desk.change(requests.Drop(everything=True))
     assert changed.changed == 1
 
 
 async def test_show_and_trace_tell_about_one_message(desk: Desk) -> None:
     message = desk.relay.accept("a@example.com", "b@example.com")
-    detail, _ = await desk.ask(QueueShow(message_id=message.id))
-    assert isinstance(detail, MessageDetail)
+    detail, _ = await desk.ask(requests.QueueShow(message_id=message.id))
+    assert isinstance(detail, answers.MessageDetail)
     assert [row.recipient for row in detail.deliveries] == ["a@example.com", "b@example.com"]
     assert detail.headers == (("Subject", "hello"),)
     steps = [
-        frame for frame in await desk.ask(QueueTrace(message_id=message.id)) if isinstance(frame, TraceStep)
+        frame
+        for frame in await desk.ask(requests.QueueTrace(message_id=message.id))
+        if isinstance(frame, TraceStep)
     ]
     assert steps[0].event == "accepted"
 
@@ -297,14 +269,14 @@ async def test_show_and_trace_tell_about_one_message(desk: Desk) -> None:
 async def test_a_body_is_read_as_received_and_as_sent_and_the_log_says_by_whom(desk: Desk) -> None:
     message = desk.relay.accept("a@example.com")
 
-    async def body(request: QueueCat) -> tuple[MessageBody, bytes]:
+    async def body(request: requests.QueueCat) -> tuple[answers.MessageBody, bytes]:
         head, *pieces, _ = await desk.ask(request)
-        assert isinstance(head, MessageBody)
-        return head, b"".join(each.octets for each in pieces if isinstance(each, BodyPiece))
+        assert isinstance(head, answers.MessageBody)
+        return head, b"".join(each.octets for each in pieces if isinstance(each, answers.BodyPiece))
 
-    head, stored = await body(QueueCat(message_id=message.id))
+    head, stored = await body(requests.QueueCat(message_id=message.id))
     assert (stored, head.size, head.zone) == (TEXT, len(TEXT), "")
-    head, sent = await body(QueueCat(message_id=message.id, as_sent=True))
+    head, sent = await body(requests.QueueCat(message_id=message.id, as_sent=True))
     assert sent.partition(b"\r\n\r\n")[2] == TEXT.partition(b"\r\n\r\n")[2]
     assert b"X-Zone: default\r\n" in sent
     assert (len(sent), "default") == (head.size, head.zone)
@@ -320,9 +292,9 @@ async def test_a_summary_counts_by_what_is_asked_and_by_age(desk: Desk) -> None:
     relay.accept("a@example.com", sender="", age=900.0, zone="bulk")
 
     async def rows(by: str, **wanted: object) -> dict[str, int]:
-        request = QueueSummary(by=by, filter=Filter(**wanted))  # type: ignore[arg-type]  # by name
+        request = requests.QueueSummary(by=by, filter=requests.Filter(**wanted))  # type: ignore[arg-type]  # by name
         (found, _) = await desk.ask(request)
-        assert isinstance(found, Summary)
+        assert isinstance(found, answers.Summary)
         assert found.every == 1
         assert all(sum(row.ages) == row.total for row in found.rows)
         return {row.key: row.total for row in found.rows}
@@ -335,8 +307,8 @@ async def test_a_summary_counts_by_what_is_asked_and_by_age(desk: Desk) -> None:
     assert await rows("priority", zone="bulk") == {"normal": 1}
     assert await rows("reply") == {"(no attempt yet)": 4}
     assert await rows("site") == {"(not known)": 4}
-    (found, _) = await desk.ask(QueueSummary(by="zone", filter=Filter(zone="bulk")))
-    assert isinstance(found, Summary)
+    (found, _) = await desk.ask(requests.QueueSummary(by="zone", filter=requests.Filter(zone="bulk")))
+    assert isinstance(found, answers.Summary)
     assert [row.ages[2] for row in found.rows] == [1]
 
 
@@ -346,10 +318,10 @@ async def test_a_large_queue_is_estimated_unless_all_of_it_is_asked_for(
     monkeypatch.setattr(operations, "SAMPLE", 10)
     for number in range(200):
         desk.relay.accept(f"u{number}@example.{'com' if number % 4 else 'org'}", tell=False)
-    (estimate, _) = await desk.ask(QueueSummary())
-    (exact, _) = await desk.ask(QueueSummary(exact=True))
-    assert isinstance(estimate, Summary)
-    assert isinstance(exact, Summary)
+    (estimate, _) = await desk.ask(requests.QueueSummary())
+    (exact, _) = await desk.ask(requests.QueueSummary(exact=True))
+    assert isinstance(estimate, answers.Summary)
+    assert isinstance(exact, answers.Summary)
     assert (estimate.every, exact.every) == (20, 1)
     assert 100 <= sum(row.total for row in estimate.rows) <= 600
     assert all(row.total % 20 == 0 for row in estimate.rows)
@@ -360,39 +332,39 @@ async def test_a_zone_is_chosen_only_where_the_message_is_in_it(desk: Desk) -> N
     message = desk.relay.accept("a@example.com", zone="gone")
     for zone, words in (("", "zone gone is not configured"), ("other", "its zones are gone")):
         with pytest.raises(ControlError, match=words):
-            await desk.ask(QueueCat(message_id=message.id, as_sent=True, zone=zone))
+            await desk.ask(requests.QueueCat(message_id=message.id, as_sent=True, zone=zone))
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        QueueShow(message_id="f" * 16),
-        QueueTrace(message_id="f" * 16),
-        QueueCat(message_id="f" * 16),
+        requests.QueueShow(message_id="f" * 16),
+        requests.QueueTrace(message_id="f" * 16),
+        requests.QueueCat(message_id="f" * 16),
     ],
 )
-async def test_a_message_that_is_not_there_is_not_found(desk: Desk, request_: Request) -> None:
+async def test_a_message_that_is_not_there_is_not_found(desk: Desk, request_: requests.Request) -> None:
     with pytest.raises(NotFoundError):
         await desk.ask(request_)
 
 
 async def test_a_stores_trouble_is_told_in_its_words(desk: Desk) -> None:
     with pytest.raises(ControlError, match="the spool: input/output error"):
-        await desk.ask(Status())
+        await desk.ask(requests.Status())
 
 
 async def test_a_pseudonym_finds_its_address_once(desk: Desk) -> None:
     first = desk.relay.accept("ann@example.com", "bob@example.com", sender="app@example.org")
     desk.relay.accept("ann@example.com", sender="app@example.org")
 
-    async def found(mailbox: str) -> list[Frame]:
-        return (await desk.ask(Resolve(pseudonym=REDACTOR.mailbox(Mailbox(mailbox)))))[:-1]
+    async def found(mailbox: str) -> list[answers.Frame]:
+        return (await desk.ask(requests.Resolve(pseudonym=REDACTOR.mailbox(Mailbox(mailbox)))))[:-1]
 
     assert await found("ann@example.com") == [
-        ResolvedAddress(address="ann@example.com", role="recipient", message_id=first.id)
+        answers.ResolvedAddress(address="ann@example.com", role="recipient", message_id=first.id)
     ]
     assert await found("app@example.org") == [
-        ResolvedAddress(address="app@example.org", role="sender", message_id=first.id)
+        answers.ResolvedAddress(address="app@example.org", role="sender", message_id=first.id)
     ]
     assert await found("eve@example.com") == []
 
@@ -400,15 +372,17 @@ async def test_a_pseudonym_finds_its_address_once(desk: Desk) -> None:
 async def test_a_domains_pseudonym_finds_everybody_in_it(desk: Desk) -> None:
     desk.relay.accept("ann@example.com", "bob@example.com", "eve@example.net", sender="")
     pseudonym = REDACTOR.mailbox(Mailbox("x@example.com")).partition("@")[2]
-    frames = await desk.ask(Resolve(pseudonym=pseudonym))
-    assert [frame.address for frame in frames if isinstance(frame, ResolvedAddress)] == [
+    frames = await desk.ask(requests.Resolve(pseudonym=pseudonym))
+    assert [frame.address for frame in frames if isinstance(frame, answers.ResolvedAddress)] == [
         "ann@example.com",
         "bob@example.com",
     ]
 
 
-async def explain(desk: Desk, address: str, sender: str = "") -> Explanation:
-    return await asyncio.to_thread(desk.client.ask, Explain(address=address, sender=sender), Explanation)
+async def explain(desk: Desk, address: str, sender: str = "") -> answers.Explanation:
+    return await asyncio.to_thread(
+        desk.client.ask, requests.Explain(address=address, sender=sender), answers.Explanation
+    )
 
 
 async def test_explain_names_the_rule_the_next_hop_and_the_addresses(desk: Desk) -> None:

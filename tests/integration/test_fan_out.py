@@ -17,7 +17,7 @@ from zonerelay.control import socket as worker_socket
 from zonerelay.control.frames import frames
 from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import WorkerSocket
-from zonerelay.operations import answers
+from zonerelay.operations import answers, requests
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
     BodyPiece,
@@ -33,16 +33,6 @@ from zonerelay.operations.answers import (
 from zonerelay.operations.catalogue import OPERATIONS, OperationCall, decode_call
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
-from zonerelay.operations.requests import (
-    QueueCat,
-    QueueCount,
-    QueueList,
-    QueueShow,
-    Request,
-    SpoolAcknowledge,
-    Status,
-    Undo,
-)
 from zonerelay.supervisor.merge.fan_out import FanOut
 
 F = TypeVar("F")
@@ -53,12 +43,12 @@ READ_AHEAD = 500
 """Rows: what is in the buffers of four sockets and their streams."""
 
 
-async def rows(path: Path, request: Request, answer: type[F], caller: str = "") -> list[F]:
+async def rows(path: Path, request: requests.Request, answer: type[F], caller: str = "") -> list[F]:
     call = OperationCall(request=request, caller=caller)
     return [each async for each in frames(path, call) if isinstance(each, answer)]
 
 
-async def ask(path: Path, request: Request, answer: type[F]) -> F:
+async def ask(path: Path, request: requests.Request, answer: type[F]) -> F:
     (found,) = await rows(path, request, answer)
     return found
 
@@ -70,7 +60,7 @@ class Spool:
         self.number = number
         self.sent: list[int] = []
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
         listing = len(self.sent)
         self.sent.append(0)
         for number in range(ROWS):
@@ -102,9 +92,9 @@ class Slow:
     def __init__(self, together: asyncio.Barrier) -> None:
         self._together = together
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
         await self._together.wait()
-        if isinstance(request, QueueCount):
+        if isinstance(request, requests.QueueCount):
             await answer.send(Count(matched=1))
         else:
             await answer.send(row("0000000000000000", ""))
@@ -133,9 +123,9 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
     spools = [Spool(number) for number in range(2)]
     async with relay_of(tmp_path, spools) as path:
         reader, writer = await asyncio.open_unix_connection(str(path))
-        writer.write(messages.encode(OperationCall(request=QueueList(limit=0))))
+        writer.write(messages.encode(OperationCall(request=requests.QueueList(limit=0))))
         await reader.readline()
-        listed = await rows(path, QueueList(limit=0), DeliveryRow)
+        listed = await rows(path, requests.QueueList(limit=0), DeliveryRow)
         writer.close()
     assert [len(each.reply) for each in listed[-3:]] == [len(LARGE), 100 * len(LARGE), 100 * len(LARGE)]
     assert [each.message_id for each in listed] == sorted(
@@ -150,9 +140,9 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
 async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path) -> None:
     together = asyncio.Barrier(3)
     async with relay_of(tmp_path, [Slow(together) for _ in range(3)]) as path, asyncio.timeout(20):
-        listed = await rows(path, QueueList(limit=0), DeliveryRow)
+        listed = await rows(path, requests.QueueList(limit=0), DeliveryRow)
         assert len(listed) == 3
-        assert (await ask(path, QueueCount(), Count)).matched == 3
+        assert (await ask(path, requests.QueueCount(), Count)).matched == 3
 
 
 class Holder:
@@ -162,8 +152,8 @@ class Holder:
         self.message_id = message_id
         self.readers: list[str] = []
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
-        assert isinstance(request, QueueCat)
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
+        assert isinstance(request, requests.QueueCat)
         self.readers.append(answer.caller)
         if request.message_id != self.message_id:
             raise NotFoundError(f"no message {request.message_id}")
@@ -176,7 +166,7 @@ async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_p
     """The id names the first worker: the spool has changed its worker since."""
     workers = [Holder("0" * 16), Holder("a" * 14 + "00")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        found = await rows(path, QueueCat(message_id="a" * 14 + "00"), BodyPiece, caller="ann")
+        found = await rows(path, requests.QueueCat(message_id="a" * 14 + "00"), BodyPiece, caller="ann")
     assert b"".join(each.octets for each in found) == b"x" * 65536 + b"y"
     assert [each.readers for each in workers] == [["ann"], ["ann"]]
 
@@ -187,8 +177,8 @@ class Lossy:
     def __init__(self, loss: str) -> None:
         self.losses = {loss}
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
-        assert isinstance(request, SpoolAcknowledge)
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
+        assert isinstance(request, requests.SpoolAcknowledge)
         if request.loss not in self.losses:
             raise NotFoundError(f"no loss {request.loss}")
         self.losses.remove(request.loss)
@@ -199,7 +189,7 @@ class Lossy:
 async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) -> None:
     workers = [Lossy("aaaa"), Lossy("bbbb")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        wanted = SpoolAcknowledge(loss="bbbb")
+        wanted = requests.SpoolAcknowledge(loss="bbbb")
         assert (await ask(path, wanted, LossDismissal)).loss == "bbbb"
         with pytest.raises(NotFoundError, match="no loss bbbb"):
             await ask(path, wanted, LossDismissal)
@@ -212,8 +202,8 @@ class Undoing:
     def __init__(self, outcome: int | ControlError) -> None:
         self.outcome = outcome
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
-        assert isinstance(request, Undo)
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
+        assert isinstance(request, requests.Undo)
         if isinstance(self.outcome, ControlError):
             raise self.outcome
         done = self.outcome
@@ -241,7 +231,7 @@ REFUSED, UNKNOWN = ControlError("it is still running"), NotFoundError("no change
 async def test_each_worker_undoes_what_it_has_changed(
     tmp_path: Path, outcomes: list[int | ControlError], changed: int | ControlError, missing: tuple[str, ...]
 ) -> None:
-    undo = Undo(undoes="a1")
+    undo = requests.Undo(undoes="a1")
     async with relay_of(tmp_path, list(map(Undoing, outcomes))) as path, asyncio.timeout(20):
         if isinstance(changed, ControlError):
             with pytest.raises(type(changed), match=str(changed)):
@@ -272,15 +262,15 @@ class Paced:
         waiting = msgspec.structs.replace(row(f"{'a' * 14}{number:02x}", ""), state="ready", next_attempt=0.0)
         self.row = waiting if next_turn is None else waiting.waits_for(self.destination)
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
         match request:
-            case Status():
+            case requests.Status():
                 await answer.send(status_of(self.destination))
-            case QueueList():
+            case requests.QueueList():
                 await answer.send(self.row)
-            case QueueCount():
+            case requests.QueueCount():
                 await answer.send(Count(matched=1, sample=(self.row,)))
-            case QueueShow():
+            case requests.QueueShow():
                 await answer.send(detail_of(self.row))
         return EndFrame()
 
@@ -293,13 +283,13 @@ async def test_mail_that_waits_for_a_rate_waits_for_that_of_all_workers(tmp_path
         return of.next_turn, of.waiting, of.turns_seconds
 
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        (whole,) = (await ask(path, Status(), RelayStatus)).destinations
+        (whole,) = (await ask(path, requests.Status(), RelayStatus)).destinations
         assert (whole.next_turn, whole.ready, whole.turns_seconds, whole.per_minute) == (*expected, 90)
-        shown = await ask(path, QueueShow(message_id="a" * 14 + "01"), MessageDetail)
+        shown = await ask(path, requests.QueueShow(message_id="a" * 14 + "01"), MessageDetail)
         assert turn(shown.deliveries[0]) == expected
-        counted = await ask(path, QueueCount(sample=3), Count)
+        counted = await ask(path, requests.QueueCount(sample=3), Count)
         assert [turn(each) for each in counted.sample] == [expected, expected, (None, 0, 0.0)]
-        listed = await rows(path, QueueList(), DeliveryRow)
+        listed = await rows(path, requests.QueueList(), DeliveryRow)
         assert [turn(each) for each in listed] == [expected, expected, (None, 0, 0.0)]
 
 
@@ -358,7 +348,7 @@ class Waiting:
         self.go = go
         self.begun, self.finished, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
         self.begun.set()
         try:
             await self.go.wait()

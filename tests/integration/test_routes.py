@@ -32,18 +32,9 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.model.queue_name import Priority
+from zonerelay.operations import requests
 from zonerelay.operations.answers import ChangeResult, DeliveryRow, Explanation, MessageDetail, OrderResult
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import (
-    Filter,
-    Hold,
-    QueueExplain,
-    QueueList,
-    QueueShow,
-    QueueTrace,
-    Selectors,
-    Suspend,
-)
 from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -77,7 +68,7 @@ async def zones_of(running: Running) -> dict[str, str]:
 async def traced(running: Running) -> list[str]:
     """The notes of the latest message's acceptance that tell of zones."""
     message_id = str(running.log.named("accepted")[-1]["id"])
-    steps = await running.rows(QueueTrace(message_id=message_id), TraceStep)
+    steps = await running.rows(requests.QueueTrace(message_id=message_id), TraceStep)
     return [step.text for step in steps if step.text.startswith("zone=")]
 
 
@@ -299,11 +290,11 @@ async def test_queue_show_and_explain_agree_on_where_waiting_mail_goes_and_what_
         message_id = str((await running.until_logged("accepted"))[0]["id"])
 
         async def rows() -> dict[str, DeliveryRow]:
-            detail = await running.ask(QueueShow(message_id=message_id), MessageDetail)
+            detail = await running.ask(requests.QueueShow(message_id=message_id), MessageDetail)
             return {row.recipient: row for row in detail.deliveries}
 
         async def plans(address: str = "") -> dict[str, Explanation]:
-            request = QueueExplain(message_id=message_id, address=address)
+            request = requests.QueueExplain(message_id=message_id, address=address)
             return {each.address: each for each in await running.rows(request, Explanation)}
 
         assert {name: row.new_zone for name, row in (await rows()).items()} == dict.fromkeys(await rows(), "")
@@ -335,7 +326,7 @@ async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> Non
     async with relay_with(standing_still(tmp_path, listener=here)) as running:
         await running.send("app@example.org", ["b@example.com"], b"X-Sending-Zone: vip\r\n" + MESSAGE)
         message_id = str((await running.until_logged("accepted"))[0]["id"])
-        detail = await running.ask(QueueShow(message_id=message_id), MessageDetail)
+        detail = await running.ask(requests.QueueShow(message_id=message_id), MessageDetail)
         [row] = detail.deliveries
         assert (row.zone, row.routed, row.new_zone) == ("vip", "zone-header", "")
 
@@ -344,8 +335,10 @@ async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: 
     async with relay_with(standing_still(tmp_path, listener=listener(**WITH_USERS))) as running:
         await submitted(running, b"", login=True)
         message_id = str((await running.until_logged("accepted"))[0]["id"])
-        order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderResult)
-        found = await running.ask(QueueExplain(message_id=message_id), Explanation)
+        order = await running.ask(
+            requests.Suspend(about=requests.Selectors(user="app"), reason="a leak"), OrderResult
+        )
+        found = await running.ask(requests.QueueExplain(message_id=message_id), Explanation)
         assert [each.id for each in found.orders] == [order.order.id]
 
 
@@ -359,7 +352,7 @@ async def priorities(running: Running) -> dict[str, Priority]:
 
 
 async def listed(running: Running, **wanted: str) -> list[tuple[str, str, str]]:
-    rows = await running.rows(QueueList(filter=Filter(**wanted)), DeliveryRow)  # type: ignore[arg-type]  # by name
+    rows = await running.rows(requests.QueueList(filter=requests.Filter(**wanted)), DeliveryRow)  # type: ignore[arg-type]  # by name
     return [(row.recipient, row.zone, row.priority) for row in rows]
 
 
@@ -406,7 +399,7 @@ async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_res
         assert await listed(running, priority="bulk") == [("c@news.example", "default", "bulk")]
         status = await running.status()
         assert {each.name: each.deferred for each in status.zones} == {"default": 2, "bulk": 0, "vip": 0}
-        await running.ask(Hold(filter=Filter(priority=Priority.BULK)), ChangeResult)
+        await running.ask(requests.Hold(filter=requests.Filter(priority=Priority.BULK)), ChangeResult)
         status = await running.status()
         assert [(each.deferred, each.held) for each in status.zones if each.name == "default"] == [(1, 1)]
 

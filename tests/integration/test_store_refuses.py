@@ -39,22 +39,9 @@ from zonerelay.config.settings import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Runner
 from zonerelay.control.socket import control_socket_path
+from zonerelay.operations import requests
 from zonerelay.operations.answers import MetricFamilies, UnreadyReasons
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import (
-    CHANGES,
-    Explain,
-    Filter,
-    PartMetrics,
-    PartReadiness,
-    Ping,
-    QueueCount,
-    QueueList,
-    QueueShow,
-    QueueTrace,
-    Request,
-    Resolve,
-)
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -131,7 +118,7 @@ def page(running: Running, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def sentence(client: ControlClient, request: Request) -> str:
+def sentence(client: ControlClient, request: requests.Request) -> str:
     """How a verb ends: "" when it did what it was asked to."""
     try:
         list(client.stream(request))
@@ -184,20 +171,20 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
         assert shown.counted is not counting
 
         client = ControlClient(control_socket_path(chosen))
-        for request in (Ping(), Explain(address="x@example.com")):
+        for request in (requests.Ping(), requests.Explain(address="x@example.com")):
             assert await asyncio.to_thread(sentence, client, request) == "", request
         asking = Runner(running.worker.endpoints.handler, running.worker.events.error)
-        assert (await asking.one(PartMetrics(), MetricFamilies, "")).families
-        assert reason in (await asking.one(PartReadiness(), UnreadyReasons, "")).reasons
-        everything = Filter()
-        asked: list[Request] = [
-            QueueList(filter=everything),
-            QueueCount(filter=everything),
-            QueueShow(message_id=message_id),
-            QueueTrace(message_id=message_id),
-            Resolve(pseudonym="one@example.com"),
+        assert (await asking.one(requests.PartMetrics(), MetricFamilies, "")).families
+        assert reason in (await asking.one(requests.PartReadiness(), UnreadyReasons, "")).reasons
+        everything = requests.Filter()
+        asked: list[requests.Request] = [
+            requests.QueueList(filter=everything),
+            requests.QueueCount(filter=everything),
+            requests.QueueShow(message_id=message_id),
+            requests.QueueTrace(message_id=message_id),
+            requests.Resolve(pseudonym="one@example.com"),
             *(
-                CHANGES[action](filter=everything, everything=True)
+                requests.CHANGES[action](filter=everything, everything=True)
                 for action in ("retry", "hold", "release", "bounce", "drop")
             ),
         ]
