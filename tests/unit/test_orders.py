@@ -13,21 +13,25 @@ import pytest
 from msgspec import structs
 
 from tests.store.builders import attempt
-from tests.support.queueing import DEFERRED, DELIVERED, Relay
+from tests.support.queueing import DEFERRED, DELIVERED, Relay, deliveries_of, make_message
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import queue_of
+from zonerelay.model.reply import Reply, same_reply
 from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.operator import journal as module
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry, JournalError
+from zonerelay.queue.operator.operations import BOUNDS, MAX_KEYS, NO_ATTEMPT, SummaryCount, reply_key
 from zonerelay.queue.orders.order import OPEN, SUSPEND, Order, OrderTable, Subject
 from zonerelay.queue.settle.settler import SettlerCallbacks
+from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1000.0
 MAIL = Subject(
@@ -491,3 +495,82 @@ async def test_a_leap_is_no_reason_to_expire_or_to_warn(relay: Watched, tmp_path
     relay.clock.advance(MINUTE)
     relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: len(relay.sink.named("expired")) == 1)
+
+
+# Which key a delivery is counted under, in which column of age, and that keys are bounded
+
+
+TODAY = 1_000_000.0
+
+
+def one(outcome: Outcome | None = None) -> Delivery:
+    ids = MessageIdSource(ManualClock(), 0, last=None)
+    (delivery,) = deliveries_of(make_message(ids, ["a@example.com"], created=TODAY))
+    return delivery if outcome is None else structs.replace(delivery, last=outcome.attempt(TODAY))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "column"), [(-10, 0), (0, 0), (5, 0), (5.1, 1), (80, 4), (1280, 8), (1281, 9), (99_999, 9)]
+)
+def test_an_age_has_one_column(minutes: float, column: int) -> None:
+    tally = SummaryCount(3, TODAY)
+    tally.count("x", TODAY - minutes * 60)
+    assert [(at, n) for at, n in enumerate(tally.counts["x"]) if n] == [(column, 3)]
+
+
+def test_keys_beyond_the_most_are_other() -> None:
+    tally = SummaryCount(1, TODAY)
+    for number in range(MAX_KEYS + 7):
+        tally.count(str(number), TODAY)
+    tally.count("3", TODAY)
+    assert len(tally.counts) == MAX_KEYS
+    assert tally.counts["3"][0] == 2
+    assert tally.other == [7] + [0] * len(BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("one_text", "another"),
+    [
+        ("greylisted for 300s <a@x.example>", "greylisted for 300s <bob@y.example>"),
+        ("[192.0.2.1] is listed at zen.example", "[2001:db8::7] is listed at zen.example"),
+        ("mailbox of ann@example.com is full", "mailbox of bob@example.net is full"),
+        ("later d9443c01a7336-29 - gsmtp", "later 41be03b00d2f7-b6 - gsmtp"),
+    ],
+)
+def test_replies_that_say_the_same_are_one(one_text: str, another: str) -> None:
+    keys = {
+        reply_key(one(structs.replace(DEFERRED, reply=Reply(451, "7.1", text))))
+        for text in (one_text, another)
+    }
+    assert len(keys) == 1
+    assert keys.pop().startswith("451 4.7.1 ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<ann@example.com>: user unknown",
+        "ann: no such user",
+        "user john.doe unknown at person.example",
+        "relaying denied (orcpt=rfc822;ann+40example.com)",
+        "the account is over quota ann x9-20020a05.88",
+    ],
+)
+def test_a_summary_groups_replies_as_the_report_of_the_history(text: str) -> None:
+    delivery = structs.replace(one(), recipient=Mailbox("ann@example.com"))
+    reply = Reply(451, "7.1", text)
+    attempted = structs.replace(delivery, last=structs.replace(DEFERRED, reply=reply).attempt(TODAY))
+    keys = {
+        same_reply(Redactor(key * 32, enabled=True).about(str(reply), delivery.recipient))
+        for key in (b"a", b"b", b"c", b"d")
+    }
+    assert keys == {reply_key(attempted)}
+    assert "ann" not in reply_key(attempted)
+
+
+def test_other_replies_are_others() -> None:
+    texts = ("mailbox full", "no such user", "try again in 5 minutes")
+    assert (
+        len({reply_key(one(structs.replace(DEFERRED, reply=Reply(451, "7.1", text)))) for text in texts}) == 3
+    )
+    assert reply_key(one()) == NO_ATTEMPT
