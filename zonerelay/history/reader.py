@@ -8,7 +8,6 @@ history; rows with plain addresses are found as well.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import sqlite3
 import time
@@ -24,6 +23,7 @@ import msgspec
 from zonerelay.history.database import CLEAR, MORE, Field, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
 from zonerelay.model.message_id import is_message_id
+from zonerelay.model.pattern import is_like
 from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 
@@ -180,7 +180,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _names(wanted: str, *names: str) -> bool:
-    return any(fnmatch.fnmatchcase(each.lower(), wanted.lower()) for each in names)
+    return any(is_like(wanted, each) for each in names)
 
 
 class _HistoryFile(msgspec.Struct):

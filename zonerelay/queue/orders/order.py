@@ -8,14 +8,13 @@ where all mail waits in one line.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.pattern import is_like
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import (
@@ -207,14 +206,3 @@ def _matches(order: Order, mail: Subject) -> bool:
         and order.is_about_recipient(mail.recipient)
         and order.is_about_destination(mail.destination, mail.label)
     )
-
-
-def is_like(pattern: str | None, text: str) -> bool:
-    """Return whether a text has this pattern, in which `*` stands for any text. None is any pattern."""
-    return pattern is None or _compiled(pattern).fullmatch(text) is not None
-
-
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    # Not fnmatch: `?` and `[` are ordinary characters of an address.
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.IGNORECASE | re.DOTALL)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
+from zonerelay.model.pattern import glob
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import literal_address
 
@@ -87,12 +88,12 @@ class _Globs:
     """Patterns for local parts, indexed by the text before their first `*`."""
 
     def __init__(self) -> None:
-        self._by_start: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
+        self._by_start: dict[str, list[tuple[Callable[[str], object], str]]] = {}
         self._lengths: set[int] = set()
 
     def add(self, local: str, pattern: str) -> None:
         start = local.partition(_ANY)[0]
-        self._by_start.setdefault(start, []).append((_glob(local), pattern))
+        self._by_start.setdefault(start, []).append((glob(local).fullmatch, pattern))
         self._lengths.add(len(start))
 
     def find(self, local: str) -> Iterator[str]:
@@ -100,27 +101,6 @@ class _Globs:
             for matches, pattern in self._by_start.get(local[:length], ()):
                 if matches(local):
                     yield pattern
-
-
-def _glob(pattern: str) -> Callable[[str], bool]:
-    """Search for the parts from left to right, so that the text is read only once for any pattern."""
-    first, *middle = pattern.split(_ANY)
-    last = middle.pop() if middle else None
-
-    def matches(text: str) -> bool:
-        if last is None:
-            return text == first
-        if not (text.startswith(first) and text.endswith(last)):
-            return False
-        at, end = len(first), len(text) - len(last)
-        for piece in middle:
-            at = text.find(piece, at, end)
-            if at < 0:
-                return False
-            at += len(piece)
-        return at <= end
-
-    return matches
 
 
 def _domain_pattern(pattern: str) -> str:
