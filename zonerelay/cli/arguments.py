@@ -214,7 +214,7 @@ def _change(verb: str) -> Command:
 
 
 def _user(verb: str, text: str) -> Command:
-    command = Command(f"user {verb}", "setup.user:user", text)
+    command = Command(f"user {verb}", "setup.credentials:user", text)
     command.value("--file", "FILE", "Credentials file (default: [auth] credentials)", Path)
     return command if verb in ("list", "default") else command.value("name", "NAME", "User name")
 
@@ -292,13 +292,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         _user("remove", "Remove a user"),
         _user("default", "Show or set the limits of users without their own limits")
         .value("assignment", "KEY=VALUE", _KEYS, nargs="*"),
-        Command("token add", "setup.token:token", "Create an API token and print it once")
+        Command("token add", "setup.credentials:token", "Create an API token and print it once")
         .value("name", "NAME", "Name of the token, as shown in the log", _read(_token_name))
         .choice("--scope", ("read", "operate", "submit"), _SCOPES, required=True)
         .value("--user", "NAME", "User whose mail the token submits", default="")
         .value("--for", "AGE", "Lifetime, e.g. 90d (default: unlimited)", _duration, dest="lifetime"),
-        Command("token list", "setup.token:token", "List the tokens (never their secret part)").json(),
-        Command("token remove", "setup.token:token", "Remove a token")
+        Command("token list", "setup.credentials:token", "List the tokens (never their secret part)").json(),
+        Command("token remove", "setup.credentials:token", "Remove a token")
         .value("name", "NAME", "Name of the token", _read(_token_name)),
     ),
     "Spool": (
@@ -343,7 +343,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .flag("--changed", "Print only options that differ from the defaults", group="which")
         .flag("--defaults", "Print the defaults, ignoring the file", group="which")
         .json(),
-        Command("cert self-signed", "setup.certificates:self_signed", "Create a self-signed certificate")
+        Command("cert self-signed", "setup.keys:self_signed", "Create a self-signed certificate")
         .value("--name", "NAME", "Name or address, repeatable (default: the hostname)", action="append")
         .value("--out", "DIR", "Directory for NAME.pem and NAME.key (default: this one)", Path)
         .value("--certificate", "FILE", "File of the certificate, instead of --out", Path)
@@ -351,13 +351,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .value("--days", "N", "Days of validity (default: %(default)s)", _number(1, MAX_DAYS), default=DAYS)
         .flag("--force", "Replace existing files")
         .json(),
-        Command("dkim new", "setup.dkim:new", "Create a DKIM key and print its DNS record", has_config=False)
+        Command("dkim new", "setup.keys:new", "Create a DKIM key and print its DNS record", has_config=False)
         .value("--domain", "DOMAIN", "Signing domain, as in From", required=True)
         .value("--selector", "NAME", 'Selector, e.g. "s2026"; use a new one for each key', required=True)
         .choice("--algorithm", ("rsa", "ed25519"), "rsa (default) has 2048 bits", default="rsa")
         .value("--out", "FILE", "File for the private key", Path, required=True)
         .json(),
-        Command("dkim check", "setup.dkim:check", "Compare every key with its DNS record").json(),
+        Command("dkim check", "setup.keys:check", "Compare every key with its DNS record").json(),
     ),
 }  # fmt: skip
 """The commands by what they are for."""

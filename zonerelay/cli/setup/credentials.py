@@ -1,11 +1,13 @@
-"""`user …`: manages the credentials file and the file of user limits; a running relay applies changes
-immediately.
+"""`user …` manages the credentials file and the file of user limits, and `token …` the API tokens. A running
+relay applies changes of users immediately, and those of tokens at its next request.
 
-The file is `--file`, or the one that `[auth] credentials` of the configuration names. All questions are asked
-and all passwords hashed before the file is locked, and the file is checked again under the lock.
+The file of users is `--file`, or the one that `[auth] credentials` of the configuration names. All questions
+are asked and all passwords hashed before the file is locked, and the file is checked again under the lock.
 
 A new password is read from a terminal (asked twice, not shown) or from standard input, or is generated. It is
-never on the command line, where every user of the machine could read it.
+never on the command line, where every user of the machine could read it. A token is generated here and
+printed once. Only what is generated goes to standard output, so that a script can read it; the files contain
+hashes.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import pwd
 import secrets
 import stat
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from zonerelay.cli.relay import load_needed, load_settings
 from zonerelay.cli.terminal import output, text
@@ -31,8 +35,9 @@ from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
-from zonerelay.config.credentials import passwords
+from zonerelay.config.credentials import identities, passwords
 from zonerelay.config.credentials.file import CredentialsError, User, change_user
+from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.config.settings import Settings
 from zonerelay.config.user_limits import UserLimits
 from zonerelay.model.queue_name import Priority
@@ -447,3 +452,60 @@ _VERBS: dict[str, Callable[[Namespace, Path], None]] = {
     "enable": lambda arguments, path: _set(["disabled="], arguments, path),
     "rotate": lambda arguments, path: (_finish_rotation if arguments.finish else _rotate)(arguments, path),
 }
+
+
+# --- tokens -------------------------------------------------------------------------------------------------
+
+
+def token(arguments: Namespace) -> int:
+    settings = load_needed(arguments.config, "spool")
+    path = identities.identities_file(settings.spool.path.parent)
+    with refused(IdentitiesError):
+        match arguments.verb:
+            case "add":
+                _check_user(settings, arguments.name, arguments.scope, arguments.user)
+                made = identities.make_token()
+                now = time.time()
+                expires = now + arguments.lifetime if arguments.lifetime else 0.0
+                added = identities.token_of(
+                    made, arguments.name, arguments.scope, created=now, expires=expires, user=arguments.user
+                )
+                identities.add(path, added)
+                print(made)
+                until = f"expires {text.when(expires)}" if expires else "does not expire"
+                _say(f"Token {added.name} with scope {added.scope} {until}. It is not shown again.")
+            case "list":
+                nothing = "There are no tokens: zonerelay token add NAME --scope read makes one."
+                output.print_rows(identities.read(path), _token_table, nothing, as_json=arguments.json)
+            case "remove":
+                identities.remove(path, arguments.name)
+                _say(f"Token {arguments.name} was removed: the next request with it is refused.")
+    return OK
+
+
+def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
+    """Raise CliError if the token needs a user and has none, or if the user does not exist."""
+    path = settings.auth.credentials
+    if not user:
+        if scope == "submit":
+            raise CliError(
+                "a token with the scope submit needs a user, whose limits apply: zonerelay token "
+                f"add {name} --scope submit --user USER"
+            )
+        return
+    with refused(CredentialsError, after=f". Add the user first: zonerelay user add {user}"):
+        found = credentials.read(path)
+    if user not in found:
+        raise CliError(f"the user {user} is not in {path}; add it with: zonerelay user add {user}")
+
+
+def _token_table(tokens: Sequence[Token]) -> Table:
+    now = time.time()
+    rows = []
+    for each in tokens:
+        over = bool(each.expires) and each.expires <= now
+        expires: output.Cell = text.when(each.expires) if each.expires else "never"
+        if over:
+            expires = Text(f"{expires} (over)", style="red")
+        rows.append([each.name, each.scope, each.user or "-", text.when(each.created), expires])
+    return output.table(["name", "scope", "user", "made", "expires"], rows)
