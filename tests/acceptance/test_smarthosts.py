@@ -1,29 +1,23 @@
-"""Logging in at real smarthosts: Postfix with Cyrus SASL, and another relay of our own."""
+"""Logging in at a real smarthost: Postfix with Cyrus SASL."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.submission import PASSWORD, USER, Papers, Submission, submission
+from tests.acceptance.submission import Papers
 from tests.support.ports import LOOPBACK, free_ports, wait_until
 from tests.support.postfix import REALM, PostfixInstance, PostfixSettings, PostfixTools
-from tests.support.process import PROGRAM, RelayProcess
+from tests.support.process import RelayProcess
 from tests.support.senders import Tls
 from tests.support.sink import Sink
 from tests.support.toml import Value
 
 SECRET = "pencil, and a comma="
 POSTFIX_USER = f"relay@{REALM}"
-
-
-def retry(relay: RelayProcess) -> None:
-    command = [str(PROGRAM), "queue", "retry", "--all", "--yes", "--config", str(relay.config)]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
 
 
 def smarthost_relay(
@@ -43,12 +37,6 @@ def smarthost_relay(
         },
         environment={"SSL_CERT_FILE": str(papers.ca)},
     )
-
-
-@pytest.fixture
-def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> Iterator[Submission]:
-    with submission(open_path / "submission", sink, papers, credentials) as doors:
-        yield doors
 
 
 @dataclass
@@ -111,61 +99,3 @@ def test_postfix_lets_us_log_in(
     said = f"sasl_method={used}, sasl_username={POSTFIX_USER}"
     noted = wait_until(lambda: said in postfix.log_text()[before:], timeout=20)
     assert noted, postfix.log_text()[before:]
-
-
-def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_delivers(
-    open_path: Path, sink: Sink, papers: Papers, postfix_tools: PostfixTools
-) -> None:
-    settings = PostfixSettings(
-        next_hop=f"[{LOOPBACK}]:{sink.port}",
-        certificate=papers.server,
-        users={"relay": "right"},
-        mechanisms="SCRAM-SHA-256",
-        users_only=True,
-    )
-    with (
-        PostfixInstance(postfix_tools, open_path / "postfix", settings) as postfix,
-        smarthost_relay(
-            open_path / "relay",
-            papers,
-            port=postfix.smtp_port,
-            tls=Tls.STARTTLS,
-            credential={"user": POSTFIX_USER},
-            password="wrong",
-        ) as relay,
-    ):
-        for _ in range(3):
-            relay.send("b@example.com")
-        wait_until(lambda: len(relay.events("suspended")) >= 1, timeout=10)
-        refused = [each["credential"] for each in relay.events("login-refused")]
-        assert refused == ["main"]
-        said = f"sasl_username={POSTFIX_USER}"
-        assert wait_until(lambda: said in postfix.log_text(), timeout=20)
-        assert postfix.log_text().count(said) == 1, postfix.log_tail()
-        assert not relay.events("bounced")
-        assert relay.http("/readyz")[0] == 200
-        assert 'zonerelay_smarthost_login{credential="main",zone="default"} 0.0' in relay.http("/metrics")[1]
-        (open_path / "relay" / "password").write_text("right\n")
-        retry(relay)
-        sink.until(3, timeout=10)
-        wait_until(lambda: bool(relay.events("login-restored")), timeout=5)
-        assert relay.events("login-restored")
-        assert "wrong" not in relay.log.read_text()
-
-
-@pytest.mark.parametrize(("mechanism", "tls"), [("plain", Tls.STARTTLS), ("login", Tls.IMPLICIT)])
-def test_another_zonerelay_lets_us_log_in(
-    open_path: Path, papers: Papers, doors: Submission, mechanism: str, tls: Tls
-) -> None:
-    with smarthost_relay(
-        open_path / "relay",
-        papers,
-        port=doors.door(tls).port,
-        tls=tls,
-        credential={"user": USER, "mechanism": mechanism},
-        password=PASSWORD,
-    ) as relay:
-        relay.send("b@example.com")
-        message = doors.delivered()
-    assert message.body.endswith(b"\r\n\r\nhello\r\n")
-    assert b" with ESMTPSA (TLSv1.3) id " in message.body

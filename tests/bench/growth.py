@@ -17,7 +17,7 @@ import base64
 import contextlib
 import random
 import signal
-import socket
+import smtplib
 import statistics
 import sys
 import tempfile
@@ -32,9 +32,9 @@ import msgspec
 from tests.bench.big_queue.loop_watch import Seen
 from tests.support.debian import REPOSITORY
 from tests.support.meters import read_memory
-from tests.support.ports import LOOPBACK, free_port, greets
+from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
-from tests.support.servers import running_server
+from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
@@ -192,12 +192,15 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="zonerelay-growth-", dir="/var/tmp") as name:
         directory = Path(name)
-        with sink(directory) as hop, running(SET_UPS[0], 1, hop, directory / "small") as (base, _):
+        with (
+            Sink(keep_bodies=False) as sink,
+            running(SET_UPS[0], 1, sink.port, directory / "small") as (base, _),
+        ):
             show(SET_UPS[0], base, base, options)
             for each in SET_UPS[1:]:
                 if not only or each.name in only:
                     entries = max(1, int(each.entries * options.scale))
-                    with running(each, entries, hop, directory / each.name) as (relay, took):
+                    with running(each, entries, sink.port, directory / each.name) as (relay, took):
                         show(each, relay, base, options, entries, took)
     return 0
 
@@ -258,17 +261,10 @@ def print_cost(what: str, act: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def sink(directory: Path) -> Iterator[str]:
-    port, counters = free_port(), directory / "counters"
-    command = [sys.executable, "-m", "tests.bench.sink", port, counters, LOOPBACK]
-    with running_server(command, directory / "sink.log", lambda: greets(port)):
-        yield f"{LOOPBACK}:{port}"
-
-
-@contextlib.contextmanager
-def running(set_up: SetUp, entries: int, hop: str, directory: Path) -> Iterator[tuple[RelayProcess, float]]:
+def running(set_up: SetUp, entries: int, port: int, directory: Path) -> Iterator[tuple[RelayProcess, float]]:
     """The relay, and the seconds that it took to start."""
     directory.mkdir()
+    hop = f"{LOOPBACK}:{port}"
     relay = RelayProcess(
         directory / "relay",
         next_hop=hop,
@@ -314,14 +310,9 @@ def show(
 def measured(relay: RelayProcess, messages: int) -> float:
     """Seconds of CPU of the relay for each message, until the last has been delivered."""
     before, done = cpu_seconds(relay.pid), len(relay.events("delivered"))
-    with socket.create_connection((LOOPBACK, relay.smtp_port), timeout=60) as client:
-        ask(client, b"", b"220")
-        ask(client, b"EHLO client.test\r\n", b"250")
+    with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=60) as client:
         for _ in range(messages):
-            ask(client, b"MAIL FROM:<a@example.org>\r\n", b"250")
-            ask(client, f"RCPT TO:<{RECIPIENT}>\r\n".encode(), b"250")
-            ask(client, b"DATA\r\n", b"354")
-            ask(client, MESSAGE + b".\r\n", b"250")
+            assert not client.sendmail("a@example.org", [RECIPIENT], MESSAGE)
     relay.wait_for(lambda: len(relay.events("delivered")) >= done + messages, what="delivered")
     return (cpu_seconds(relay.pid) - before) / messages
 
@@ -345,15 +336,6 @@ def reloaded(relay: RelayProcess) -> tuple[float, float]:
     for stack, count in sorted(worst.stacks.items(), key=lambda each: -each[1])[:3]:
         print(f"    {count} × {stack}", file=sys.stderr)
     return worst.wall, max(each.cpu for each in pauses)
-
-
-def ask(connection: socket.socket, data: bytes, code: bytes) -> None:
-    """Says something in SMTP and reads the reply to its end."""
-    connection.sendall(data)
-    text = b""
-    while not text.endswith(b"\r\n") or text.splitlines()[-1][3:4] != b" ":
-        text += connection.recv(65536)
-    assert text.startswith(code), text
 
 
 def cpu_seconds(pid: int) -> float:
