@@ -14,6 +14,7 @@ import pytest
 from tests.support.inbound import EventLog, events_into
 from tests.support.ports import wait_until
 from zonerelay.config.credentials import file as credentials
+from zonerelay.config.settings import Settings
 from zonerelay.control import history as control_history
 from zonerelay.history import database as files
 from zonerelay.history import reader, writer
@@ -28,6 +29,7 @@ from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.operations.errors import BusyError
+from zonerelay.operations.requests import HistoryFind
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -264,13 +266,14 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
 ) -> None:
     go = threading.Event()
 
-    def slow(*_: object, longest: float) -> str:
-        assert longest == control_history.LONGEST
+    def slow(search: control_history.HistorySearch, _: HistoryFind) -> str:
+        assert search.longest == control_history.LONGEST
         go.wait(60)
         return "found"
 
-    monkeypatch.setattr(control_history, "search", slow)
-    searches = [asyncio.create_task(control_history.ask(slow)) for _ in range(40)]
+    monkeypatch.setattr(control_history.HistorySearch, "search", slow)
+    search = control_history.HistorySearch(Settings(), 0.0).search
+    searches = [asyncio.create_task(control_history.ask(search, HistoryFind())) for _ in range(40)]
     try:
         refused, _ = await asyncio.wait(searches, timeout=30, return_when=asyncio.FIRST_EXCEPTION)
         assert refused
@@ -281,8 +284,8 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
         async with asyncio.timeout(30):
             await watch.refresh()
             assert watch.content == {}
-            await control_history.ask(lambda *, longest: longest)  # one message of an application
+            await control_history.ask(dict)  # one message of an application
     finally:
         go.set()
-    done = await asyncio.gather(*searches, return_exceptions=True)
+    done: list[object] = await asyncio.gather(*searches, return_exceptions=True)
     assert done.count("found") == 6

@@ -1,7 +1,5 @@
 """Searches the history and builds timelines of messages, for the command line, the API and the page. Each
 answer includes the gaps of the history.
-
-All functions except `ask` block, and raise RedactKeyError if the key of the pseudonyms cannot be read.
 """
 
 from __future__ import annotations
@@ -9,7 +7,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,13 +77,13 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-async def ask(function: Callable[..., T], /, *given: object) -> T:
-    """Run a function of this module in a thread, for at most `LONGEST` seconds. Raise BusyError if too many
-    searches run or the time is over; a search then raises UnsearchableError.
+async def ask(question: Callable[..., T], /, *given: object) -> T:
+    """Ask a question of a `HistorySearch` in a thread. Raise BusyError if too many questions are asked or the
+    time is over; a search then raises UnsearchableError.
     """
-    pool = HISTORY if function is search else LOOKUPS
+    pool = HISTORY if getattr(question, "__func__", None) is HistorySearch.search else LOOKUPS
     try:
-        return await pool.run(partial(function, *given, longest=LONGEST))
+        return await pool.run(question, *given)
     except PoolBusyError:
         raise BusyError("too many requests to the history are being processed; try again") from None
     except TooLongError:
@@ -94,7 +91,7 @@ async def ask(function: Callable[..., T], /, *given: object) -> T:
 
 
 def redactor_of(settings: Settings) -> Redactor | None:
-    """Return the redactor, or `None` if there is no key and so no pseudonyms."""
+    """Return the redactor, or `None` if there is no key and so no pseudonyms. Raise RedactKeyError."""
     key = load_key(redact_key_of(settings))
     return None if key is None else Redactor(key, enabled=True)
 
@@ -104,135 +101,128 @@ def form(value: str, settings: Settings, redactor: Redactor | None) -> SearchFor
     return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
 
 
-def _histories(settings: Settings, now: float, longest: float | None) -> Histories:
-    return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now, longest=longest)
-
-
-def search(
-    settings: Settings, wanted: HistoryFind, now: float, *, longest: float = LONGEST_COMMAND
-) -> SearchResult:
-    """Search the history. Raise UnsearchableError if that is not possible or takes longer than `longest`
-    seconds.
+class HistorySearch(msgspec.Struct, frozen=True):
+    """Answers questions about the histories of this machine at the time `now`. Each blocks for at most
+    `longest` seconds and then raises TooLongError; it raises RedactKeyError if the key of the pseudonyms
+    cannot be read.
     """
-    texts = {each: getattr(wanted, each) for each in ("sender", "recipient", "client", "user")}
-    try:
-        with _histories(settings, now, longest) as histories:
-            query = Query(
-                **_forms(settings, histories, any=wanted.about, **texts),
-                zone=wanted.zone,
-                destination=wanted.destination,
-                reply=wanted.reply,
-                outcome=wanted.outcome or "",
-                since=wanted.since,
-                until=float("inf") if wanted.until is None else wanted.until,
-            )
-            found, more = histories.find(query, wanted.limit)
-            users = _users(settings, histories.redactor, (each.user for each in found))
-            return SearchResult(
-                found=tuple(
-                    msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
-                    for each in found
-                ),
-                more=more,
-                gaps=tuple(histories.gaps(query.since, min(query.until, now))),
-                refused_more=histories.refused_more(query),
-                workers=tuple(histories.workers),
-                other_machines=is_shared(settings.spool),
-            )
-    except TooLongError:
-        raise UnsearchableError(
-            f"the search was aborted after {longest:g} s; search for an address or a message id, which are "
-            "indexed, or for a shorter period (since)"
-        ) from None
 
+    settings: Settings
+    now: float
+    longest: float | None = LONGEST
 
-def _forms(settings: Settings, histories: Histories, **values: str | None) -> dict[str, Any]:
-    """Return the forms in which the values that are given are searched for."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: form(value, settings, histories.redactor) for name, value in given.items()}
+    def search(self, wanted: HistoryFind) -> SearchResult:
+        """Search the history. Raise UnsearchableError if that is not possible or takes too long."""
+        texts = {each: getattr(wanted, each) for each in ("sender", "recipient", "client", "user")}
+        try:
+            with self._open(self.longest or LONGEST_COMMAND) as histories:
+                query = Query(
+                    **self._forms(histories, any=wanted.about, **texts),
+                    zone=wanted.zone,
+                    destination=wanted.destination,
+                    reply=wanted.reply,
+                    outcome=wanted.outcome or "",
+                    since=wanted.since,
+                    until=float("inf") if wanted.until is None else wanted.until,
+                )
+                found, more = histories.find(query, wanted.limit)
+                users = self._users(histories.redactor, (each.user for each in found))
+                return SearchResult(
+                    found=tuple(
+                        msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
+                        for each in found
+                    ),
+                    more=more,
+                    gaps=tuple(histories.gaps(query.since, min(query.until, self.now))),
+                    refused_more=histories.refused_more(query),
+                    workers=tuple(histories.workers),
+                    other_machines=is_shared(self.settings.spool),
+                )
+        except TooLongError:
+            raise UnsearchableError(
+                f"the search was aborted after {self.longest or LONGEST_COMMAND:g} s; search for an address "
+                "or a message id, which are indexed, or for a shorter period (since)"
+            ) from None
 
+    def time_line(self, message_id: str, known: Sequence[str] = ()) -> Timeline:
+        """Return the time line of a message, with the `known` addresses in place of pseudonyms."""
+        with self._open(self.longest) as histories:
+            records = histories.records(message_id)
+            users = self._users(histories.redactor, (each.text("user") for each in records))
+            lines = steps(records, message_id, users)
+            accepted = int(message_id[:11], 16) / 1000
+            gaps, workers = tuple(histories.gaps(accepted, self.now)), tuple(histories.workers)
+            names = self.pseudonyms(known[:MAX_KNOWN])
+            return Timeline(steps=named(lines, names), gaps=gaps, workers=workers)
 
-def time_line(
-    settings: Settings,
-    message_id: str,
-    now: float,
-    known: Sequence[str] = (),
-    *,
-    longest: float | None = None,
-) -> Timeline:
-    """Return the time line of a message, with the `known` addresses in place of pseudonyms. Raise
-    TooLongError after `longest` seconds.
-    """
-    with _histories(settings, now, longest) as histories:
-        records = histories.records(message_id)
-        users = _users(settings, histories.redactor, (each.text("user") for each in records))
-        lines = steps(records, message_id, users)
-        accepted = int(message_id[:11], 16) / 1000
-        gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
-        names = pseudonyms(settings, known[:MAX_KNOWN])
-        return Timeline(steps=named(lines, names), gaps=gaps, workers=workers)
+    def entries(self, message_id: str, user: str | None = None) -> list[HistoryEntry]:
+        """Return the outcomes of one message by recipient, in the order of its envelope; for a `user`, only
+        if it is that user's message. Raise UnsearchableError.
+        """
+        with self._open(self.longest) as histories:
+            found = entries_of(message_id, histories.records(message_id))
+            own = None if user is None else form(user, self.settings, histories.redactor)
+            return [
+                each
+                for each in found
+                if each.outcome != "refused" and (own is None or own.matches(each.user))
+            ]
 
+    def sent(self, query: Query, user: str | None, recipient: str, limit: int) -> list[SentMessage]:
+        """Return messages, the newest first; for a `user`, only that user's. Raise UnsearchableError."""
+        with self._open(self.longest) as histories:
+            forms = self._forms(histories, user=user, recipient=recipient or None)
+            return histories.sent(structs.replace(query, **forms), limit)
 
-def entries(
-    settings: Settings, message_id: str, user: str | None, now: float, *, longest: float | None = None
-) -> list[HistoryEntry]:
-    """Return the outcomes of one message by recipient, in the order of its envelope; for a `user`, only if it
-    is that user's message. Raise UnsearchableError, or TooLongError after `longest` seconds.
-    """
-    with _histories(settings, now, longest) as histories:
-        found = entries_of(message_id, histories.records(message_id))
-        own = None if user is None else form(user, settings, histories.redactor)
-        return [
-            each for each in found if each.outcome != "refused" and (own is None or own.matches(each.user))
-        ]
+    def became(self, message_id: str) -> str:
+        """Describe the outcome of a message that has left the queue, or return "" if it is not known. Raise
+        UnsearchableError.
+        """
+        outcomes = Counter(each.outcome for each in self.entries(message_id))
+        if not outcomes:
+            return ""
+        lines = ", ".join(
+            f"{'' if count == 1 else f'{count} '}{outcome}" for outcome, count in outcomes.items()
+        )
+        return f"message {message_id} has left the queue: {lines}"
 
+    def whole_line(
+        self, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
+    ) -> tuple[list[TraceStep], Sequence[HistoryGap]]:
+        """Return all known events of one message, and the gaps. Future events, which the queue knows, come
+        last. The `known` addresses, which the queue has, replace their pseudonyms in the history's events.
+        """
+        lines = self.time_line(message_id, known)
+        if not any(each.event in ("accepted", "is-report") for each in lines.steps):
+            return list(queued), lines.gaps  # the queue knows the acceptance and the last attempt
+        later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
+        return [*lines.steps, *later], lines.gaps
 
-def sent(
-    settings: Settings,
-    query: Query,
-    now: float,
-    *,
-    user: str | None,
-    recipient: str,
-    limit: int,
-    longest: float | None = None,
-) -> list[SentMessage]:
-    """Return messages, the newest first; for a `user`, only that user's. Raise UnsearchableError, or
-    TooLongError after `longest` seconds.
-    """
-    with _histories(settings, now, longest) as histories:
-        forms = _forms(settings, histories, user=user, recipient=recipient or None)
-        return histories.sent(structs.replace(query, **forms), limit)
+    def pseudonyms(self, addresses: Iterable[str]) -> dict[str, str]:
+        """Return the addresses that the operator knows by their pseudonyms."""
+        redactor = redactor_of(self.settings)
+        return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
 
+    def _open(self, longest: float | None) -> Histories:
+        directory = self.settings.spool.path.parent / DIRECTORY
+        return Histories(directory, redactor_of(self.settings), self.now, longest=longest)
 
-def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:
-    """Describe the outcome of a message that has left the queue, or return "" if it is not known. Raise
-    UnsearchableError, or TooLongError after `longest` seconds.
-    """
-    outcomes = Counter(each.outcome for each in entries(settings, message_id, None, now, longest=longest))
-    if not outcomes:
-        return ""
-    lines = ", ".join(f"{'' if count == 1 else f'{count} '}{outcome}" for outcome, count in outcomes.items())
-    return f"message {message_id} has left the queue: {lines}"
+    def _forms(self, histories: Histories, **values: str | None) -> dict[str, Any]:
+        """Return the forms in which the values that are given are searched for."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return {name: form(value, self.settings, histories.redactor) for name, value in given.items()}
 
-
-def whole_line(
-    settings: Settings,
-    message_id: str,
-    queued: Sequence[TraceStep],
-    known: Sequence[str],
-    now: float,
-    *,
-    longest: float | None = None,
-) -> tuple[list[TraceStep], Sequence[HistoryGap]]:
-    """Return all known events of one message, and the gaps. Future events, which the queue knows, come last.
-    The `known` addresses, which the queue has, replace their pseudonyms in the history's events.
-    """
-    lines = time_line(settings, message_id, now, known, longest=longest)
-    if not any(each.event in ("accepted", "is-report") for each in lines.steps):
-        return list(queued), lines.gaps  # the queue knows the acceptance and the last attempt
-    later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
-    return [*lines.steps, *later], lines.gaps
+    def _users(self, redactor: Redactor | None, stored: Iterable[str]) -> dict[str, str]:
+        """Return the names of users that are addresses, by their pseudonyms. The credentials are read only if
+        one of the `stored` names is a pseudonym, because there may be 100,000.
+        """
+        if redactor is None or not any(map(_PSEUDONYM.fullmatch, stored)):
+            return {}
+        try:
+            names = read(self.settings.auth.credentials)
+        except CredentialsError:
+            return {}
+        return {redactor.user(name): name for name in names if "@" in name}
 
 
 def queued(found: Iterable[HistoryEntry]) -> list[str]:
@@ -264,25 +254,6 @@ def named(rows: Iterable[S], names: Mapping[str, str]) -> tuple[S, ...]:
         return msgspec.structs.replace(row, **{k: clear(text) for k, text in texts if isinstance(text, str)})
 
     return tuple(map(cleared, rows)) if names else tuple(rows)
-
-
-def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:
-    """Return the addresses that the operator knows by their pseudonyms."""
-    redactor = redactor_of(settings)
-    return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
-
-
-def _users(settings: Settings, redactor: Redactor | None, stored: Iterable[str]) -> dict[str, str]:
-    """Return the names of users that are addresses, by their pseudonyms. The credentials are read only if one
-    of the `stored` names is a pseudonym, because there may be 100,000.
-    """
-    if redactor is None or not any(map(_PSEUDONYM.fullmatch, stored)):
-        return {}
-    try:
-        names = read(settings.auth.credentials)
-    except CredentialsError:
-        return {}
-    return {redactor.user(name): name for name in names if "@" in name}
 
 
 def of_interest(answer: SearchResult, *, asked: bool) -> list[HistoryGap]:

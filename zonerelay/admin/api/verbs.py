@@ -298,35 +298,38 @@ async def _follow(call: ApiCall, request: requests.Request) -> Answer:
 # --- operations that the HTTP process answers without the relay ------------------------------------------
 
 
+def _history(call: ApiCall) -> history.HistorySearch:
+    return history.HistorySearch(call.operators.settings(), call.operators.clock.now())
+
+
 async def _tell_history(call: ApiCall, message_id: str) -> None:
     """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
-    settings, now = call.operators.settings(), call.operators.clock.now()
-    if outcome := await history.ask(history.became, settings, message_id, now):
+    if outcome := await history.ask(_history(call).became, message_id):
         raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 
 
 async def _find(call: ApiCall, request: requests.HistoryFind) -> history.SearchResult:
-    settings = call.operators.settings()
+    asked = _history(call)
     try:
-        answer = await history.ask(history.search, settings, request, call.operators.clock.now())
+        answer = await history.ask(asked.search, request)
     except UnsearchableError as error:
         raise InvalidError(str(error)) from error
     if not call.token.may("operate"):
         return answer
     known = await call.operators.addresses(history.questions(answer.found))
-    names = await LOOKUPS.run(history.pseudonyms, settings, known)
+    names = await LOOKUPS.run(asked.pseudonyms, known)
     return msgspec.structs.replace(answer, found=history.named(answer.found, names))
 
 
 async def _time_line(call: ApiCall, request: requests.HistoryShow) -> history.Timeline:
-    settings, now, message_id = call.operators.settings(), call.operators.clock.now(), request.message_id
+    asked, message_id = _history(call), request.message_id
     # The relay stores the last events before it reports that it has no such message.
     known = await call.operators.addresses([requests.QueueShow(message_id=message_id)])
     operates = call.token.may("operate")
     if operates:
-        found = await history.ask(history.entries, settings, message_id, None, now)
+        found = await history.ask(asked.entries, message_id)
         known += await call.operators.addresses(history.questions(found))
-    return await history.ask(history.time_line, settings, message_id, now, known if operates else [])
+    return await history.ask(asked.time_line, message_id, known if operates else [])
 
 
 async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, object]:

@@ -18,16 +18,7 @@ from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration, when
-from zonerelay.control.history import (
-    ask,
-    entries,
-    in_words,
-    of_interest,
-    pseudonyms,
-    questions,
-    search,
-    whole_line,
-)
+from zonerelay.control.history import HistorySearch, ask, in_words, of_interest, questions
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
 from zonerelay.operations import answers, requests
@@ -154,12 +145,13 @@ async def _time_line(
     visitor: PageRequest, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
 ) -> tuple[list[TraceStep], list[str]]:
     """Return the whole time line of a message, and a description of the gaps in the history."""
-    settings, now = visitor.operators.settings(), visitor.now
+    settings = visitor.operators.settings()
+    asked = HistorySearch(settings, visitor.now)
     try:
         if visitor.operates:
-            found = await ask(entries, settings, message_id, None, now)
+            found = await ask(asked.entries, message_id)
             known = [*known, *await visitor.operators.addresses(questions(found))]
-        line, gaps = await ask(whole_line, settings, message_id, queued, known, now)
+        line, gaps = await ask(asked.whole_line, message_id, queued, known)
     except RedactKeyError as error:
         return list(queued), [str(error)]
     return line, in_words(gaps, when, several=settings.workers > 1)
@@ -210,11 +202,12 @@ async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, ob
     since = now - parse_duration(given["since"]) if given["since"] else 0.0
     wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
     query = msgspec.convert({**wanted, "since": since}, requests.HistoryFind)
-    answer = await ask(search, settings, msgspec.structs.replace(query, limit=FOUND), now)
+    asked = HistorySearch(settings, now)
+    answer = await ask(asked.search, msgspec.structs.replace(query, limit=FOUND))
     clear = [value] if value else []
     if visitor.operates:
         clear += await visitor.operators.addresses(questions(answer.found))
-    known = await LOOKUPS.run(pseudonyms, settings, clear)
+    known = await LOOKUPS.run(asked.pseudonyms, clear)
     gaps = of_interest(answer, asked=bool(since))
     shown = in_words(gaps, when, several=settings.workers > 1)
     if answer.other_machines:

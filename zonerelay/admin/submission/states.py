@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 import math
-from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
 
 from zonerelay.admin.api.verbs import ApiCall
 from zonerelay.admin.problems import wrong
-from zonerelay.control.history import ask, entries, sent
+from zonerelay.control.history import HistorySearch, ask
 from zonerelay.history.reader import HistoryEntry, Query, SentMessage
 from zonerelay.operations.answers import DeliveryRow, MessageDetail
 from zonerelay.operations.errors import ControlError, NotFoundError
@@ -89,11 +88,10 @@ async def list_of(call: ApiCall) -> MessageList:
     until = math.inf if wanted.until is None else wanted.until
     query = Query(since=wanted.since, until=until, outcome=wanted.state or "", tag=wanted.tag, before=before)
     user = call.token.user if call.token.scope == "submit" else None
-    most, now = wanted.limit, call.operators.clock.now()
+    most = wanted.limit
     try:
-        found = await ask(
-            partial(sent, user=user, recipient=wanted.recipient, limit=most + 1), settings, query, now
-        )
+        asked = HistorySearch(settings, call.operators.clock.now())
+        found = await ask(asked.sent, query, user, wanted.recipient, most + 1)
     except UnsearchableError as error:
         raise wrong("", str(error)) from None
     page = found[:most]
@@ -133,8 +131,8 @@ async def state_of(call: ApiCall) -> MessageState:
     """Return the state of a message. Raise NotFoundError if the message is unknown."""
     message_id, detail = call.path["message_id"], await detail_of(call)
     user = call.token.user if call.token.scope == "submit" else None
-    settings, now = call.operators.settings(), call.operators.clock.now()
-    known = await ask(entries, settings, message_id, user, now)
+    asked = HistorySearch(call.operators.settings(), call.operators.clock.now())
+    known = await ask(asked.entries, message_id, user)
     if detail is None and not known:
         raise NotFoundError(f"message {message_id} does not exist")
     states = {index: _of_entry(entry, index, entry.outcome) for index, entry in enumerate(known)}

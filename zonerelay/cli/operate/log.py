@@ -51,16 +51,16 @@ _searches = partial(refused, UnsearchableError, RedactKeyError, status=USAGE)
 @_searches()
 def find(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
-    now = time.time()
+    asked = history.HistorySearch(settings, time.time(), None)
     # A relay limits this; a command does not.
     wanted = msgspec.structs.replace(request_of(arguments, HistoryFind), limit=arguments.rows)
-    answer = history.search(settings, wanted, now)
+    answer = asked.search(wanted)
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
     addresses = known_addresses(settings, found)
     if not arguments.json:
         addresses += filter(None, [arguments.about, arguments.sender, arguments.recipient])
-    found = history.named(found, history.pseudonyms(settings, addresses))
+    found = history.named(found, asked.pseudonyms(addresses))
     if arguments.json:
         for each in (*found, *gaps):
             output.print_line(each)
@@ -89,10 +89,9 @@ def find(arguments: Namespace) -> int:
 @_searches()
 def show(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
-    now = time.time()
-    found = history.entries(settings, arguments.message_id, None, now)
-    known = known_addresses(settings, found)
-    shown = history.time_line(settings, arguments.message_id, now, known)
+    asked = history.HistorySearch(settings, time.time(), None)
+    known = known_addresses(settings, asked.entries(arguments.message_id))
+    shown = asked.time_line(arguments.message_id, known)
     print_steps(shown.steps, as_json=arguments.json)
     if not shown.steps:
         _tell_nothing(settings, shown.workers)
@@ -118,7 +117,8 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
         yield
     except NotFoundError:
         with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
-            if shown := history.became(load_for_reading(config, quietly=True), message_id, time.time()):
+            settings = load_for_reading(config, quietly=True)
+            if shown := history.HistorySearch(settings, time.time(), None).became(message_id):
                 raise NotFoundError(
                     f"{shown}. Run zonerelay log show {message_id} for its time line"
                 ) from None
@@ -129,9 +129,9 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
     """Return the history of a message, followed by the steps that the queue reports."""
     with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
         settings = load_for_reading(config, quietly=True)
-        now = time.time()
-        known = known_addresses(settings, history.entries(settings, message_id, None, now))
-        return history.whole_line(settings, message_id, queued, known, now)[0]
+        asked = history.HistorySearch(settings, time.time(), None)
+        known = known_addresses(settings, asked.entries(message_id))
+        return asked.whole_line(message_id, queued, known)[0]
     return list(queued)
 
 
@@ -198,7 +198,7 @@ def report(arguments: Namespace) -> int:
             for recent in (True, False):
                 request = Resolve(pseudonym=" ".join(senders), recent=recent)
                 found += client.all(request, ResolvedAddress)[0]
-        return history.pseudonyms(settings, [each.address for each in found])
+        return history.HistorySearch(settings, now).pseudonyms(each.address for each in found)
 
     shown = figures(settings, hostname, (now - arguments.since, now), status, known)
     print(text.clean_lines(shown), end="")
