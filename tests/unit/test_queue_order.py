@@ -60,11 +60,6 @@ def test_nobody_waits_longer_than_its_share(turns: list[set[Priority]]) -> None:
             )
 
 
-def test_shares_of_a_long_run() -> None:
-    precedence = Precedence()
-    assert Counter(precedence.pick(Priority) for _ in range(310)) == {HIGH: 250, NORMAL: 50, BULK: 10}
-
-
 def test_urgent_mail_has_the_next_turn_in_a_line_and_the_rest_moves_on() -> None:
     plan = Plan((BULK, 200), (NORMAL, 200))
     plan.priorities(40)
@@ -156,41 +151,6 @@ def names(line: Backlog) -> list[str]:
     return taken
 
 
-def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
-    line = Backlog(set())
-    for number in (3, 1, 2):
-        line.add(delivery(f"again{number}@a.example", message_id=message(number), next_attempt=NOW))
-    for number in (6, 5):
-        line.add(delivery(f"new{number}@a.example", message_id=message(number)))
-    assert line.waiting == 5
-    assert [each.message_id for each in line] == [message(number) for number in (1, 2, 3, 5, 6)]
-    assert names(line) == ["new5", "again1", "new6", "again2", "again3"]
-
-
-def test_a_backlog_without_fresh_mail_says_so_and_forgets_from_both_rows() -> None:
-    line = Backlog(set())
-    old = delivery("old@a.example", message_id=message(1), next_attempt=NOW)
-    new = delivery("new@a.example", message_id=message(2))
-    line.add(old)
-    assert not line.has_fresh
-    line.add(new)
-    assert line.has_fresh
-    assert line.remove(new.key)
-    assert not line.remove(new.key)
-    assert line.drain() == [old]
-    assert not line.waiting
-    assert not line.drain()
-
-
-def test_a_row_gives_parts_of_a_message_in_the_order_of_its_recipients() -> None:
-    row = MessageRow()
-    for recipient in "abc":
-        row.add(delivery(f"{recipient}@a.example", message_id=message(1)))
-    assert [each.recipient[0] for each in row.take(2)] == ["a", "b"]
-    assert [each.recipient[0] for each in row.take(2)] == ["c"]
-    assert not row
-
-
 def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_many_as_it_is_asked_for() -> (
     None
 ):
@@ -249,14 +209,6 @@ def all_of(look_ups: RouteLookups) -> list[str]:
         for domain in some:
             look_ups.ended(domain, found=True)
     return found
-
-
-def test_fresh_mail_does_not_wait_behind_a_list() -> None:
-    look_ups = RouteLookups()
-    for n in range(500):
-        look_ups.want(line(f"d{n}.example", due=1.0))
-    look_ups.want(line("single.example"))
-    assert "single.example" in look_ups.take()[:2]
 
 
 def test_a_domain_that_waits_is_hastened_and_asked_once() -> None:

@@ -211,21 +211,6 @@ def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
     assert roll.done
 
 
-def test_a_roll_goes_on_with_one_that_had_died_and_come_back_before_its_turn() -> None:
-    lives = {0: running(), 1: running()}
-    roll = RollingRestart(lives)
-    assert roll.step(lives, STABLE) == 0
-    lives[1].ended(1.0)
-    lives[1].started(2.0)
-    lives[1].ready(2.0)
-    come_back(lives[0])
-    assert roll.step(lives, STABLE) == 1
-    lives[1].restart(3.0)
-    lives[1].ended(3.0)
-    assert roll.step(lives, STABLE) is None, "it has ended and is about to be started"
-    assert roll.failed is None
-
-
 def test_one_that_dies_with_its_first_clients_has_not_come_up() -> None:
     lives = {0: running(), 1: running()}
     roll = RollingRestart(lives)
@@ -247,18 +232,6 @@ def test_one_that_came_up_and_dies_while_the_next_is_replaced_stops_the_roll() -
     lives[0].ended(STABLE + STEADY)
     assert roll.step(lives, STABLE + STEADY) is None
     assert (roll.failed, roll.replaced, roll.done) == (0, [0], True)
-
-
-def test_a_replaced_one_that_somebody_asks_to_stop_does_not_stop_the_roll() -> None:
-    lives = {0: running(), 1: running()}
-    roll = RollingRestart(lives)
-    assert roll.step(lives, STABLE) == 0
-    come_back(lives[0])
-    assert roll.step(lives, STABLE) == 1
-    come_back(lives[0], STABLE)
-    come_back(lives[1], STABLE)
-    assert roll.step(lives, 2 * STABLE) is None
-    assert (roll.failed, roll.replaced, roll.done) == (None, [0, 1], True)
 
 
 def test_one_that_was_in_trouble_before_does_not_stop_the_roll() -> None:
