@@ -58,7 +58,7 @@ from zonerelay.telemetry.metrics.instruments import CpuDemand, ReadMetrics, relo
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.outbound import MailReporter, OutboundSide
+from zonerelay.worker.outbound import OutboundSide
 from zonerelay.worker.queue import number_of, open_queue, siblings_of
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import build_tables
@@ -226,7 +226,7 @@ async def _assemble(
         clock=clock,
         callbacks=SettlerCallbacks(
             postponed=lambda queue, when: scheduler.postponed(queue, when),
-            report=lambda: None if telling.reporter is None else telling.reporter.outcomes,
+            report=lambda: None if assembled.webhooks is None else assembled.webhooks.outcomes,
             paused=lambda delivery, message, where: (
                 orders.paused(delivery, message, where) + clock_watch.skipped(delivery.created)
             ),
@@ -261,7 +261,6 @@ async def _assemble(
         busy=CpuDemand().since_last,
         resumed=sending.logins.forgive,
     )
-    telling = MailReporter(context=context, store=store, settler=settler, ids=ids)
     listeners = Listeners(
         settings,
         hostname=context.hostname,
@@ -276,7 +275,7 @@ async def _assemble(
         records=partial(_usage_records, settings, context),
         open_http=lambda rules, submit: assembled.endpoints.open_http(rules, submit),
         srs=lambda: sending.srs,
-        webhooks=lambda: telling.webhooks,
+        webhooks=lambda: assembled.webhooks,
         orders=orders,
         inherited=identity.inherited,
         share_failure=share_failure,
@@ -304,7 +303,6 @@ async def _assemble(
         settler=settler,
         sending=sending,
         listeners=listeners,
-        telling=telling,
         orders=orders,
         operations=operations,
         dropped=dropped,
@@ -372,8 +370,8 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     stack.push_async_callback(worker.endpoints.close)
     await worker.endpoints.open()
     stack.push_async_callback(worker.close_settler)
-    stack.push_async_callback(worker.telling.close)
-    await worker.telling.configure(settings)
+    stack.push_async_callback(worker.close_webhooks)
+    await worker.configure_webhooks(settings)
     stack.push_async_callback(worker.stop_scheduler)
     await worker.scheduler.start()
     stack.push_async_callback(worker.orders.stop)

@@ -166,7 +166,7 @@ def _build_handler(
         refresh=board.refresh,
         families=worker.metrics.families,
         unready=readiness,
-        webhooks=lambda: worker.telling.webhooks,
+        webhooks=lambda: worker.webhooks,
         history=worker.history,
     )
 

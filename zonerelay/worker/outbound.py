@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
@@ -30,9 +29,7 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.queue_name import QueueKind
 from zonerelay.process.setup import hashing_redactor
-from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Batch
@@ -45,68 +42,40 @@ from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
+    from zonerelay.webhook.courier import Write
     from zonerelay.webhook.webhooks import Webhooks
     from zonerelay.worker.tables import Tables
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class MailReporter:
-    """Creates webhook events for accepted and delivered mail. `webhooks` is None until a webhook is
-    configured or the spool holds events of one. `reporter` is None while no webhook is configured.
-    """
+def build_webhooks(
+    settings: Settings, context: WorkerContext, store: Store, write: Write, ids: MessageIdSource
+) -> Webhooks:
+    """Return what makes webhook events of accepted and delivered mail."""
+    from zonerelay.webhook.webhooks import Webhooks  # noqa: PLC0415 - see above
 
-    context: WorkerContext
-    store: Store
-    settler: Settler
-    ids: MessageIdSource
-    webhooks: Webhooks | None = None
-    reporter: Webhooks | None = None
+    def records(since: float) -> Sequence[tuple[float, str, Mapping[str, Field]]]:
+        from zonerelay.history.reader import Histories  # noqa: PLC0415 - loads SQLite
 
-    async def configure(self, settings: Settings) -> None:
-        """Apply the webhook settings. Raise StoreError before anything has changed."""
-        if self.webhooks is None:
-            kinds = {queue.kind for queue in await self.store.queues()}
-            if not settings.webhook and QueueKind.WEBHOOK not in kinds:
-                return
-            self.webhooks = self._build(settings)
-        await self.webhooks.configure(settings.webhook)
-        self.reporter = self.webhooks if settings.webhook else None
+        worker = context.identity.index
+        with Histories(settings.spool.path.parent / DIRECTORY, None, worker=worker) as histories:
+            found = list(histories.since(since))
+            begun = {each.text("id") for each in found if each.name == "accepted"}
+            for message_id in {each.text("id") for each in found} - begun - {""}:
+                found += (each for each in histories.records(message_id) if each.name == "accepted")
+            return [(each.at, each.name, each.fields) for each in found]
 
-    def _build(self, settings: Settings) -> Webhooks:
-        from zonerelay.webhook.webhooks import Webhooks  # noqa: PLC0415 - see above
-
-        context = self.context
-
-        def records(since: float) -> Sequence[tuple[float, str, Mapping[str, Field]]]:
-            from zonerelay.history.reader import Histories  # noqa: PLC0415 - loads SQLite
-
-            worker = context.identity.index
-            with Histories(settings.spool.path.parent / DIRECTORY, None, worker=worker) as histories:
-                found = list(histories.since(since))
-                begun = {each.text("id") for each in found if each.name == "accepted"}
-                for message_id in {each.text("id") for each in found} - begun - {""}:
-                    found += (each for each in histories.records(message_id) if each.name == "accepted")
-                return [(each.at, each.name, each.fields) for each in found]
-
-        return Webhooks(
-            hostname=context.hostname,
-            store=self.store,
-            write=self.settler.write,
-            ids=self.ids,
-            hashed=lambda: hashing_redactor(settings, context.redactor),
-            records=records,
-            environment=context.environment,
-            events=context.events,
-            clock=context.clock,
-            random=context.random,
-        )
-
-    async def close(self) -> None:
-        """Close the webhooks. Call it before the settler stops, because the settler writes the outcomes of
-        the last events.
-        """
-        if self.webhooks is not None:
-            await self.webhooks.close()
+    return Webhooks(
+        hostname=context.hostname,
+        store=store,
+        write=write,
+        ids=ids,
+        hashed=lambda: hashing_redactor(settings, context.redactor),
+        records=records,
+        environment=context.environment,
+        events=context.events,
+        clock=context.clock,
+        random=context.random,
+    )
 
 
 class OutboundSide:

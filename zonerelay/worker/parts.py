@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
@@ -16,9 +17,12 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.outbound import MailReporter, OutboundSide
+from zonerelay.worker.outbound import OutboundSide
 from zonerelay.worker.queue import MailQueue
 from zonerelay.worker.tables import Tables
+
+if TYPE_CHECKING:
+    from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -34,12 +38,13 @@ class WorkerParts(abc.ABC):
     settler: Settler
     sending: OutboundSide
     listeners: Listeners
-    telling: MailReporter
     orders: Orders
     operations: Operations
     dropped: Bin
     clock_watch: ClockWatch
     history: History | None
+    webhooks: Webhooks | None = None
+    """None until a webhook is configured, or the spool has events of one."""
 
     def __post_init__(self) -> None:
         context = self.context

@@ -30,6 +30,7 @@ from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.outbound import build_webhooks
 from zonerelay.worker.parts import WorkerParts
 from zonerelay.worker.queue import number_of
 from zonerelay.worker.report import DailyReport
@@ -84,15 +85,15 @@ class Worker(WorkerParts):
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
         """Take new mail or new events that are durable (`store.contract.Stored`)."""
-        to = self.scheduler if deliveries[0].queue.is_mail else self.telling.webhooks
+        to = self.scheduler if deliveries[0].queue.is_mail else self.webhooks
         return 0 if to is None else to.stored(deliveries, is_next)
 
     def on_news(self, name: QueueName) -> None:
         """Claim mail that other workers have left, some of it new and some deferred."""
         if name.is_mail:
             self.scheduler.wake(name)
-        elif (webhooks := self.telling.webhooks) is not None:
-            webhooks.notify()
+        elif self.webhooks is not None:
+            self.webhooks.notify()
 
     def on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
@@ -100,8 +101,8 @@ class Worker(WorkerParts):
         """
         self.ids.renumber(number_of(self.settings, self.identity.index, self.store))
         events = {key for key in keys if not key.queue.is_mail}
-        if events and self.telling.webhooks is not None:
-            self.telling.webhooks.forget(events)
+        if events and self.webhooks is not None:
+            self.webhooks.forget(events)
         self.scheduler.give_back(self.scheduler.withdraw(set(keys) - events))
 
     # ---- reload -----------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ class Worker(WorkerParts):
                 webhook_keys(webhook, self.context.environment)
             self.sending.configure(tables)
             self.zones.take_up(tables.zones)
-            await self.telling.configure(settings)
+            await self.configure_webhooks(settings)
         except (ValueError, StoreError) as error:
             return self.refuse(str(error))
         later = needs_restart(self.settings, settings)
@@ -178,6 +179,20 @@ class Worker(WorkerParts):
     async def stop_scheduler(self) -> None:
         await self.scheduler.stop(self._left(least=1.0))
 
+    async def configure_webhooks(self, settings: Settings) -> None:
+        """Apply the webhook settings. Raise StoreError before anything has changed."""
+        if self.webhooks is None:
+            kinds = {queue.kind for queue in await self.store.queues()}
+            if not settings.webhook and QueueKind.WEBHOOK not in kinds:
+                return
+            self.webhooks = build_webhooks(settings, self.context, self.store, self.settler.write, self.ids)
+        await self.webhooks.configure(settings.webhook)
+
+    async def close_webhooks(self) -> None:
+        """Close the webhooks, before the settler, which writes the outcomes of the last events."""
+        if self.webhooks is not None:
+            await self.webhooks.close()
+
     async def close_settler(self) -> None:
         await self.settler.drain(self._left())  # of the webhooks, which have stopped by now
         await self.settler.close()
@@ -218,7 +233,7 @@ class Worker(WorkerParts):
             self.scheduler,
             self.store,
             self.history,
-            self.telling.webhooks,
+            self.webhooks,
             self.clock_watch,
             self.operations.journal,
             self.orders,
