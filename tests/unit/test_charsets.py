@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.source import PACKAGE, modules, tree_of
 from zonerelay.capture.parts import MimeParts, take_apart
-from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import (
     LATEST,
     OVERHEAD,
@@ -23,6 +22,7 @@ from zonerelay.capture.store import (
     CaptureError,
     CaptureFullError,
     CaptureTooLargeError,
+    SearchError,
 )
 from zonerelay.model.charsets import CODECS, codec_of, text_of
 from zonerelay.model.clock import ManualClock

@@ -30,8 +30,7 @@ from zonerelay.admin.problems import ApiError, not_allowed
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
-from zonerelay.capture.search import SearchError
-from zonerelay.capture.store import CaptureRow
+from zonerelay.capture.store import CaptureRow, SearchError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.model.message_id import MessageIdSource

@@ -80,13 +80,8 @@ class UnexpectedError(ControlError):
     kind = ErrorKind.UNEXPECTED
 
 
-_BY_KIND: dict[str, type[ControlError]] = {
-    each.kind: each
-    for each in (
-        ControlError, NotFoundError, InvalidError, BusyError, UnavailableError, ForbiddenError,
-        UnexpectedError,
-    )
-}  # fmt: skip
+_BY_KIND: dict[str, type[ControlError]] = {each.kind: each for each in ControlError.__subclasses__()}
+_BY_KIND[ControlError.kind] = ControlError
 
 
 def error_of(code: str, detail: str, pointer: str = "") -> ControlError:

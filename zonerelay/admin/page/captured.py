@@ -17,8 +17,7 @@ from zonerelay.admin.mailpit import file_response, html_response
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
 from zonerelay.capture.parts import MimeParts, take_apart
-from zonerelay.capture.search import SearchError
-from zonerelay.capture.store import CaptureRow
+from zonerelay.capture.store import CaptureRow, SearchError
 from zonerelay.config.units import plural
 from zonerelay.process.threads import OPERATORS
 

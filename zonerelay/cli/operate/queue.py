@@ -184,7 +184,7 @@ def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[
 
 
 def _delivery_facts(
-    row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow] = ()
+    row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow]
 ) -> Iterator[tuple[str, output.Cell]]:
     yield "to", text.clean(row.recipient)
     yield "state", output.state(row.state)

@@ -111,9 +111,9 @@ def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
 
 
 @contextlib.contextmanager
-def progress(text: str, *, octets: bool = False, enabled: bool = True) -> Iterator[Reach]:
+def progress(text: str, *, octets: bool = False) -> Iterator[Reach]:
     """Show a progress bar on standard error after `DELAY` seconds, if standard error is a terminal."""
-    if not (enabled and sys.stderr.isatty()):
+    if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
     from rich import progress as rich  # a short command never shows a bar
