@@ -41,7 +41,6 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
 from zonerelay.store.nodes import NodeStore
-from zonerelay.store.queue.reads import QueueReads
 
 QUEUE = queue_of("default")
 
@@ -81,8 +80,8 @@ class Machine:
         await nodes._tasks.cancel()
         for held in [nodes._own, *nodes._adopted_partitions.values()]:
             await held.partition.abandon()
-        for node in list(nodes.others):  # what the kernel does for a process
-            await nodes._forget_reader(node)
+        for keeper in nodes._keepers:  # what the kernel does for a process
+            await keeper.close()
         await nodes.engine.close()
 
     async def claim(self, wanted: int = 1) -> list[str]:
@@ -459,27 +458,30 @@ async def test_a_partition_whose_adoption_failed_is_adopted_later(
 
 
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
-async def test_mail_is_found_while_the_reads_of_its_node_are_given_up(crew: list[Machine]) -> None:
-    """An adoption closes them under the hands of others."""
+@pytest.mark.parametrize("verb", ["message", "messages", "deliveries_of"])
+async def test_mail_is_found_while_its_node_is_adopted(
+    crew: list[Machine], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads from a node that dies goes on while another task adopts its partition."""
     one, two = crew[:2]
     await one.start()
     await two.start()
     await put(two, 1, "a@example.net")
-    await until(lambda: bool(one.nodes.others))
-    (node,) = one.nodes.others
-    refused: list[int] = []
+    nodes = one.nodes
+    await until(lambda: bool(nodes.others))
+    (reads,) = nodes.others.values()
+    read = getattr(reads, verb)
 
-    class GivenUp(QueueReads):
-        async def message(self, message_id):  # type: ignore[no-untyped-def]
-            refused.append(1)
-            await one.nodes._forget_reader(node)
-            raise StoreError("the spool is closed")
+    async def slowly(*what: object) -> object:
+        await two.die()
+        await until(lambda: not nodes.others)
+        return await read(*what)
 
-        messages = deliveries_of = message  # type: ignore[assignment]
-
-    for ask in (one.nodes.read_message, one.nodes.deliveries_of):
-        one.nodes.others[node] = GivenUp(one.nodes._keepers[node])
-        assert await ask(message_id(1))
-    one.nodes.others[node] = GivenUp(one.nodes._keepers[node])
-    assert list(await one.nodes.read_messages([message_id(1)])) == [message_id(1)]
-    assert len(refused) == 3
+    monkeypatch.setattr(reads, verb, slowly)
+    if verb == "message":
+        assert (await nodes.read_message(message_id(1))).id == message_id(1)
+    elif verb == "messages":
+        assert list(await nodes.read_messages([message_id(1)])) == [message_id(1)]
+    else:
+        assert [each.recipient for each in await nodes.deliveries_of(message_id(1))] == ["a@example.net"]
+    assert not nodes.others

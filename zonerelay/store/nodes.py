@@ -21,10 +21,10 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -62,7 +62,7 @@ from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenEr
 from zonerelay.store.queue.body import BodyWriter
 from zonerelay.store.queue.in_flight import in_batches
 from zonerelay.store.queue.partition_keeper import open_queue
-from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.queue.reads import PartitionsView, QueueReads
 from zonerelay.store.queue.store import PartitionStore
 
 MOST_ADOPTED = 10_000
@@ -75,8 +75,6 @@ PATIENCE = 30.0
 LOOK_AGAIN = 0.25
 
 Found = dict[DeliveryKey, Delivery]
-
-T = TypeVar("T")
 
 Wait = Callable[[float], Awaitable[object]]
 
@@ -117,9 +115,9 @@ class NodeStore:
         self._lost = set[DeliveryKey]()
         """Claims that were lost, until their owner has released them."""
         self._stored_reports: set[MessageId] = set()
-        self.others: dict[int, QueueReads] = {}
-        """The reads of the other nodes' partitions."""
-        self._keepers: dict[int, Keeper] = {}
+        self._readers: dict[int, QueueReads] = {}
+        """The reads of other nodes' partitions. They stay usable while this node adopts a partition."""
+        self._keepers: list[Keeper] = []
         """The keepers that these read from."""
         self._tasks = Tasks()
         self._fenced: set[int] = set()
@@ -220,8 +218,8 @@ class NodeStore:
         await self._tasks.cancel()
         for held in reversed(self.held()) if self._is_open else ():
             await held.queue.close()
-        for node in list(self.others):
-            await self._forget_reader(node)
+        for keeper in self._keepers:
+            await completed(keeper.close())
         await self.engine.close()
 
     # --- the other nodes
@@ -266,7 +264,6 @@ class NodeStore:
             return  # it is back, or another node was faster
         _log.warning("node %d of the queue is gone: its mail is delivered from here", node)
         self._adopted_partitions[node] = adopted
-        await self._forget_reader(node)
         for queue in await adopted.queue.queues():
             self.around.on_news(queue)
 
@@ -275,17 +272,18 @@ class NodeStore:
         for held in self.held():
             if held.node == node:
                 return QueueReads(held.partition)
-        if node not in self.others:
+        if node not in self._readers:
             if self._is_closed:
                 raise StoreError(Unhealthy.CLOSED)
-            self._keepers[node] = keeper = self.engine.keeper(node)
-            self.others[node] = QueueReads(keeper)
-        return self.others[node]
+            self._keepers.append(self.engine.keeper(node))
+            self._readers[node] = QueueReads(self._keepers[-1])
+        return self._readers[node]
 
-    async def _forget_reader(self, node: int) -> None:
-        reads = self.others.pop(node, None)
-        if reads is not None:
-            await completed(self._keepers.pop(node).close())
+    @property
+    def others(self) -> dict[int, QueueReads]:
+        """The reads of the partitions that this node does not hold."""
+        held = [each.node for each in self.held()]
+        return {node: reads for node, reads in self._readers.items() if node not in held}
 
     def is_over(self, node: int) -> bool:
         """Return whether no process of that node can still be about to store data."""
@@ -321,7 +319,6 @@ class NodeStore:
             while True:
                 try:
                     self._own = await self._take_partition()
-                    await self._forget_reader(self.node)
                     break
                 except StoreError as error:
                     _log.warning("no partition of the queue can be taken yet: %s", error)
@@ -495,7 +492,7 @@ class NodeStore:
         held.partition.check()
         with contextlib.suppress(MessageNotFoundError), self._reading(held):
             return await held.queue.read_message(message_id)
-        return (await self._elsewhere(message_id))[1]
+        return await self._elsewhere().read_message(message_id)
 
     async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         held = await self._holder_of(message_id)
@@ -510,8 +507,7 @@ class NodeStore:
         except MessageNotFoundError:
             if is_begun:
                 raise
-            reads, message = await self._elsewhere(message_id)
-            async for chunk in reads.body(message):
+            async for chunk in self._elsewhere().read_body(message_id):
                 yield chunk
 
     @contextlib.contextmanager
@@ -528,51 +524,23 @@ class NodeStore:
                 raise ClaimLostError("another node may have this message now") from error
             raise
 
-    async def _elsewhere(self, message_id: MessageId) -> tuple[QueueReads, Message]:
-        """Find a message in another node's partition. Raises MessageNotFoundError."""
-
-        async def found(reads: QueueReads) -> tuple[QueueReads, Message] | None:
-            with contextlib.suppress(MessageNotFoundError):
-                return reads, (await reads.message(message_id))[0]
-            return None
-
-        async for each in self._asked(found):
-            if each is not None:
-                return each
-        raise MessageNotFoundError(f"message {message_id} does not exist")
-
-    async def _asked(self, ask: Callable[[QueueReads], Awaitable[T]]) -> AsyncIterator[T]:
-        """Call `ask` with the reads of each other node's partition. Repeat it if the partition is adopted or
-        taken during the call.
-        """
-        for node in list(self.others):
-            while True:
-                reads = self.reads_of(node)
-                is_theirs = node in self.others
-                try:
-                    answer = await ask(reads)
-                except StoreError:
-                    if not is_theirs or self.others.get(node) is reads:
-                        raise
-                else:
-                    break
-            yield answer
+    def _elsewhere(self) -> PartitionsView:
+        """Return a view of the other nodes' partitions."""
+        return PartitionsView(list(self.others.values()))
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         found: dict[MessageId, Message] = {}
         for held in self.held():
             found |= await held.queue.read_messages([each for each in ids if each not in found])
         if missing := [each for each in ids if each not in found]:
-            async for some in self._asked(lambda reads: reads.messages(missing)):
-                found |= some
+            found |= await self._elsewhere().read_messages(missing)
         return found
 
     async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
         found = [each for held in self.held() for each in await held.queue.deliveries_of(message_id)]
         if own:
             return found
-        async for some in self._asked(lambda reads: reads.deliveries_of(message_id)):
-            found += some
+        found += await self._elsewhere().deliveries_of(message_id)
         unique = {delivery.key: delivery for delivery in found}
         return sorted(unique.values(), key=lambda delivery: (delivery.recipient, delivery.queue))
 
@@ -713,7 +681,7 @@ class Requests:
         """Request changes of other nodes' deliveries. Return the changed ones in their former state, and
         those that need no change. Raises StoreError.
         """
-        asked = [self._ask_one(node, reads, keys, change) for node, reads in list(self._store.others.items())]
+        asked = [self._ask_one(node, reads, keys, change) for node, reads in self._store.others.items()]
         return {key: old for found in await asyncio.gather(*asked) for key, old in found.items()}
 
     async def _ask_one(
@@ -750,7 +718,7 @@ class Requests:
     async def answer(self) -> None:
         """Carry out the requests that other nodes have sent to this one. Raises StoreError."""
         for own in self._store.held():
-            for node, reads in list(self._store.others.items()):
+            for node, reads in self._store.others.items():
                 await self._answer(own, node, reads)
 
     async def _answer(self, own: OwnedPartition, node: int, reads: QueueReads) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,24 +23,11 @@ from msgspec import structs
 from zonerelay import durable
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import Clock, SystemClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
-from zonerelay.store import check, records
-from zonerelay.store.contract import (
-    KeptKeys,
-    MessageNotFoundError,
-    QueueView,
-    StoreCorruptError,
-    StoreError,
-    StoreOpenError,
-    Wanted,
-    everybody,
-)
+from zonerelay.store import check
+from zonerelay.store.contract import QueueView, StoreCorruptError, StoreError, StoreOpenError
 from zonerelay.store.keys.partition import SeenFile, open_partition
-from zonerelay.store.keys.port import Engine, KeyReader, NodeTakenError
+from zonerelay.store.keys.port import Engine, NodeTakenError
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.offline import READ_BUFFER, check_leveldb, repair_leveldb, take_snapshot
@@ -49,7 +36,7 @@ from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.objects.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
 from zonerelay.store.objects.engine import ObjectEngine, epoch_of
 from zonerelay.store.open import seen_directory, shared_engine
-from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.queue.reads import PartitionsView, QueueReads
 from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")
@@ -193,7 +180,7 @@ async def view_spool(
         await STORE.run(take_snapshot, settings.spool.path, db.path)
         db.open()
         try:
-            yield EngineView([SpoolKeys(db)])
+            yield PartitionsView([QueueReads(SpoolKeys(db))])
         finally:
             db.close()
 
@@ -353,59 +340,12 @@ async def living_nodes(engine: Engine, patience: float = 0.0, *, besides: str = 
     return alive
 
 
-class EngineView:
-    """Reads all partitions of an engine (implements `QueueView`)."""
-
-    def __init__(self, keepers: Sequence[KeyReader]) -> None:
-        self._readers = [QueueReads(each) for each in keepers]
-
-    async def scan(
-        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncGenerator[Delivery, None]:
-        for reads in self._readers:
-            async for delivery in reads.scan(queue, wanted=wanted, after=after):
-                yield delivery
-
-    async def queues(self) -> set[QueueName]:
-        return set[QueueName]().union(*[await reads.queues() for reads in self._readers])
-
-    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
-        return [each for reads in self._readers for each in await reads.deliveries_of(message_id)]
-
-    async def read_message(self, message_id: MessageId) -> Message:
-        return (await (await self._holder(message_id)).message(message_id))[0]
-
-    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        found: dict[MessageId, Message] = {}
-        for reads in self._readers:
-            found |= await reads.messages([each for each in ids if each not in found])
-        return found
-
-    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
-        reads = await self._holder(message_id)
-        async for chunk in reads.body((await reads.message(message_id))[0]):
-            yield chunk
-
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        number, _, identity = (cursor or "0 ").partition(" ")
-        if int(number) >= len(self._readers):
-            return [], ""
-        page = await self._readers[int(number)].kept_page(identity)
-        return page, f"{number} {page[-1][0]}" if page else f"{int(number) + 1} "
-
-    async def _holder(self, message_id: MessageId) -> QueueReads:
-        for reads in self._readers:
-            if await reads.keys.get([records.exists_key(message_id)]) != [None]:
-                return reads
-        raise MessageNotFoundError(f"message {message_id} does not exist")
-
-
 @contextlib.asynccontextmanager
-async def view_engine(engine: Engine) -> AsyncIterator[EngineView]:
+async def view_engine(engine: Engine) -> AsyncIterator[PartitionsView]:
     """Open a view of the queue without joining it. Raises StoreError."""
     keepers = [engine.keeper(node) for node in await nodes_of(engine)]
     try:
-        yield EngineView([each for each in keepers if await each.look() is not None])
+        yield PartitionsView([QueueReads(each) for each in keepers if await each.look() is not None])
     finally:
         for each in keepers:
             await each.close()

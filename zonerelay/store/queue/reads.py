@@ -17,6 +17,7 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import (
+    KeptKeys,
     MessageNotFoundError,
     QueueCounts,
     StoreCorruptError,
@@ -403,3 +404,50 @@ class QueueReads:
     def _step_over(self, error: StoreCorruptError) -> None:
         _log.error("stepped over: %s", error)
         self._on_unreadable(str(error))
+
+
+class PartitionsView:
+    """Reads several partitions of an engine, one after the other (implements `QueueView`)."""
+
+    def __init__(self, readers: Sequence[QueueReads]) -> None:
+        self._readers = readers
+
+    async def scan(
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        for reads in self._readers:
+            async for delivery in reads.scan(queue, wanted=wanted, after=after):
+                yield delivery
+
+    async def queues(self) -> set[QueueName]:
+        return set[QueueName]().union(*[await reads.queues() for reads in self._readers])
+
+    async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
+        return [each for reads in self._readers for each in await reads.deliveries_of(message_id)]
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        return (await (await self._holder(message_id)).message(message_id))[0]
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        found: dict[MessageId, Message] = {}
+        for reads in self._readers:
+            found |= await reads.messages([each for each in ids if each not in found])
+        return found
+
+    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
+        reads = await self._holder(message_id)
+        async for chunk in reads.body((await reads.message(message_id))[0]):
+            yield chunk
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        number, _, identity = (cursor or "0 ").partition(" ")
+        if int(number) >= len(self._readers):
+            return [], ""
+        page = await self._readers[int(number)].kept_page(identity)
+        return page, f"{number} {page[-1][0]}" if page else f"{int(number) + 1} "
+
+    async def _holder(self, message_id: MessageId) -> QueueReads:
+        for reads in self._readers:
+            if await reads.keys.get([records.exists_key(message_id)]) != [None]:
+                return reads
+        raise MessageNotFoundError(f"message {message_id} does not exist")
