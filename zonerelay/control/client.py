@@ -132,18 +132,13 @@ class ControlClient:
                 f"no relay is listening at {self._path}; check that `zonerelay serve` is running with this "
                 "configuration"
             ) from error
-        except PermissionError as error:
-            raise ControlError(
-                f"no permission to use {self._path}; run this command as root or as the relay's user"
-            ) from error
-        except TimeoutError as error:
-            raise ControlError(
-                f"the relay at {self._path} does not accept connections; see its log"
-            ) from error
         except OSError as error:
-            raise ControlError(
-                f"cannot reach the relay at {self._path}: {error.strerror or error}"
-            ) from error
+            text = f"cannot reach the relay at {self._path}: {error.strerror or error}"
+            if isinstance(error, PermissionError):
+                text = f"no permission to use {self._path}; run this command as root or as the relay's user"
+            elif isinstance(error, TimeoutError):
+                text = f"the relay at {self._path} does not accept connections; see its log"
+            raise ControlError(text) from error
 
     def _frames(self, response: HTTPResponse) -> Iterator[Frame]:
         if response.status != 200:

@@ -47,6 +47,7 @@ from zonerelay.store.contract import (
     StoreError,
 )
 from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook.endpoint import Endpoint, EndpointResponse
 
 SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
@@ -139,6 +140,8 @@ class WebhookCourier:
 
     def __post_init__(self, read_keys: Callable[[], Sequence[str]]) -> None:
         self.endpoint = Endpoint(self.settings, self.clock, read_keys)
+        self.redact = Redactor(b"", enabled=False)
+        """How its events show addresses."""
         self.problem = ""
         self.is_disabled = False
         self.delivered = 0

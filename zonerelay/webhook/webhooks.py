@@ -46,7 +46,6 @@ AT_ONCE = 100
 """Events that a replay puts into one write."""
 
 _encode = msgspec.json.Encoder().encode
-_CLEAR = Redactor(b"", enabled=False)
 
 
 @dataclass(eq=False, repr=False)
@@ -71,7 +70,6 @@ class Webhooks:
     def __post_init__(self) -> None:
         self._couriers: dict[str, WebhookCourier] = {}
         self._alike: Sequence[Sequence[WebhookCourier]] = ()
-        self._redactors: dict[str, Redactor] = {}
         self.events.tell_webhooks = self.tell
 
     async def configure(self, settings: Sequence[WebhookSettings]) -> None:
@@ -85,10 +83,6 @@ class Webhooks:
                 keys[each.name] = webhook_keys(each, self.environment)
             except ValueError as error:
                 keys[each.name], unread[each.name] = (), str(error)
-        redactors = {
-            each.name: _CLEAR if each.addresses is WebhookAddresses.CLEAR else self.hashed()
-            for each in settings
-        }
         wanted = {each.name: each for each in settings}
         metrics = self.events.metrics
         if settings:
@@ -100,12 +94,13 @@ class Webhooks:
             metrics.webhook_events.declare(
                 (name, result) for name in wanted for result in ("delivered", "failed", "lost")
             )
-        old, self._redactors = self._couriers, redactors
         # New couriers create events from now on, and claim those that old ones have released.
-        self._couriers = {}
+        old, self._couriers = self._couriers, {}
         for name, each in wanted.items():
             same = name in old and (old[name].settings, old[name].keys) == (each, keys[name])
             self._couriers[name] = old.pop(name) if same else self._courier(each, keys[name])
+            if each.addresses is not WebhookAddresses.CLEAR:
+                self._couriers[name].redact = self.hashed()
             if name in unread:
                 self._couriers[name].note(unread[name])
         alike: dict[object, list[WebhookCourier]] = {}
@@ -199,7 +194,7 @@ class Webhooks:
         destination: str,
         seconds: float | None,
     ) -> OwnMessage:
-        redact, now = self._redactors[couriers[0].name], self.clock.now()
+        redact, now = couriers[0].redact, self.clock.now()
         about: dict[str, object] = {}
         if message is not None:
             about["sender"] = redact.mailbox(message.envelope.sender)
@@ -236,7 +231,7 @@ class Webhooks:
             return []
 
     def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, object]:
-        redact, recipients = self._redactors[courier.name], message.envelope.recipients
+        redact, recipients = courier.redact, message.envelope.recipients
         # Beyond `RECIPIENTS`, only the number of recipients is included.
         envelope = structs.replace(message.envelope, recipients=recipients[:RECIPIENTS])
         fields = accepted_fields(structs.replace(message, envelope=envelope), redact, {})
@@ -247,7 +242,7 @@ class Webhooks:
     def tell(self, name: str, fields: dict[str, Field]) -> None:
         """Post an event of the relay itself."""
         for courier in itertools.chain.from_iterable(self._asking({name})):
-            redact = self._redactors[courier.name]
+            redact = courier.redact
             data = {
                 key: redact.text(value) if isinstance(value, str) else value for key, value in fields.items()
             }
@@ -362,7 +357,7 @@ class Webhooks:
         doubt = name == "deferred" and fields.get("in_doubt")
         reported = "message.accepted" if name == "accepted" else f"delivery.{'in_doubt' if doubt else name}"
         if self._wants(courier, reported) and name in ("accepted", *Verdict):
-            redact = self._redactors[courier.name]
+            redact = courier.redact
             source = str(fields.get("id", ""))
             about = accepted.get(source, {})
             data: dict[str, object] = {key: about[key] for key in ("sender", "user") if key in about}

@@ -66,7 +66,13 @@ class CapturedPages:
 
     async def message(self, visitor: PageRequest) -> web.StreamResponse:
         summary, parts, octets = await self._read(visitor)
-        there = [view for view in VIEWS if _is_there(view, parts)]
+        absent = {
+            "html": not parts.html,
+            "text": parts.html and not parts.text,
+            "attachments": not (parts.attachments or parts.inline),
+            "links": not parts.links(),
+        }
+        there = [view for view in VIEWS if not absent.get(view)]
         view = visitor.given("view") if visitor.given("view") in there else there[0]
         shown = {"text": parts.text, "source": octets.decode("utf-8", "replace")}.get(view, "")
         return await visitor.page(
@@ -112,19 +118,6 @@ class CapturedPages:
         if found is None:
             raise PageError(404, "Not found", "The message was deleted or has expired.")
         return found[0], await OPERATORS.run(take_apart, found[1]), found[1]
-
-
-def _is_there(view: str, parts: MimeParts) -> bool:
-    match view:
-        case "html":
-            return bool(parts.html)
-        case "text":
-            return bool(parts.text) or not parts.html
-        case "attachments":
-            return bool(parts.attachments or parts.inline)
-        case "links":
-            return bool(parts.links())
-    return True
 
 
 def _number(text: str) -> int:
