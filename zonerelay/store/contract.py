@@ -169,6 +169,12 @@ KeptKeys = Sequence[tuple[str, StoredKey]]
 """Idempotency keys by their identities."""
 
 
+KeyPages = Callable[[str], Awaitable[KeptKeys]]
+"""Returns the idempotency keys after an identity, and nothing at the end. Raises StoreError."""
+SettleKey = Callable[[str, MessageId], Awaitable[None]]
+"""Settles a pending reservation."""
+
+
 class KeyReservation(NamedTuple):
     """The entry of an idempotency key in a register. `is_pending` is set while its message may still be
     stored.
@@ -190,14 +196,8 @@ class KeyRegister(Protocol):
     problem: str
     """A description of the register's problem for the operator, or ""."""
 
-    def start(
-        self,
-        page: Callable[[str], Awaitable[KeptKeys]],
-        settle: Callable[[str, MessageId], Awaitable[None]],
-    ) -> None:
-        """Publish the keys of this worker's spool, if the register needs that. `page(after)` returns the keys
-        after an identity, and `settle` settles a pending reservation.
-        """
+    def start(self, page: KeyPages, settle: SettleKey) -> None:
+        """Publish the keys of this worker's spool, if the register needs that."""
 
     async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
         """Return the entry of the key. If there is none, create a pending one for this message."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
@@ -30,7 +30,9 @@ from zonerelay.store.contract import (
     IdempotencyKey,
     InProgressError,
     KeptKeys,
+    KeyPages,
     KeyReservation,
+    SettleKey,
     StoredKey,
     StoreError,
     Unhealthy,
@@ -96,18 +98,10 @@ class KeyIndex:
         self.problem = ""
         return found
 
-    def start(
-        self,
-        page: Callable[[str], Awaitable[KeptKeys]],
-        settle: Callable[[str, MessageId], Awaitable[None]],
-    ) -> None:
+    def start(self, page: KeyPages, settle: SettleKey) -> None:
         self._tasks.start(self._keep_published(page, settle))
 
-    async def _keep_published(
-        self,
-        page: Callable[[str], Awaitable[KeptKeys]],
-        settle: Callable[[str, MessageId], Awaitable[None]],
-    ) -> None:
+    async def _keep_published(self, page: KeyPages, settle: SettleKey) -> None:
         """Publish the keys of this spool at the start and whenever the register was created again."""
         last_error, is_first = "", True
         while True:
@@ -129,7 +123,7 @@ class KeyIndex:
                     )
             await asyncio.sleep(LOOK)
 
-    async def _publish(self, page: Callable[[str], Awaitable[KeptKeys]]) -> None:
+    async def _publish(self, page: KeyPages) -> None:
         after = ""
         while keys := await page(after):
             await self._run(self._add, keys)

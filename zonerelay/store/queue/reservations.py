@@ -26,6 +26,7 @@ from zonerelay.store.contract import (
     IdempotencyKey,
     InProgressError,
     KeptKeys,
+    KeyPages,
     KeyRegister,
     NotStoredBeforeError,
     StoredKey,
@@ -46,13 +47,12 @@ _log = logging.getLogger("zonerelay.store")
 class Reservations:
     """Reserves idempotency keys in one spool. An instance belongs to the event loop that opened it.
 
-    `find` and `page` raise StoreError while the spool cannot be read. `page(after)` returns the keys after an
-    identity, and nothing at the end. `forget(now, most, is_used)` removes expired keys, except those that are
-    used again. `usable` is the method of the store.
+    `find` and `page` raise StoreError while the spool cannot be read. `forget(now, most, is_used)` removes
+    expired keys, except those that are used again. `usable` is the method of the store.
     """
 
     find: Callable[[str], Awaitable[StoredKey | None]]
-    page: Callable[[str], Awaitable[KeptKeys]]
+    page: KeyPages
     forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]]
     usable: Callable[[], Awaitable[bool]]
     _: KW_ONLY
