@@ -222,11 +222,11 @@ async def test_a_right_that_is_taken_away_changes_nothing_and_is_named(
     with pytest.raises(StoreError, match="the user of the spool's server lacks privileges: HSET"):
         await partition.write(Write({b"a": None, b"b": b"2"}))
     assert server.query("ZRANGE", f"{PREFIX}keys:0", "0", "-1").startswith(b"*1\r\n$1\r\na")
-    server.ask("ACL", "SETUSER", "default", "+hset", "-evalsha")
+    server.ask("ACL", "SETUSER", "default", "+hset", "-eval")
     await asyncio.sleep(0.2)
     with pytest.raises(StoreError):
         await partition.write(Write({b"b": b"2"}))
-    server.ask("ACL", "SETUSER", "default", "+evalsha")
+    server.ask("ACL", "SETUSER", "default", "+eval")
     await written(partition, b"b")
 
 
@@ -474,7 +474,7 @@ async def test_who_may_not_is_told_so(
         ("-@set", "SADD {mail}:nodes:rights"),
         ("-del", "DEL {mail}:"),
         ("-time", "TIME"),
-        ("-evalsha", "evalsha"),
+        ("-eval", "eval"),
         ("-info", "info"),
         ("-config|get", "config"),
         ("resetkeys ~{mail}: ~{mail}:n*", "HSET {mail}:values:rights"),

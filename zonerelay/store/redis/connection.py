@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
@@ -46,7 +45,6 @@ _UNUSABLE = {
     "MASTERDOWN": "the server is a replica and has lost its primary",
     "NOREPLICAS": "the server has fewer replicas than min-replicas-to-write requires",
     "MISCONF": "the server cannot write to its disk",
-    "NOSCRIPT": "the server has lost the scripts",
     "CLUSTERDOWN": "the Cluster does not serve the slot of the prefix",
     "MOVED": "the slot of the prefix is on another node of the Cluster; set [redis] url to that node",
     "CROSSSLOT": "a Cluster requires a hash tag in [redis] prefix, such as {zonerelay}:",
@@ -134,6 +132,10 @@ class SharedConnection:
             self._queue.append((command, future))
             self._is_asked.set()
         return future
+
+    def run(self, script: str, names: Sequence[Argument], *values: Argument) -> asyncio.Future[Reply]:
+        """Run a Lua script. Its text is sent each time, so nothing depends on what a server remembers."""
+        return self.call("EVAL", script, len(names), *names, *values)
 
     async def close(self) -> None:
         self._break(_lost("closed"))
@@ -271,32 +273,14 @@ async def open_wire(server: RedisEndpoint) -> SharedConnection:
         return SharedConnection(connection, timeout=server.settings.timeout)
 
 
-class LuaScript:
-    """A Lua script that is loaded on each connection and called by its SHA-1."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-    def run(
-        self, wire: SharedConnection, names: Sequence[Argument], *values: Argument
-    ) -> asyncio.Future[Reply]:
-        return wire.call("EVALSHA", self.digest, len(names), *names, *values)
-
-    @staticmethod
-    async def load(wire: SharedConnection, scripts: Iterable[LuaScript]) -> None:
-        """Load the scripts, because the server may have been restarted since the last connection. Raises
-        StoreError.
-        """
-        await asyncio.gather(*(wire.call("SCRIPT LOAD", script.text) for script in scripts))
-
-
 class RedisConnection:
     """A connection that is opened on first use and replaced after it was lost. It may have any number of
-    callers. `prepare` checks each new wire and loads its scripts.
+    callers. `prepare` checks each new wire.
     """
 
-    def __init__(self, server: RedisEndpoint, prepare: Callable[[SharedConnection], Awaitable[None]]) -> None:
+    def __init__(
+        self, server: RedisEndpoint, prepare: Callable[[SharedConnection], Awaitable[None]] | None = None
+    ) -> None:
         self._server = server
         self._prepare = prepare
         self._wire: SharedConnection | None = None
@@ -316,7 +300,8 @@ class RedisConnection:
     async def _open(self) -> SharedConnection:
         wire = await open_wire(self._server)
         try:
-            await self._prepare(wire)
+            if self._prepare is not None:
+                await self._prepare(wire)
         except BaseException:
             await wire.close()
             raise

@@ -33,7 +33,6 @@ from zonerelay.store.redis.connection import (
     RULE,
     Argument,
     Confirmation,
-    LuaScript,
     RedisConnection,
     RedisEndpoint,
     Reply,
@@ -99,7 +98,7 @@ redis.call('HSET', node, 'batch_epoch', epoch, 'batch', number)
 return 1
 """
 
-_TEXTS = {
+_SCRIPTS = {
     "write": "#!lua\n" + _WRITE,
     "make room": "#!lua flags=allow-oom\n" + _WRITE,
     # mark nodes node; node writer mark lease longest
@@ -197,7 +196,6 @@ return 1
 """,
 }
 _KINDS = ("node", "values", "keys", "nodes", "once", "limits")
-_SCRIPTS = {name: LuaScript(text) for name, text in _TEXTS.items()}
 
 
 class RedisEngine:
@@ -229,7 +227,7 @@ class RedisEngine:
         await self._ask("unreserve", self.server.settings.prefix.encode() + b"once:" + key, value)
 
     async def _ask(self, script: str, name: Argument, *values: Argument) -> Reply:
-        return await _SCRIPTS[script].run(await self._control.wire(), [name], *values)
+        return await (await self._control.wire()).run(_SCRIPTS[script], [name], *values)
 
     async def close(self) -> None:
         await self._control.close()
@@ -244,7 +242,6 @@ def _connection(server: RedisEndpoint, *, is_writer: bool) -> RedisConnection:
     async def prepare(wire: SharedConnection) -> None:
         facts = await server_facts(wire)
         check_server(facts, settings)
-        await LuaScript.load(wire, _SCRIPTS.values())
         if is_writer:
             await _check_rights(server, wire)
             await _check_format(wire, settings.prefix)
@@ -259,7 +256,7 @@ async def _check_rights(server: RedisEndpoint, wire: SharedConnection) -> None:
     """
     prefix = server.settings.prefix
     names = [f"{prefix}mark", f"{prefix}limits", *(f"{prefix}{kind}:rights" for kind in _KINDS)]
-    found = await _SCRIPTS["rights"].run(wire, (), *names)
+    found = await wire.run(_SCRIPTS["rights"], (), *names)
     missing = [each.decode("utf-8", "replace") for each in as_list(found) if isinstance(each, bytes)]
     if missing:
         more = f"; and {len(missing) - SHOWN_RIGHTS} more" if len(missing) > SHOWN_RIGHTS else ""
@@ -317,7 +314,7 @@ class RedisKeys:
     ) -> port.KeyPage:
         wire = await self._use(self._reader)
         names = [self._keys, self._values]
-        asked = _SCRIPTS["page"].run(wire, names, start, end, rows, port.PAGE_OCTETS, int(values))
+        asked = wire.run(_SCRIPTS["page"], names, start, end, rows, port.PAGE_OCTETS, int(values))
         more, *found = as_list(await asked)
         flat = [each for each in found if isinstance(each, bytes)]
         taken: list[port.Row] = list(zip(flat[::2], flat[1::2], strict=True))
@@ -349,7 +346,7 @@ class RedisKeys:
         wire = await self._writer.wire()
         names = [self._mark, self._nodes, self._here]
         values = (self._node, writer, mark, self._lease, LONGEST_LEASE)
-        reply = await _SCRIPTS["enter"].run(wire, names, *values)
+        reply = await wire.run(_SCRIPTS["enter"], names, *values)
         if not isinstance(reply, list):
             raise port.NodeTakenError(
                 f"another relay is node {self._node} of this server, and its lease has not expired"
@@ -372,7 +369,7 @@ class RedisKeys:
         names = [self._here, self._keys, self._values]
         script = _SCRIPTS["make room" if write.makes_room else "write"]
         try:
-            reply = await script.run(wire, names, *values)
+            reply = await wire.run(script, names, *values)
         except StoreFullError:
             raise
         except StoreError:
@@ -388,12 +385,12 @@ class RedisKeys:
         except StoreOpenError:
             await self._writer.give_up()  # nothing is written until a new connection is known to be safe
             raise
-        reply = await _SCRIPTS["renew"].run(wire, [self._here], self._epoch, self._lease)
+        reply = await wire.run(_SCRIPTS["renew"], [self._here], self._epoch, self._lease)
         self._judge(reply, self._epoch)
 
     async def leave(self) -> None:
         wire = await self._use(self._writer)
-        self._judge(await _SCRIPTS["renew"].run(wire, [self._here], self._epoch), self._epoch)
+        self._judge(await wire.run(_SCRIPTS["renew"], [self._here], self._epoch), self._epoch)
 
     def _judge(self, reply: Reply, epoch: int) -> None:
         """Raise the error for a batch whose epoch and previous number do not match the partition."""

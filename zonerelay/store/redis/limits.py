@@ -17,16 +17,14 @@ from zonerelay.store import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis import connection
 
-_READ = connection.LuaScript(
-    "#!lua flags=no-writes\nlocal t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
-)
-_REPLACE = connection.LuaScript("""#!lua flags=allow-oom
+_READ = "#!lua flags=no-writes\nlocal t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
+_REPLACE = """#!lua flags=allow-oom
 local old, new = ARGV[1], ARGV[2]
 if (redis.call('GET', KEYS[1]) or '') ~= old then return 0 end
 if new == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
 for i = 5, #ARGV do redis.call('PUBLISH', ARGV[4], ARGV[i]) end
 return 1
-""")
+"""
 
 
 class RedisRecordStore:
@@ -38,7 +36,7 @@ class RedisRecordStore:
         self._server = server
         self._prefix = server.settings.prefix.encode()
         self._notices = self._prefix + b"limits"
-        self._connection = connection.RedisConnection(server, _load)
+        self._connection = connection.RedisConnection(server)  # the spool's own check the server
         self._channel: connection.Subscription | None = None
         self._broken = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
@@ -84,9 +82,7 @@ class RedisRecordStore:
         if channel is not None:
             await channel.close()
 
-    async def _ask(
-        self, script: connection.LuaScript, zone: str, *values: connection.Argument
-    ) -> connection.Reply:
+    async def _ask(self, script: str, zone: str, *values: connection.Argument) -> connection.Reply:
         """Run a script on the current wire. A wire that the server has closed is replaced, without a report
         that limits are lost.
         """
@@ -94,7 +90,7 @@ class RedisRecordStore:
             raise AuthorityError("not connected")
         try:
             key = self._prefix + b"limits:" + records.field(zone)
-            return await script.run(await self._connection.wire(), [key], *values)
+            return await (await self._connection.wire()).run(script, [key], *values)
         except StoreError as error:
             self._broken.set()
             raise AuthorityError(str(error)) from error
@@ -105,8 +101,3 @@ class RedisRecordStore:
                 on_notice((await channel.next()).decode())
         except StoreError:
             self._broken.set()
-
-
-async def _load(wire: connection.SharedConnection) -> None:
-    """Load the scripts. The spool's own connections check the durability of the server."""
-    await connection.LuaScript.load(wire, (_READ, _REPLACE))
