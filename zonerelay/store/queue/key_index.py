@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
@@ -35,8 +34,8 @@ from zonerelay.store.contract import (
     SettleKey,
     StoredKey,
     StoreError,
-    Unhealthy,
 )
+from zonerelay.store.directories import ReaderThreads
 
 if TYPE_CHECKING:
     import sqlite3
@@ -72,27 +71,21 @@ class KeyIndex:
         self._file = self._directory / "register.db"
         self.problem = ""
         self._database = SideDatabase(self._file, self._connect)
-        self._executor: ThreadPoolExecutor | None = None
+        self._thread = ReaderThreads(self._database, "once-register")
         self._complete: sqlite3.Connection | None = None
         """The database in which all workers have published."""
         self._tasks = Tasks()
-        self._closed = False
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call a method of this object in its thread."""
         import sqlite3  # noqa: PLC0415 - a relay without keys does without
 
-        if self._closed:
-            raise StoreError(Unhealthy.CLOSED)
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "once-register")
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._executor, function, *args)
+            found = await self._thread.run(function, *args)
         except (sqlite3.Error, OSError) as error:
             self.problem = f"the store of idempotency keys {self._file}: {in_words(error)}"
             if is_damage(error):
-                await loop.run_in_executor(self._executor, self._begin_anew)
+                await self._thread.run(self._begin_anew)
                 raise InProgressError(self.problem) from error
             raise StoreError(self.problem) from error
         self.problem = ""
@@ -131,7 +124,6 @@ class KeyIndex:
         await self._run(self._mark_published)
 
     async def close(self) -> None:
-        self._closed = True
         await self._tasks.cancel()
         await STORE.run(self._end)
 
@@ -147,8 +139,7 @@ class KeyIndex:
     # --- in the thread
 
     def _end(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown()
+        self._thread.stop()
         self._database.close()
 
     def _mark_published(self) -> None:
