@@ -1,5 +1,5 @@
 """Observability: log lines and counters of mail events, metrics, and redaction.
 
-`events` has one function per mail event, which writes a log line and moves the counters of `metrics`; `logs`
-writes the lines and redacts addresses; `load` measures the event loop.
+`events` has one method per event, which writes a log line and moves the counters of `metrics`; `logs` writes
+the lines and redacts addresses.
 """
