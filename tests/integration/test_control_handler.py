@@ -17,7 +17,6 @@ from tests.support.mail import make_sources
 from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.config.user_limits import UserLimits
-from zonerelay.control.acts import OperatorActs
 from zonerelay.control.client import ControlClient
 from zonerelay.control.explain import ActiveSuspension, Explainer
 from zonerelay.control.handler import Bodies, ControlHandler
@@ -109,7 +108,6 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     handler = ControlHandler(
         operations=verbs,
         refresh=no_refresh,
-        families=tuple,
         unready=no_reasons,
         phase_of=lambda key: None,
         turn_of=no_rate,
@@ -146,7 +144,6 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             lambda: ["default"],
         ),
         redactor=REDACTOR,
-        acts=OperatorActs(verbs, zones),
         streams=LiveStreams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,

@@ -40,7 +40,6 @@ from zonerelay.queue.operator.operations import BOUNDS, Operations, RerouteError
 from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.families import Family
 
 if TYPE_CHECKING:
     from zonerelay.history.writer import History
@@ -111,7 +110,7 @@ Method = Callable[[Any, ResponseStream], Awaitable[answers.Frame | Iterable[answ
 @dataclass(eq=False, repr=False, kw_only=True)
 class ControlHandler:
     """Implements `control.runner.Handler`. `status` composes the relay's own part of the answer. A supervisor
-    also asks for the metrics (`families`, after a `refresh` as before a scrape) and for the reasons why the
+    also asks for the metrics (after a `refresh`, as before a scrape) and for the reasons why the
     worker is not ready.
     """
 
@@ -121,18 +120,17 @@ class ControlHandler:
     orders: OrderAnswers
     redactor: Redactor
     bodies: Bodies
-    acts: OperatorActs
     streams: LiveStreams
     phase_of: Callable[[DeliveryKey], tuple[str, float] | None]
     turn_of: Callable[[str, str], Awaitable[answers.DestinationStatus | None]]
     acknowledge: Callable[[str], Awaitable[bool]]
     refresh: Callable[[], Awaitable[None]]
-    families: Callable[[], tuple[Family, ...]]
     unready: Callable[[], Awaitable[Sequence[str]]]
     webhooks: Callable[[], Webhooks | None]
     history: History | None
 
     def __post_init__(self) -> None:
+        self.acts = OperatorActs(self.operations, self.explainer.zones)
         self._methods: dict[type[requests.Request], Method] = {
             requests.Status: lambda _, answer: self.status(),
             requests.QueueList: self._list,
@@ -196,7 +194,7 @@ class ControlHandler:
 
     async def _part_metrics(self, _: requests.PartMetrics, answer: ResponseStream) -> answers.MetricFamilies:
         await self.refresh()
-        return answers.MetricFamilies(families=self.families())
+        return answers.MetricFamilies(families=self.operations.events.metrics.families())
 
     async def _part_readiness(
         self, _: requests.PartReadiness, answer: ResponseStream

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
 from zonerelay.config.settings import ListenerSettings, Settings, ZoneSettings
-from zonerelay.control.acts import OperatorActs
 from zonerelay.control.explain import Explainer
 from zonerelay.control.frames import RelayHandler
 from zonerelay.control.handler import Bodies, ControlHandler
@@ -158,13 +157,11 @@ def _build_handler(
         orders=orders,
         redactor=context.redactor,
         bodies=_build_bodies(worker),
-        acts=OperatorActs(operations, worker.zones),
         streams=LiveStreams(worker.events, context.redactor, courier.join),
         phase_of=courier.phase_of,
         turn_of=board.destinations.waiting_for_rate,
         acknowledge=partial(_acknowledge, worker),
         refresh=board.refresh,
-        families=worker.metrics.families,
         unready=readiness,
         webhooks=lambda: worker.webhooks,
         history=worker.history,

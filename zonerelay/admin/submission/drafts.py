@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from zonerelay.admin.problems import ApiError, FieldError, malformed, pointer_to
-from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile
+from zonerelay.admin.submission.body import JsonBody, StoredBase64
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key
 from zonerelay.inbound.cleanup.submit import SubmitOptions, SubmittedEnvelope
@@ -72,15 +72,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     content_id: str = ""
 
 
-class Upload(msgspec.Struct, frozen=True):
-    """A file that was uploaded as a part of a form. `is_inline`: the HTML can show it by name, as
-    `cid:NAME`.
-    """
-
-    name: str
-    content_type: str
-    content: StoredFile
-    is_inline: bool
+Uploads = Sequence[AttachedFile]
+"""The files that were uploaded as parts of a form."""
 
 
 class ExplicitEnvelope(
@@ -180,7 +173,7 @@ class FieldErrors:
 
 
 def sending_of(
-    given: Submission, body: JsonBody, origin: SubmissionOrigin, now: float, uploads: Sequence[Upload] = ()
+    given: Submission, body: JsonBody, origin: SubmissionOrigin, now: float, uploads: Uploads = ()
 ) -> ValidatedMessage:
     """Return the message of a validated submission. Raise Problem with all errors if it is invalid."""
     faults = FieldErrors()
@@ -342,7 +335,7 @@ def _text(given: str | None, body: JsonBody, pointer: str, faults: FieldErrors) 
 
 
 def _files(
-    given: Submission, body: JsonBody, uploads: Sequence[Upload], faults: FieldErrors
+    given: Submission, body: JsonBody, uploads: Uploads, faults: FieldErrors
 ) -> tuple[AttachedFile, ...]:
     files = []
     if len(given.attachments) + len(uploads) > MAX_FILES:
@@ -359,9 +352,7 @@ def _files(
             )
     for at, upload in enumerate(uploads[:MAX_FILES], len(given.attachments)):
         with faults.at(f"/attachments/{at}"):
-            shown = upload.name if upload.is_inline else ""
-            file = AttachedFile(upload.name, upload.content_type, upload.content, shown)
-            files.append(checked_file(file, f"attachments[{at}]"))
+            files.append(checked_file(upload, f"attachments[{at}]"))
     return tuple(files)
 
 

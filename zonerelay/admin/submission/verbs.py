@@ -40,7 +40,6 @@ from zonerelay.admin.submission.drafts import (
     FieldErrors,
     Submission,
     SubmissionOrigin,
-    Upload,
     ValidatedMessage,
     address,
     envelope_of,
@@ -59,7 +58,7 @@ from zonerelay.admin.submission.states import (
 from zonerelay.inbound.cleanup.intake import is_key, key_in
 from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitCall, SubmitOptions
 from zonerelay.inbound.refusal import Reason
-from zonerelay.message.compose.compose import Draft, compose_pieces
+from zonerelay.message.compose.compose import AttachedFile, Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
@@ -269,9 +268,9 @@ async def _json(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> byte
     return body.finish()
 
 
-async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tuple[bytes, list[Upload]]:
+async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tuple[bytes, list[AttachedFile]]:
     """Read a form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
-    read, uploads, found = _patiently(origin), list[Upload](), b""
+    read, uploads, found = _patiently(origin), list[AttachedFile](), b""
     with _problems_for(call):
         async for name, file_name, part in _parts(call, read):
             if name == "message" and found:
@@ -293,7 +292,8 @@ async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tupl
                 found = body.finish()
                 continue
             kind = part.headers.get("Content-Type", "application/octet-stream")
-            uploads.append(Upload(file_name, kind, body.end_file(), name == "inline"))
+            content_id = file_name if name == "inline" else ""  # HTML shows it as `cid:NAME`
+            uploads.append(AttachedFile(file_name, kind, body.end_file(), content_id))
     if not found:
         raise wrong("/message", "the form has no part named message that contains the JSON of the message")
     return found, uploads
@@ -362,7 +362,7 @@ async def _submit(call: ApiCall) -> Answer:
         if kind == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
         with _body_of(call, origin) as body:
-            uploads: Sequence[Upload] = ()
+            uploads: Sequence[AttachedFile] = ()
             if kind == _FORM:
                 data, uploads = await _form(call, origin, body)
             else:
@@ -382,7 +382,7 @@ async def _take(
     origin: SubmissionOrigin,
     given: Submission,
     body: JsonBody,
-    uploads: Sequence[Upload] = (),
+    uploads: Sequence[AttachedFile] = (),
     *,
     size: int,
 ) -> AcceptedMessage:

@@ -499,7 +499,7 @@ class Events:
 
     @logged("warning", "suspended", webhook="destination.suspended")
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
-        self.metrics.suspended(zone)
+        self.metrics.destinations_suspended.add((queue_of(zone).label,))
 
     @logged("info", "resumed", webhook="destination.resumed")
     def resumed(self, zone: str, destination: str) -> None:
@@ -565,7 +565,7 @@ class Events:
         """Count a connection for which TLS was attempted: `ok`, `failed` (not used) or `fallback` (clear
         text), and log `why` if it is new for the host.
         """
-        self.metrics.outbound_tls(zone, level, result)
+        self.metrics.tls_connections.add((queue_of(zone).label, level, result))
         if why:
             self.report("info", "tls-fallback", {"zone": zone, "host": host, "why": why})
 

@@ -26,7 +26,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
-from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import (
     OTHER,
@@ -160,7 +159,7 @@ class Metrics:
             declared=DKIM_RESULTS,
         )
         self._declared: set[str] = set()
-        self._suspended = made.labelled(
+        self.destinations_suspended = made.labelled(
             "zonerelay_destinations_suspended_total",
             "Number of times that a destination was suspended.",
             "zone",
@@ -208,7 +207,7 @@ class Metrics:
             "version",
             declared=TLS_VERSIONS,
         )
-        self._outbound_tls = made.labelled(
+        self.tls_connections = made.labelled(
             "zonerelay_outbound_tls_sessions_total",
             "Outbound connections for which TLS was attempted.",
             "zone",
@@ -300,9 +299,6 @@ class Metrics:
         self._recipients.value += recipients
         self._octets.value += size
 
-    def suspended(self, zone: str) -> None:
-        self._suspended.add((queue_of(zone).label,))
-
     def settled(self, zone: str, verdict: str, age: float, count: int = 1, *, in_doubt: bool = False) -> None:
         """Count the result for `count` recipients, with the label of their zone; `age` is the time since
         acceptance in seconds.
@@ -321,12 +317,6 @@ class Metrics:
         """
         self._replies.add(_labels_of(host, code), count)
 
-    def outbound_tls(self, zone: str, level: str, result: str) -> None:
-        """Count a TLS session. `level` is the requirement in the end; `result` is ok, failed, or fallback to
-        clear text.
-        """
-        self._outbound_tls.add((queue_of(zone).label, level, result))
-
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start, because a series that appears late hides its first
         increase.
@@ -336,8 +326,8 @@ class Metrics:
                 continue
             self._declared.add(zone)
             self._deliveries.declare((zone, outcome) for outcome in OUTCOMES)
-            self._suspended.declare([(zone,)])
-            self._outbound_tls.declare((zone, *words) for words in TLS_RESULTS)
+            self.destinations_suspended.declare([(zone,)])
+            self.tls_connections.declare((zone, *words) for words in TLS_RESULTS)
 
     # ---- numbers of other parts: attach each once --------------------------------------------
 
