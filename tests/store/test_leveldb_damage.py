@@ -183,10 +183,14 @@ async def test_what_a_damaged_table_holds_is_not_taken_for_missing(spool: Spool,
     """Without its checksum a filter says that nothing is there, and the mail would be forgotten."""
     await filled(spool)
     await spool.store.close()
+    flipped = 0
     for table in spool.settings.path.glob("*.ldb"):
         octets = table.read_bytes()
         index, filters = blocks(octets)
-        flip(table, {"filter": filters + 8, "index": index + 8, "footer": len(octets) - 6}[part])
+        if filters >= 0:  # a busy machine's last table may hold a few small records alone
+            flip(table, {"filter": filters + 8, "index": index + 8, "footer": len(octets) - 6}[part])
+            flipped += 1
+    assert flipped
     store = await spool.open()
     if part != "filter":
         await until(lambda: store.unhealthy() == DAMAGED)
