@@ -37,7 +37,7 @@ from zonerelay.store.contract import (
     StoreOpenError,
 )
 from zonerelay.store.objects import engine as objects
-from zonerelay.store.objects.directory import DirectoryPlace
+from zonerelay.store.objects.disk import DirectoryPlace
 
 LARGE = bytes(range(256)) * 4000
 NAMES = ("env_directory", "meta_directory", "scratch_directory")

@@ -18,7 +18,7 @@ from zonerelay.config.settings import RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.memory import MemoryEngine
-from zonerelay.store.objects.directory import DirectoryPlace
+from zonerelay.store.objects.disk import DirectoryPlace
 from zonerelay.store.objects.engine import ObjectEngine
 from zonerelay.store.objects.s3 import BucketPlace
 from zonerelay.store.postgres.driver import DatabaseAccess

@@ -20,7 +20,7 @@ from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Position, Write, WriteBatch, pages
 from zonerelay.store.objects import engine as objects
-from zonerelay.store.objects.directory import DirectoryPlace
+from zonerelay.store.objects.disk import DirectoryPlace
 from zonerelay.store.objects.engine import Object, ObjectEngine, ObjectKeys
 from zonerelay.store.objects.s3 import BucketPlace
 
