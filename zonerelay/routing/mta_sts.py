@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -291,13 +291,6 @@ class PolicyLookup(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class _FetchFailure(NamedTuple):
-    """A failed fetch of a policy."""
-
-    until: float
-    problem: str
-
-
 @dataclass(eq=False, repr=False)
 class StsPolicies:
     """Looks up, fetches and caches MTA-STS policies. Without `files` no policy survives a restart."""
@@ -312,7 +305,7 @@ class StsPolicies:
 
     def __post_init__(self) -> None:
         self._held: OrderedDict[str, CachedPolicy] = OrderedDict()
-        self._failures: BoundedDict[str, _FetchFailure] = BoundedDict(MAX_POLICIES)
+        self._failures: BoundedDict[str, PolicyLookup] = BoundedDict(MAX_POLICIES)
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(MAX_FETCHES)
         self._loading: asyncio.Task[None] | None = None
@@ -361,8 +354,8 @@ class StsPolicies:
         if not announced:
             return PolicyLookup(None, expires)
         failure = self._failures.get(announced)
-        if failure is not None and failure.until > now:
-            return PolicyLookup(None, min(expires, failure.until), failure.problem)
+        if failure is not None and failure.expires > now:
+            return PolicyLookup(None, min(expires, failure.expires), failure.problem)
         return PolicyLookup(None, min(expires, now + PENDING_LIFE), "its policy is still being fetched")
 
     # ---- fetching --------------------------------------------------------------------------------
@@ -373,7 +366,7 @@ class StsPolicies:
         if task is not None:
             return task
         failure = self._failures.get(domain)
-        if failure is not None and failure.until > self.clock.now():
+        if failure is not None and failure.expires > self.clock.now():
             return None
         task = asyncio.get_running_loop().create_task(self._fetch(zone, domain, policy_id))
         self._fetching[domain] = task
@@ -425,7 +418,7 @@ class StsPolicies:
         return ips
 
     def _failed(self, domain: str, problem: str) -> None:
-        self._failures[domain] = _FetchFailure(self.clock.now() + RETRY_AFTER, problem)
+        self._failures[domain] = PolicyLookup(None, self.clock.now() + RETRY_AFTER, problem)
         held = self.held(domain)
         self.events.failed(domain, problem, kept_until=held.expires if held is not None else None)
 
