@@ -151,6 +151,24 @@ def names(line: Backlog) -> list[str]:
     return taken
 
 
+def names(line: Backlog) -> list[str]:
+    taken = []
+    while line.waiting:
+        taken += [each.recipient.partition("@")[0] for each in line.take(50)]
+    return taken
+
+
+def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
+    line = Backlog(set())
+    for number in (3, 1, 2):
+        line.add(delivery(f"again{number}@a.example", message_id=message(number), next_attempt=NOW))
+    for number in (6, 5):
+        line.add(delivery(f"new{number}@a.example", message_id=message(number)))
+    assert line.waiting == 5
+    assert [each.message_id for each in line] == [message(number) for number in (1, 2, 3, 5, 6)]
+    assert names(line) == ["new5", "again1", "new6", "again2", "again3"]
+
+
 def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_many_as_it_is_asked_for() -> (
     None
 ):
