@@ -151,13 +151,6 @@ def names(line: Backlog) -> list[str]:
     return taken
 
 
-def names(line: Backlog) -> list[str]:
-    taken = []
-    while line.waiting:
-        taken += [each.recipient.partition("@")[0] for each in line.take(50)]
-    return taken
-
-
 def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
     line = Backlog(set())
     for number in (3, 1, 2):
