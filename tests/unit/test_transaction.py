@@ -353,9 +353,11 @@ def test_a_server_gets_no_wishes_that_it_does_not_know_or_nobody_had() -> None:
 
 def test_without_pipelining_every_command_has_its_own_parameters() -> None:
     deliveries = [delivery("b@example.com", notify=SUCCESS), delivery("c@example.com", notify=Notify.NEVER)]
-    transaction = ClientTransaction(message(envid="x"), deliveries, Capabilities(dsn=True), Peer())
+    transaction = ClientTransaction(
+        message(ret=Ret.FULL, envid="x"), deliveries, Capabilities(dsn=True), Peer()
+    )
     ok = Reply(250, "", "ok")
-    assert transaction.begin() == b"MAIL FROM:<s@example.org> ENVID=x\r\n"
+    assert transaction.begin() == b"MAIL FROM:<s@example.org> RET=FULL ENVID=x\r\n"
     assert transaction.receive(ok) == b"RCPT TO:<b@example.com> NOTIFY=SUCCESS ORCPT=rfc822;b@example.com\r\n"
     assert transaction.receive(ok) == b"RCPT TO:<c@example.com> NOTIFY=NEVER ORCPT=rfc822;c@example.com\r\n"
     assert transaction.receive(ok) == b"DATA\r\n"
