@@ -270,15 +270,6 @@ def test_what_a_stranger_writes_costs_little(unit: str) -> None:
 # EHLO replies as servers write them
 
 
-def test_extensions_of_a_usual_server() -> None:
-    text = (
-        "mx.example.com Hello\nPIPELINING\nSIZE 52428800\n8BITMIME\nSMTPUTF8\nSTARTTLS\nENHANCEDSTATUSCODES"
-    )
-    assert parse_ehlo(text) == Capabilities(
-        pipelining=True, size_offered=True, size=52428800, eight_bit_mime=True, smtputf8=True, starttls=True
-    )
-
-
 def test_keywords_are_case_insensitive_and_trimmed() -> None:
     assert parse_ehlo("x\n pipelining \r\nChunking\ndsn") == Capabilities(
         pipelining=True, chunking=True, dsn=True

@@ -162,17 +162,6 @@ def test_pipelined_commands_are_one_write() -> None:
     assert transaction.phase is TransactionPhase.BODY
 
 
-def test_without_pipelining_each_command_waits_for_its_reply() -> None:
-    recipients = to("a@example.com", "b@example.com")
-    transaction = ClientTransaction(make_message(), recipients, PLAIN, PEER)
-    assert transaction.begin() == b"MAIL FROM:<sender@example.org>\r\n"
-    assert transaction.receive(reply(OK)) == b"RCPT TO:<a@example.com>\r\n"
-    assert transaction.receive(reply("550 no")) == b"RCPT TO:<b@example.com>\r\n"
-    assert transaction.receive(reply(OK)) == b"DATA\r\n"
-    assert transaction.receive(reply(GO)) == b""
-    assert transaction.phase is TransactionPhase.BODY
-
-
 def test_lone_dot_is_sent_when_354_comes_for_nobody() -> None:
     transaction = begun(OK, "550 no")
     assert transaction.receive(reply(GO)) == b".\r\n"
