@@ -17,7 +17,7 @@ import re
 
 import msgspec
 
-from zonerelay.config.problems import quoted
+from zonerelay.config.problems import quoted, unusable
 
 MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
 DNS_PORT = 53
@@ -94,10 +94,7 @@ def parse_listen(text: str) -> ListenAddress:
     if port is None:
         raise ValueError(f'{quoted(text)} has no port: write it as "127.0.0.1:2525" or "[::1]:2525"')
     if address is None:
-        raise ValueError(
-            f"{quoted(host)} is a host name, which may resolve to several addresses; expected an address "
-            'such as "127.0.0.1:2525", "[::]:25" (all addresses) or "unix:/run/zonerelay/smtp.sock"'
-        )
+        raise unusable(host, "an IP address", '"127.0.0.1:2525", "[::]:25" or "unix:/run/smtp.sock"')
     return ListenAddress(host=str(address), port=_port(port, least=0))
 
 
@@ -112,10 +109,7 @@ def parse_next_hop(text: str) -> NextHop:
     kind = NextHopKind.HOST if host.startswith("[") else NextHopKind.MX
     name = host.strip("[]").lower()
     if not is_domain(name.replace("_", "-x")):  # container names have underscores, and resolve
-        raise ValueError(
-            f'{quoted(text)} is not a next hop; expected "host" (delivered to its MX), "[host]:587" (no MX '
-            'lookup), or an address such as "192.0.2.1:25"'
-        )
+        raise unusable(text, "a next hop", '"host" (its MX), "[host]:587" (that host) or "192.0.2.1:25"')
     return NextHop(kind, name, number)
 
 
@@ -128,10 +122,7 @@ def parse_name_server(text: str) -> NameServer:
     host, port = _split(text)
     address = _address(host)
     if address is None:
-        raise ValueError(
-            f'{quoted(text)} is not a name server; expected its address, such as "192.0.2.53", '
-            '"127.0.0.1:5353" or "[::1]:5353"'
-        )
+        raise unusable(text, "a name server", 'its address, such as "192.0.2.53" or "[::1]:5353"')
     return NameServer(str(address), DNS_PORT if port is None else _port(port, least=1))
 
 
@@ -172,9 +163,7 @@ def join_port(host: str, port: int) -> str:
 def _unix(path: str) -> ListenAddress:
     # sockaddr_un has 108 bytes including the final NUL. An error here is clearer than one from bind().
     if not path.startswith("/") or len(path.encode()) > 107 or "\0" in path:
-        raise ValueError(
-            f"{quoted(f'unix:{path}')}: a Unix socket requires an absolute path of at most 107 bytes"
-        )
+        raise unusable(f"unix:{path}", "a Unix socket", "an absolute path of at most 107 bytes")
     return ListenAddress(path=path)
 
 
@@ -185,16 +174,10 @@ def _split(text: str) -> tuple[str, str | None]:
     if _address(text) is not None:
         return text, None
     if "://" in text or ":" in text.rpartition("@")[0]:
-        raise ValueError(
-            f"{quoted(text)} is not an address and port: URLs and logins are not allowed here; configure "
-            "the login in a [[credential]]"
-        )
+        raise unusable(text, "an address and port", "no URL, and no login, which is a [[credential]]")
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None:
-        raise ValueError(
-            f"{quoted(text)} is not an address and port: an IPv6 address must be in brackets, such as "
-            '"[::1]:25"'
-        )
+        raise unusable(text, "an address and port", 'an IPv6 address in brackets, such as "[::1]:25"')
     if not match[1].strip("[]"):
         raise ValueError(f'{quoted(text)} has no host; use "[::]:25" for all addresses of this machine')
     return match[1], match[2]
@@ -212,5 +195,5 @@ def _address(host: str) -> IPAddress | None:
 
 def _port(text: str, *, least: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and least <= int(text) <= 65_535):
-        raise ValueError(f"{quoted(text)} is not a port; expected a number from {least} to 65535")
+        raise unusable(text, "a port", f"a number from {least} to 65535")
     return int(text)

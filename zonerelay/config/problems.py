@@ -68,6 +68,11 @@ def quoted(text: str) -> str:
     return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
+def unusable(text: str, what: str, expected: str) -> ValueError:
+    """Return the error for a text that is not what an option expects."""
+    return ValueError(f"{quoted(text)} is not {what}; expected {expected}")
+
+
 MAX_WORDS = 20
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import msgspec
 
-from zonerelay.config.problems import quoted
+from zonerelay.config.problems import quoted, unusable
 
 _NUMBER_AND_UNIT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
 
@@ -49,12 +49,10 @@ def parse_rate(value: object) -> Rate:
     """Return the rate for a text such as `"100/1m"` or `"10/s"`. Raise ValueError if it is invalid."""
     count, slash, time = str(value).replace(" ", "").partition("/")
     if not isinstance(value, str) or not slash or not re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII):
-        raise ValueError(f"{quoted(str(value))} is not a rate; expected a rate such as {RATE_EXAMPLE}")
+        raise unusable(str(value), "a rate", f"a rate such as {RATE_EXAMPLE}")
     seconds = parse_duration(time if time[:1].isdigit() else f"1{time}")
     if not 0.1 <= seconds <= 86_400:
-        raise ValueError(
-            f"{quoted(value)}: the period of a rate must be from 100ms to 1d, such as {RATE_EXAMPLE}"
-        )
+        raise ValueError(f"{quoted(value)}: the period must be from 100ms to 1d, such as {RATE_EXAMPLE}")
     return Rate(int(count), seconds)
 
 

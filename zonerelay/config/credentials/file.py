@@ -116,10 +116,7 @@ def parse_line(line: str) -> User | None:
     name, colon, rest = line.partition(":")
     if not colon:
         # The line is not shown, because it may contain part of a hash, or a password.
-        raise ValueError(
-            "expected name:hash, name:hash:sender,sender or name:hash:senders:priority "
-            "(zonerelay user add writes it)"
-        )
+        raise ValueError("expected name:hash, name:hash:sender,sender or name:hash:senders:priority")
     hashed, _, rest = rest.partition(":")
     senders, colon, priority = rest.rpartition(":")
     if not colon or "]" in priority:  # a colon of an IPv6 address in a sender
@@ -151,10 +148,8 @@ def check_name(name: str) -> None:
     if ":" in name or name.startswith("#") or not name.isprintable() or any(c.isspace() for c in name):
         # With a "$" in it, it may be a hash whose colon is missing.
         shown = "the part before the colon" if "$" in name else quoted(name)
-        raise ValueError(
-            f"{shown} is not a valid user name: white space, control characters, colons and a leading # "
-            "are not allowed"
-        )
+        wrong = "white space, control characters, colons and a leading # are not allowed"
+        raise ValueError(f"{shown} is not a valid user name: {wrong}")
     if not unicodedata.is_normalized("NFC", name):
         raise ValueError("the user name is not in Unicode normalization form NFC")
 

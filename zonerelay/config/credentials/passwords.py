@@ -62,10 +62,8 @@ def check_hash(text: str) -> None:
         raise ValueError("the hash is not an argon2id hash as written by zonerelay user")
     memory, passes, lanes = (int(number) for number in found.groups()[:3])
     if not (8 * lanes <= memory <= MAX_MEMORY and 1 <= passes <= MAX_PASSES and 1 <= lanes <= MAX_LANES):
-        raise ValueError(
-            f"the hash requires {memory} KiB, {passes} passes and {lanes} lanes; the limits "
-            f"are {MAX_MEMORY}, {MAX_PASSES} and {MAX_LANES}"
-        )
+        most = f"the limits are {MAX_MEMORY}, {MAX_PASSES} and {MAX_LANES}"
+        raise ValueError(f"the hash requires {memory} KiB, {passes} passes and {lanes} lanes; {most}")
     salt, digest = (_octets(part) for part in found.groups()[3:])
     if salt not in _SALT_OCTETS or digest not in _HASH_OCTETS:
         raise ValueError("the hash is damaged: the length of the salt or of the digest is invalid")

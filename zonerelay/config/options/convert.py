@@ -89,9 +89,8 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
     # Written so that nan, which TOML permits, is refused too.
     if not option.least <= number <= option.most:
         zero = " (or 0 for none)" if option.optional and option.least else ""
-        raise ValueError(
-            f"must be from {show(option.least)} to {show(option.most)}{zero}, not {show(number)}"
-        )
+        bounds = f"{show(option.least)} to {show(option.most)}{zero}"
+        raise ValueError(f"must be from {bounds}, not {show(number)}")
     return number
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from zonerelay.config import endpoints
-from zonerelay.config.problems import did_you_mean, in_words, quoted
+from zonerelay.config.problems import did_you_mean, in_words, quoted, unusable
 
 _FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
@@ -84,10 +84,7 @@ address = _matching(re.compile(r"[^\s<>@]+@[^\s<>@]+"), 'is not an address: writ
 
 def ehlo_name(text: str) -> str:
     if not endpoints.is_ehlo_name(text):
-        raise ValueError(
-            f'{quoted(text)} is not a host name; expected a full name such as "relay.example.org", or an '
-            'address literal such as "[192.0.2.1]"'
-        )
+        raise unusable(text, "a host name", 'a full name such as "relay.example.org", or "[192.0.2.1]"')
     return text
 
 
@@ -108,9 +105,7 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
         raise ValueError(f"{quoted(text)} is not a network: {example}") from None
     if "/" in text and network.network_address != ipaddress.ip_address(text.partition("/")[0]):
         address = text.partition("/")[0]
-        raise ValueError(
-            f'{quoted(text)} has host bits set; write the network "{network}" or the address "{address}"'
-        )
+        raise ValueError(f'{quoted(text)} has host bits set; write "{network}" or "{address}"')
     if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped is not None:
         raise ValueError(f"{quoted(text)} is an IPv4-mapped IPv6 address; {example}")
     return network
@@ -120,10 +115,8 @@ def fingerprint(text: str) -> str:
     """Return a fingerprint as 64 hexadecimal digits in lower case."""
     digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
     if not _FINGERPRINT.fullmatch(digits):
-        raise ValueError(
-            f"{quoted(text)} is not a SHA-256 fingerprint; expected 64 hexadecimal digits, with or without "
-            "colons, as printed by openssl x509 -noout -fingerprint -sha256 -in client.pem"
-        )
+        digits = "64 hexadecimal digits, as printed by openssl x509 -noout -fingerprint -sha256"
+        raise unusable(text, "a SHA-256 fingerprint", digits)
     return digits
 
 
@@ -132,9 +125,8 @@ def domain(text: str) -> str:
     text = text.lower()
     name = text.removeprefix("*.")
     if "@" in text:
-        raise ValueError(
-            f"{quoted(text)} is an address; expected only its domain, {quoted(text.rpartition('@')[2])}"
-        )
+        domain = quoted(text.rpartition("@")[2])
+        raise ValueError(f"{quoted(text)} is an address; expected only its domain, {domain}")
     if text != "*" and name.isascii() and not endpoints.is_ehlo_name(name):
         raise ValueError(_no_domain(text))
     return text
@@ -144,9 +136,7 @@ def _no_domain(text: str) -> str:
     try:
         literal = endpoints.address_literal(ipaddress.ip_address(text))
     except ValueError:
-        return (
-            f'{quoted(text)} is not a domain; expected "example.com", or "*.example.com" for all subdomains'
-        )
+        return f'{quoted(text)} is not a domain; expected "example.com" or "*.example.com"'
     return f"{quoted(text)} is not a domain; write an address in brackets, {quoted(literal)}"
 
 
@@ -154,10 +144,8 @@ def address_pattern(text: str) -> str:
     if "@" not in text and text != "<>":
         return domain(text)
     if not _PATTERN.fullmatch(text):
-        raise ValueError(
-            f'{quoted(text)} is not an address pattern; expected "user@example.com", "example.com", '
-            '"*.example.com", "bounce-*@example.com" or "<>"'
-        )
+        patterns = '"user@example.com", "example.com", "*.example.com", "bounce-*@example.com" or "<>"'
+        raise unusable(text, "an address pattern", patterns)
     return text
 
 
@@ -165,10 +153,8 @@ def reply(text: str) -> str:
     if len(text) > MAX_REPLY:
         raise ValueError(f"a reply may have at most {MAX_REPLY} characters, but this one has {len(text)}")
     if not _REPLY.fullmatch(text):
-        raise ValueError(
-            f"{quoted(text)} is not an error reply; expected a code from 400 to 599, an optional status of "
-            'the same class and an ASCII text, such as "550 5.7.1 Ask postmaster@example.org"'
-        )
+        example = 'such as "550 5.7.1 Ask postmaster@example.org"'
+        raise unusable(text, "an error reply", f"a code, a status of its class and an ASCII text, {example}")
     return text
 
 
@@ -183,9 +169,7 @@ def ip_address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise ValueError(
-            f'{quoted(text)} is not an address; expected an IP address such as "192.0.2.7" or "2001:db8::7"'
-        ) from None
+        raise unusable(text, "an address", 'an IP address such as "192.0.2.7" or "2001:db8::7"') from None
     if address.is_unspecified or address.is_multicast:
         raise ValueError(f"{quoted(text)} cannot be used as a source address")
     return str(address)
@@ -201,10 +185,8 @@ def secret(text: str) -> str:
     """Return a reference to a secret (see `secrets.read_secret`)."""
     if text and not (text.startswith("/") or _REFERENCE.fullmatch(text)):
         # It may be the secret itself, so it is not repeated.
-        raise ValueError(
-            'must refer to the secret: a file ("/etc/zonerelay/name.secret"), "env:NAME" or '
-            '"credential:NAME". Do not write the secret itself into this file'
-        )
+        place = 'a file ("/etc/zonerelay/name.secret"), "env:NAME" or "credential:NAME"'
+        raise ValueError(f"must refer to the secret instead of containing it: {place}")
     return text
 
 
