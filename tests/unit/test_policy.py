@@ -55,7 +55,7 @@ NOT_ONE_LINE = ["a\r\nBcc: x@y", "a\nb", "a\rb", "a\0b", "\x1b[2J", "é", "a\x7f
         *(((code, "7.1", "no"), "code") for code in (200, 250, 354, 399, 600, 999)),
         *(((550, each, "no"), "detail") for each in ("", "5.7.1", "7", "7.1.", "a.b", "7.1\r\n", "7777.1")),
         *(
-            ((550, "7.1", text), "the text of a reply must be")
+            ((550, "7.1", text), "the text must be")
             for text in ("", "a\tb", "x" * (MAX_REPLY_TEXT + 1), *NOT_ONE_LINE)
         ),
     ],

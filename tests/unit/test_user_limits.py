@@ -82,7 +82,7 @@ def test_every_guard_rail_comes_back_from_the_file() -> None:
         ("mailbox=@example.org", "is not an address"),
         ("expires=soon", "expected a date"),
         ("messages_per_day=-1", "must be from 1"),
-        ("networks=10.0.0.1/8", "write the network"),
+        ("networks=10.0.0.1/8", 'write "10.0.0.0/8"'),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(assignment: str, said: str) -> None:

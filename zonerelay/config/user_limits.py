@@ -266,9 +266,7 @@ def parse(content: str, file_name: str) -> UserLimitsFile:
             raise CredentialsError(f"{file_name}: is not valid TOML: {error}") from None
         tables = document.pop("user", {})
         if not isinstance(tables, dict) or document.keys() - {"default"}:
-            raise CredentialsError(
-                f'{file_name}: expected only tables such as [user."name"], and the table [default]'
-            )
+            raise CredentialsError(f'{file_name}: expected only tables such as [user."name"] and [default]')
         shared = {_DEFAULT: document["default"]} if document else {}
         found = UserLimitsFile(file_name, content, tables | shared, lines)
     if _DEFAULT in found.places:

@@ -79,9 +79,8 @@ def read_text(path: Path, *, whole: bool = False) -> str:
     except OSError as error:
         raise CredentialsError(f"{path}: {error.strerror or error}") from error
     if not whole and len(data) > MAX_FILE:
-        raise CredentialsError(
-            f"{path}: the file exceeds {MAX_FILE:,} bytes; remove users with: zonerelay user remove NAME"
-        )
+        remedy = "remove users with: zonerelay user remove NAME"
+        raise CredentialsError(f"{path}: the file exceeds {MAX_FILE:,} bytes; {remedy}")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -237,9 +236,7 @@ def locked(directory: Path) -> Iterator[None]:
     not exist, and OSError on other failures.
     """
     if not directory.exists():
-        raise CredentialsError(
-            f"{directory} does not exist: create it, or set `credentials` in [auth] to a file elsewhere"
-        )
+        raise CredentialsError(f"{directory} does not exist: create it, or set `credentials` in [auth]")
     with durable.locked_directory(directory):
         yield
 
@@ -250,10 +247,8 @@ def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
     """
     size, most = len(text.encode()), MAX_FILE if most is None else most
     if size > most and (not path.exists() or size >= path.stat().st_size):
-        raise CredentialsError(
-            f"{path} would have {size:,} bytes; a relay rejects all logins if the file exceeds {most:,}. "
-            "Remove entries that are not needed. Nothing was changed"
-        )
+        remedy = "remove entries that are not needed. Nothing was changed"
+        raise CredentialsError(f"{path} would have {size:,} bytes; a relay reads at most {most:,}: {remedy}")
 
 
 def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
@@ -284,7 +279,6 @@ def _dress(descriptor: int, path: Path) -> None:
         try:
             os.fchown(descriptor, old.st_uid, old.st_gid)
         except PermissionError as error:
-            raise CredentialsError(
-                f"{path} belongs to user {old.st_uid}, group {old.st_gid}; change it as that user or as root"
-            ) from error
+            owner = f"user {old.st_uid}, group {old.st_gid}"
+            raise CredentialsError(f"{path} belongs to {owner}; change it as that user or as root") from error
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

@@ -155,9 +155,7 @@ def read(path: Path) -> tuple[Token, ...]:
     try:
         content = msgspec.json.decode(data, type=_TokenFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise IdentitiesError(
-            f"{path} is damaged ({error}): restore it, or remove it and add tokens"
-        ) from None
+        raise IdentitiesError(f"{path} is damaged ({error}): restore or remove it") from None
     if content.version != VERSION:
         raise IdentitiesError(f"{path} was written by an incompatible release (version {content.version})")
     return content.tokens
@@ -202,9 +200,7 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
 
     path = Path(os.path.realpath(path))
     if not path.parent.exists():
-        raise IdentitiesError(
-            f"{path.parent} does not exist; it is created when the relay starts for the first time"
-        )
+        raise IdentitiesError(f"{path.parent} does not exist; the relay creates it at its first start")
     try:
         with durable.locked_directory(path.parent):
             content = _TokenFile(tokens=change(read(path)))
@@ -221,14 +217,11 @@ def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise IdentitiesError(f"{path} is not a file")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise IdentitiesError(
-            f"{path} is writable by other users, who could add tokens; run: chmod go-w {path}"
-        )
+        raise IdentitiesError(f"{path} is writable by other users, who could add tokens: chmod go-w it")
     directory = path.parent.stat().st_uid
     if status.st_uid not in (0, os.geteuid(), directory):
-        raise IdentitiesError(
-            f"{path} belongs to user {status.st_uid}; it must belong to root or to the relay's user"
-        )
+        owner = "it must belong to root or to the relay's user"
+        raise IdentitiesError(f"{path} belongs to user {status.st_uid}; {owner}")
 
 
 def _digest(text: str) -> str:

@@ -46,9 +46,7 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
     if not secret:
         raise SecretError(f"{path} is empty")
     if _CONTROLS.search(secret):
-        raise SecretError(
-            f"{path} has more than one line or is not text; the file must contain only the secret"
-        )
+        raise SecretError(f"{path} is not one line of text; the file must contain only the secret")
     return secret
 
 
@@ -61,9 +59,7 @@ def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
         return None
     directory = environment.get("CREDENTIALS_DIRECTORY", "")
     if not directory:
-        raise SecretError(
-            f"credential:{name} requires $CREDENTIALS_DIRECTORY, which systemd sets for LoadCredential="
-        )
+        raise SecretError(f"credential:{name} requires $CREDENTIALS_DIRECTORY of systemd's LoadCredential=")
     return Path(directory) / name
 
 

@@ -88,9 +88,7 @@ class Server:
     __class__ = SMTP  # type: ignore[assignment]  # for isinstance checks in hooks
 
     def __getattr__(self, name: str) -> object:
-        raise AttributeError(
-            f"server.{name} is not available: a hook returns its reply, which the relay sends"
-        )
+        raise AttributeError(f"server.{name} is not available: a hook returns its reply")
 
 
 class _Dialog:
@@ -351,10 +349,7 @@ def _reply(status: object) -> Reply:
         raise UnusableError(f"it returned {type(status).__name__} instead of a reply such as '250 OK'")
     found = _REPLY.fullmatch(text)
     if found is None or (found[2] and found[2] != text[0]):
-        raise UnusableError(
-            f"it returned {text[:80]!r}; a reply must be a single line of ASCII, such as '250 OK' or '550 "
-            "5.7.1 No'"
-        )
+        raise UnusableError(f"it returned {text[:80]!r}; a reply is a line of ASCII, such as '550 5.7.1 No'")
     reply = Reply(int(found[1]), found[3] or "0.0", found[4] or ("OK" if text[0] == "2" else "Refused"))
     if not reply.is_positive:
         try:
@@ -372,9 +367,7 @@ def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
         raise UnusableError("it did not return the list of reply lines")
     lines = tuple(each[4:] for each in status)
     if lines[:1] != tuple(given[:1]) or not set(lines) <= set(given):
-        raise UnusableError(
-            "it changed or added a line of the reply; a hook may only remove lines after the first"
-        )
+        raise UnusableError("it changed or added a line; a hook may only remove lines after the first")
     return lines if lines != tuple(given) else ()
 
 

@@ -288,14 +288,9 @@ def _check_reply(reply: Reply) -> None:
     if not 400 <= reply.code <= 599:
         raise ValueError(f"the code of a rejection must be from 400 to 599, not {reply.code}")
     if not _DETAIL.fullmatch(reply.detail):
-        raise ValueError(
-            f'detail must be the subject and detail of the status, such as "7.1", not {reply.detail!r}'
-        )
+        raise ValueError(f'detail must be the end of a status, such as "7.1", not {reply.detail!r}')
     if not _TEXT.fullmatch(reply.text) or len(reply.text) > MAX_REPLY_TEXT:
-        raise ValueError(
-            f"the text of a reply must be a single line of printable ASCII of at most {MAX_REPLY_TEXT} "
-            "characters"
-        )
+        raise ValueError(f"the text must be a line of at most {MAX_REPLY_TEXT} printable ASCII characters")
 
 
 def _check_name(name: str) -> None:
@@ -311,15 +306,10 @@ def _check_value(name: str, value: str) -> None:
     _require(isinstance(value, str), f"the value of {name} is a str")
     if not _VALUE.fullmatch(value):
         # UTF-8 here would require SMTPUTF8 from every server on the path (RFC 6532).
-        raise ValueError(
-            f"the value of {name} must be a single line of printable ASCII; encode other characters with "
-            "email.header.Header"
-        )
+        remedy = "encode other characters with email.header.Header"
+        raise ValueError(f"the value of {name} must be a single line of printable ASCII; {remedy}")
     if len(value) > MAX_FIELD_VALUE or any(len(word) > MAX_WORD for word in value.split()):
-        raise ValueError(
-            f"the value of {name} exceeds {MAX_FIELD_VALUE} characters, or contains a word of more "
-            f"than {MAX_WORD}"
-        )
+        raise ValueError(f"the value of {name} exceeds {MAX_FIELD_VALUE} characters, or {MAX_WORD} in a word")
 
 
 ACCEPT = Decision()

@@ -76,9 +76,8 @@ def _object(found: object) -> object:
     try:
         inspect.signature(found).bind()
     except TypeError as error:
-        raise ValueError(
-            f"{error}; create the object in a module of your own, and name the object instead of the class"
-        ) from error
+        remedy = "create the object in a module of your own, and name the object instead of the class"
+        raise ValueError(f"{error}; {remedy}") from error
     made: object = found()
     return made
 

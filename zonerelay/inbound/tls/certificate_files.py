@@ -116,10 +116,8 @@ def _read_problem(path: Path, what: str, error: OSError) -> str:
         target = " (a link to a file that does not exist)" if path.is_symlink() else ""
         return f"{path} does not exist{target}; expected the {what} there"
     if error.errno == errno.EACCES:
-        return (
-            f"{path} is not readable by the relay's user (uid {os.geteuid()}): permission denied. Give its "
-            "group read access to the file and access to its parent directories"
-        )
+        remedy = "Give its group read access to the file and access to its parent directories"
+        return f"{path} is not readable by the relay's user (uid {os.geteuid()}): permission denied. {remedy}"
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a {what}"
     return f"{path} cannot be read: {error.strerror}"
@@ -157,10 +155,8 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
         block = _KEY_BLOCK.search(text)
         key = serialization.load_pem_private_key(block[0] if block else text, None)
     except TypeError as error:
-        raise KeyFileError(
-            f"{path} is encrypted with a passphrase, which the relay cannot enter; store the key without a "
-            "passphrase (openssl pkey) and protect the file by its permissions"
-        ) from error
+        remedy = "store the key without one (openssl pkey) and protect the file by its permissions"
+        raise KeyFileError(f"{path} is encrypted with a passphrase; {remedy}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         # The library's text is omitted: no documentation guarantees that it contains nothing of the key.
         raise KeyFileError(f"{path} contains a private key that is damaged or of an unknown type") from error
@@ -179,14 +175,12 @@ def _match(
         if _public_key(certificate) != wanted:
             continue
         if at:
-            raise CertificateError(
-                f"{certificate_path}: the certificates are in the wrong order: the server's certificate "
-                "must be first, followed by its issuers"
-            )
+            order = "the server's certificate must be first, followed by its issuers"
+            raise CertificateError(f"{certificate_path}: the certificates are in the wrong order: {order}")
         return
+    check = "check whether only one of them was renewed"
     raise KeyFileError(
-        f"the key in {key_path} does not match the certificate in {certificate_path} (check whether only "
-        "one of them was renewed)"
+        f"the key in {key_path} does not match the certificate in {certificate_path} ({check})"
     )
 
 

@@ -106,9 +106,7 @@ class ReplyParser:
         if self._size > MAX_REPLY:
             raise PeerError("a reply is too long")
         if self._skipped > MAX_SKIPPED:
-            raise PeerError(
-                f"more than {MAX_SKIPPED} lines are not SMTP replies; the first is: {self.skipped}"
-            )
+            raise PeerError(f"more than {MAX_SKIPPED} lines are not replies; the first is: {self.skipped}")
         if match is None:
             return None
         code, mark, text = match.groups()

@@ -53,9 +53,7 @@ def _check_direction(text: str) -> None:
         return
     ends = stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])
     if not ends or any(map(stringprep.in_table_d2, text)):
-        raise ValueError(
-            "mixes left-to-right and right-to-left characters in a way that SCRAM cannot send (RFC 4013)"
-        )
+        raise ValueError("mixes directions of characters in a way that SCRAM cannot send (RFC 4013)")
 
 
 PASSWORD_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-1", "PLAIN", "LOGIN")
@@ -291,10 +289,8 @@ class ScramMechanism(SaslMechanism):
             raise SaslError("the server did not send an iteration count")
         iterations = int(count)
         if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
-            raise SaslError(
-                f"the server requires {iterations} iterations; allowed are {MIN_ITERATIONS} "
-                f"to {MAX_ITERATIONS}"
-            )
+            allowed = f"allowed are {MIN_ITERATIONS} to {MAX_ITERATIONS}"
+            raise SaslError(f"the server requires {iterations} iterations; {allowed}")
         salt = _decoded(fields.get("s", ""))
         if not salt:
             raise SaslError("the server did not send a salt")
