@@ -259,14 +259,14 @@ HOSTILE_RECIPIENTS = [
     ("content", "it changed envelope.content"),
     ("number", "returned int instead of a reply"),
     ("nothing", "returned NoneType"),
-    ("lines", "a reply must be a single line"),
-    ("ends", "a reply must be a single line"),
-    ("goes-on", "a reply must be a single line"),
-    ("greets", "a reply must be a single line"),
-    ("contradicts", "a reply must be a single line"),
-    ("words", "a reply must be a single line"),
-    ("umlaut", "a reply must be a single line"),
-    ("long", "at most 400 characters"),
+    ("lines", "a reply is a line of ASCII"),
+    ("ends", "a reply is a line of ASCII"),
+    ("goes-on", "a reply is a line of ASCII"),
+    ("greets", "a reply is a line of ASCII"),
+    ("contradicts", "a reply is a line of ASCII"),
+    ("words", "a reply is a line of ASCII"),
+    ("umlaut", "a reply is a line of ASCII"),
+    ("long", "at most 400 printable"),
 ]
 
 

@@ -169,7 +169,7 @@ async def test_too_much_junk_after_the_final_dot_is_in_doubt_and_waits_its_turn(
     assert deferred["in_doubt"]
     assert float(str(deferred["next_attempt"])) >= began + 590
     assert deferred["reply"] == (
-        "451 4.5.0 more than 100 lines are not SMTP replies; the first is: "
+        "451 4.5.0 more than 100 lines are not replies; the first is: "
         "what (during the reply to the final dot)"
     )
 
@@ -188,5 +188,5 @@ async def test_a_report_says_in_words_what_a_host_sent_instead_of_a_reply(tmp_pa
     where = "the greeting" if at == "greeting" else "EHLO"
     assert deferred["reply"] == (
         f"451 4.4.2 {running.worker.settings.zone[0].next_hop} failed at {where}: "
-        "more than 100 lines are not SMTP replies; the first is: (\\'junk\\')"
+        "more than 100 lines are not replies; the first is: (\\'junk\\')"
     )

@@ -233,17 +233,10 @@ class DropDirectory:
         except OSError as error:
             return f"{self._new} cannot be read: {error.strerror}"
         if not stat.S_ISDIR(facts.st_mode):
-            return (
-                f"{self._new} is not a directory; remove it, and create a directory that belongs to the "
-                "relay's user"
-            )
+            return f"{self._new} is not a directory; replace it by one that belongs to the relay's user"
         if os.geteuid() in (0, facts.st_uid):
             return ""
-        owner = facts.st_uid
-        return (
-            f"{self._new} belongs to user {owner}; it must belong to the relay's user, who removes the "
-            "submitted files"
-        )
+        return f"{self._new} belongs to user {facts.st_uid}; it must belong to the relay's user"
 
     def _take(self, path: Path, facts: os.stat_result, waiting: _WaitingFile) -> str:
         """Submit the file, or rename it and return the reason of the refusal. Raise an exception if it is

@@ -68,9 +68,8 @@ class ExhaustedQuota(msgspec.Struct, frozen=True):
         most = format_size(self.most) if what == "octets" else f"{self.most} {what}"
         if math.isinf(self.seconds):
             return Reply(552, "3.4", f"Message exceeds {most}, this user's quota per {window}")
-        return Reply(
-            452, "7.1", f"Limit of {most} per {window} reached, try again in {_in_words(self.seconds)}"
-        )
+        wait = _in_words(self.seconds)
+        return Reply(452, "7.1", f"Limit of {most} per {window} reached, try again in {wait}")
 
 
 class Usage:

@@ -106,10 +106,9 @@ def _refusal(
         return None
     if changes.added and not client_state.grants.may_relay:
         return replies.RELAYING_DENIED, f"the handler added {changes.added[0]}"
-    if len(addresses) > context.settings.max_recipients:
-        return replies.too_many_recipients(
-            context.settings.max_recipients
-        ), "including those added by the handler"
+    most = context.settings.max_recipients
+    if len(addresses) > most:
+        return replies.too_many_recipients(most), "including those added by the handler"
     if context.access is not None:
         for address in addresses:
             reply = context.access.decide(client_state.origin, sender, address)

@@ -179,13 +179,9 @@ def target(to: str) -> tuple[str, str]:
     except (ValueError, CommandError) as error:
         raise ValueError(f'"{to}" is not an address that mail can be sent to') from error
     if rest or not mailbox.isascii():
-        raise ValueError(
-            f'"{to}" is not an ASCII address: its local part would require SMTPUTF8 on the whole route'
-        )
+        raise ValueError(f'"{to}" is not an ASCII address, and would require SMTPUTF8 on the whole route')
     if len(domain) > MAX_DOMAIN:
-        raise ValueError(
-            f"the domain may have at most {MAX_DOMAIN} characters, to leave space for the local part"
-        )
+        raise ValueError(f"the domain may have at most {MAX_DOMAIN} characters")
     return local, domain
 
 

@@ -49,14 +49,11 @@ class AskingContext:
             context.use_privatekey(pair.key)
             context.check_privatekey()
         except SSL.Error as error:
-            raise CertificateError(
-                f"OpenSSL refuses the certificate for {pair.name}: {_first_reason(error)}"
-            ) from error
+            raise CertificateError(f"OpenSSL refuses {pair.name}: {_first_reason(error)}") from error
         except MemoryError as error:
             # cffi raises this if it may not create the code for callbacks from OpenSSL.
             raise CertificateError(
-                "allow_certificates needs memory that is writable and executable, and this system forbids it "
-                "(systemd: MemoryDenyWriteExecute=no allows it; SELinux: execmem)"
+                "allow_certificates needs systemd's MemoryDenyWriteExecute=no, or SELinux's execmem"
             ) from error
 
     def choose_by(self, choose: Callable[[str], AskingContext | None]) -> None:

@@ -74,9 +74,7 @@ def header(name: str, text: str) -> str:
     lines = [f"{name}:"]
     for word in words:
         if len(word) > _LONGEST:
-            raise FieldValueError(
-                f"has more than {_LONGEST} characters without a space, which no line can contain"
-            )
+            raise FieldValueError(f"has more than {_LONGEST} characters without a space")
         most = _LONGEST if lines == [f"{name}:"] else _FOLD
         if len(lines[-1]) + len(word) > most:
             lines.append("")

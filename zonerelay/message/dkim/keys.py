@@ -85,10 +85,8 @@ def load_private_key(pem: bytes) -> PrivateKey:
 
 def _rsa(key: RSAPrivateKey) -> PrivateKey:
     if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
-        raise ValueError(
-            f"has an RSA key of {key.key_size} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are verified "
-            f"everywhere, {GOOD_RSA_BITS} are recommended"
-        )
+        verified = f"{MIN_RSA_BITS} to {MAX_RSA_BITS} are verified everywhere, best {GOOD_RSA_BITS}"
+        raise ValueError(f"has an RSA key of {key.key_size} bits; {verified}")
 
     def sign(digest: bytes) -> bytes:
         return key.sign(digest, _PADDING, _HASHED)

@@ -221,11 +221,8 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
     """
     if capabilities.size is None or message.size <= capabilities.size:
         return None
-    return Reply(
-        552,
-        "3.4",
-        f"the message has {message.size} bytes, which exceeds the peer's limit of {capabilities.size}",
-    )
+    limit = f"the peer's limit of {capabilities.size}"
+    return Reply(552, "3.4", f"the message has {message.size} bytes, which exceeds {limit}")
 
 
 class ClientTransaction:

@@ -114,9 +114,7 @@ def parse_hold_until(value: str | None) -> float:
     text = (value or "").upper()
     match = _DATE_TIME.fullmatch(text)
     if match is None:
-        raise command_error(
-            501, "5.4", "HOLDUNTIL must be a date and time with a zone, such as 2030-01-31T09:00:00Z"
-        )
+        raise command_error(501, "5.4", "HOLDUNTIL must be a time such as 2030-01-31T09:00:00Z")
     # Clocks show no 60th second; the one behind the 59th is the same moment to Unix time.
     leap = match[1] == _LEAP_SECOND
     if leap:
