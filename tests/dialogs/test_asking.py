@@ -110,22 +110,6 @@ async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
         await talk.close()
 
 
-# Time.
-
-
-async def test_a_question_takes_no_time_of_the_client_and_afterwards_its_time_goes_on() -> None:
-    gate = Gate([Rcpt])
-    async with talking(policy=gate, idle_timeout=0.3, transaction_timeout=0.3) as (house, talk):
-        await talk.ask(b"EHLO client")
-        talk.send(ENVELOPE)
-        await gate.reached()  # within its transaction
-        await asyncio.sleep(0.8)
-        gate.open()
-        assert [(await talk.line())[:3] for _ in range(2)] == [b"250", b"250"]
-        assert (await talk.line())[:9] == b"421 4.4.2"
-        assert house.log.reasons() in (["idle-timeout"], ["transaction-timeout"])
-
-
 # What comes meanwhile.
 
 

@@ -418,9 +418,11 @@ class Session(asyncio.Protocol):
             self._discard()
         elif then is NextAction.ASK:
             self._asking = self._spawn(self._ask())
+            self.deadlines.paused(self.loop.time())
         elif then is NextAction.HOLD_BACK:
             delay, self.conversation.delay = self.conversation.delay, 0.0
             self._asking = self.loop.call_later(delay, self._say_held_back)
+            self.deadlines.paused(self.loop.time())
         elif then is NextAction.HANDSHAKE:
             self._start_tls()
         else:
@@ -449,6 +451,7 @@ class Session(asyncio.Protocol):
     def _goes_on(self) -> bool:
         """End the wait for a reply, and return whether the client is still there."""
         self._asking = None
+        self.deadlines.resumed(self.loop.time())
         return self.phase < _LEFT
 
     def _reply_late(self, answer: ServerReply) -> None:
@@ -657,9 +660,7 @@ class Session(asyncio.Protocol):
             self.say_goodbye(replies.SHUTTING_DOWN)
 
     def _regulate(self) -> None:
-        """Read only while there is capacity for more input. The relay's own delays take no time of the
-        client.
-        """
+        """Read only while there is capacity for more input."""
         ours = self.held_up
         if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())
