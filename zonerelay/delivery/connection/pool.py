@@ -105,10 +105,15 @@ class ConnectionPool:
         return sum(line.open for line in self._at_site.get(site, {}).values()) - closing
 
     async def next_idle(self, terms: Terms, timeout: float) -> OutgoingSession | None:
-        """Wait until a connection is idle or none to the hosts is open. Return the idle one, or None."""
+        """Wait until a connection is idle or none to the hosts is open. Return the idle one, or None. Idle
+        connections on other terms (another source address) are closed: they only use up what the host allows.
+        """
         try:
             async with asyncio.timeout(timeout):
-                while (session := self.take(terms)) is None and self.open_at(terms):
+                while (session := self.take(terms)) is None:
+                    self._evict_at(terms.route)
+                    if not self.open_at(terms):
+                        break
                     await self._change()
         except TimeoutError:
             return None
