@@ -1,10 +1,13 @@
-"""Orders of operators go along with mail that moves, and are in force there before it can leave."""
+"""Mail moves between relays that run. Orders of operators go along, and are in force before it can leave."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import smtplib
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +16,24 @@ import pytest
 from msgspec import structs
 
 from tests.store.builders import store_message
-from tests.support.crew import client_of, relay_of, run, until_running
+from tests.support.crew import client_of, relay_of, run, status, until_running
+from tests.support.ports import LOOPBACK
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
-from tests.transfer.migrations import Story, configured, contents, queue, spool
+from tests.support.waiting import until
+from tests.transfer.migrations import Story, configured, contents, fill, queue, spool
+from zonerelay.cli.main import main
 from zonerelay.cli.spool import migrate as migrate_module
+from zonerelay.model.queue_name import queue_of
 from zonerelay.operations.answers import DeliveryRow
 from zonerelay.operations.requests import QueueList
 from zonerelay.queue.orders.order import SUSPEND, Order
+from zonerelay.store.contract import Finish
 from zonerelay.transfer.migration import Migration
 
 MESSAGES = 40
+TO = [f"to-{number}@example.net" for number in range(1, MESSAGES + 1)]
 ORDER = "2620552a"
 
 
@@ -43,11 +52,11 @@ def orders_of(home: Path) -> dict[str, Order]:
     return {each.id: each for each in msgspec.json.decode(raw, type=list[Order])}
 
 
-async def filled(home: Path, engine: str = "leveldb", messages: int = MESSAGES) -> Path:
+async def filled(home: Path, engine: str = "leveldb", messages: int = MESSAGES, *, held: int = 0) -> Path:
     config = configured(home, engine)
     async with queue(config) as store:
-        for number in range(1, messages + 1):
-            await store_message(store, number * 256, f"to-{number}@example.net")
+        for number, recipient in enumerate(TO[:messages], 1):
+            await store_message(store, number * 256, recipient, held=number == held)
     return config
 
 
@@ -88,6 +97,7 @@ async def waits(running: RelayProcess, sink: Sink) -> None:
     resumed = await asyncio.to_thread(run, running, "resume", ORDER)
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
     await sink.wait_for(MESSAGES, timeout=30)
+    assert sorted(sink.recipients()) == sorted(TO)
 
 
 async def test_a_target_that_runs_has_the_orders_before_it_has_the_mail(tmp_path: Path, sink: Sink) -> None:
@@ -287,3 +297,66 @@ async def test_an_order_that_is_given_at_a_source_that_runs_goes_along(
     assert await asyncio.to_thread(migrate, source, target) == 0
     assert len(stretches) > 4
     assert len(await contents(target)) == MESSAGES
+
+
+def send(relay: RelayProcess, recipient: str) -> None:
+    with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
+        client.sendmail("app@example.org", [recipient], b"Subject: new\r\n\r\nnew\r\n")
+
+
+async def test_a_relay_of_a_private_target_takes_the_mail_over_when_it_starts_again(
+    tmp_path: Path, sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = await filled(tmp_path / "old", "disk", held=7)
+    with relay_of(tmp_path / "new", sink.port, workers=1) as running:
+        assert await asyncio.to_thread(migrate, source, running.config) == 0
+        spool = Path(json.loads(capsys.readouterr().out)["spool"])
+        assert spool == running.spool / "127"
+        await asyncio.to_thread(send, running, "new@example.net")
+        await sink.wait_for(1, timeout=20)
+        assert sink.recipients() == ["new@example.net"]
+        assert await asyncio.to_thread(running.terminate) == 0
+        await asyncio.to_thread(running.start)
+        await sink.wait_for(MESSAGES, timeout=30)
+        assert Counter(sink.recipients()) == Counter(["new@example.net", *(TO[:6] + TO[7:])])
+        assert spool.exists(), "the held message is in it"
+        words = ["queue", "release", "--all", "--yes", "--config", str(running.config)]
+        await asyncio.to_thread(
+            running.wait_for,
+            lambda: not any(each.active for each in status(running).zones),
+            what="every outcome is stored",
+        )
+        assert await asyncio.to_thread(main, words) == 0
+        await sink.wait_for(MESSAGES + 1, timeout=20)
+        await until(lambda: not spool.exists())
+    assert sorted(sink.recipients()) == sorted(["new@example.net", *TO])
+
+
+async def test_a_shared_source_that_runs_keeps_what_it_is_sending(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = configured(tmp_path / "a", "redis"), configured(tmp_path / "b", "leveldb")
+    await fill(source, 12)
+    before = await contents(source)
+    async with queue(source) as store:
+        busy = await store.claim(queue_of("default"), 3, now=time.time())
+        assert await asyncio.to_thread(migrate, source, target) == 1
+        messages = {each.message_id for each in busy}
+        assert json.loads(capsys.readouterr().out)["left"] == len(messages)
+        kept = {each: row for each, row in before.items() if row[0].id in messages}
+        assert await contents(source) == kept, "as it was, and not held"
+        await store.settle([Finish(each) for each in busy])
+        assert await asyncio.to_thread(migrate, source, target) == 0
+    sent = {each.recipient for each in busy}
+    assert await contents(target) == {each: row for each, row in before.items() if each not in sent}
+
+
+async def test_a_private_source_that_runs_is_refused(
+    tmp_path: Path, sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = configured(tmp_path / "b", "disk")
+    with relay_of(tmp_path / "old", sink.port, workers=1) as running:
+        assert await asyncio.to_thread(migrate, running.config, target) == 2
+        told = capsys.readouterr().err
+    assert f"running as process {running.pid}" in told
+    assert "start the relay of the other configuration first" in told
