@@ -443,10 +443,12 @@ async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_r
         assert before.released_at(relay.clock.now()) == due
 
 
-async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Watched) -> None:
+@pytest.mark.parametrize("slept", [0.0, 2 * DAY], ids=["awake", "while-the-machine-slept"])
+async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Watched, slept: float) -> None:
     await deferred(relay)
     watch = relay.watch()
-    born = relay.clock.now()
+    born = relay.clock.now() + slept
+    relay.clock.suspend(slept)
     relay.clock.step(-DAY)
     await changed(relay, last=None, created=born, next_attempt=born - OVERDUE)
     await watch.look()

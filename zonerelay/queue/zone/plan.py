@@ -434,8 +434,8 @@ class ZonePlan:
 
     def _tidy(self) -> None:
         """Remove unused domains if there are very many; their routes are looked up again when needed. Each
-        call does a part of the work. The only domain of a destination that fails stays with it: new mail is
-        put off without another look-up, which costs more than all that is saved.
+        call does a part of the work. The only domain of a failing destination is kept, so that new mail for
+        it is deferred without DNS queries.
         """
         if self._to_tidy is None:
             if len(self._lines) <= self._max_domains:
