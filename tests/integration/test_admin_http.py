@@ -62,23 +62,46 @@ def page_of(raw: bytes) -> Page:
     return Page(int(status.split()[1]), named, body)
 
 
+class Events:
+    """The handler of a relay that has events alone: none, or one after the other."""
+
+    def __init__(self) -> None:
+        self.pause = 3600.0
+
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+        if not isinstance(request, Tail | Transcript):
+            raise UnavailableError("no answer")
+        while True:
+            await answer.send(MailEvent(at=0.0, event="accepted", fields={"id": "x" * 1000}))
+            await asyncio.sleep(self.pause)
+
+
+async def _no_mail(*_: object) -> Rejection:
+    raise AssertionError("no mail is submitted here")
+
+
 class Site:
-    def __init__(
-        self, address: str = "127.0.0.1:0", operators: Callable[[], Operators] | None = None, **more: Any
-    ) -> None:
+    """The HTTP server of a relay whose files are in `directory`."""
+
+    def __init__(self, address: str = "127.0.0.1:0", directory: Path = Path("/nowhere"), **more: Any) -> None:
         self.reasons: tuple[str, ...] = ()
         self.broken = False
         self.refreshed = 0
         self.faults: list[str] = []
         self.settings = AdminSettings(address=address, **more)
-        self.server = AdminServer(
-            self.settings,
-            metrics=self._metrics,
-            readiness=self._readiness,
+        self.audited: list[Mapping[str, str]] = []
+        settings = Settings(spool=SpoolSettings(path=directory / "spool"), admin=self.settings)
+        self.identities = identities_file(directory)
+        self.events = Events()
+        self.operators = Operators(
+            self.events,
+            lambda: settings,
             on_error=self._trouble,
-            before_metrics=self._refresh,
-            operators=operators,
+            audit=self.audited.append,
+            clock=SystemClock(),
+            submit=_no_mail,
         )
+        self.server = AdminServer(self.settings, self, lambda: self.operators, on_error=self._trouble)
 
     async def __aenter__(self) -> Self:
         await self.server.start()
@@ -90,15 +113,15 @@ class Site:
     def _trouble(self, where: str, error: BaseException) -> None:
         self.faults.append(f"{where}: {error}")
 
-    def _metrics(self) -> bytes:
+    def exposition(self) -> bytes:
         if self.broken:
             raise RuntimeError("a secret")
         return b"zonerelay_messages_accepted_total 7.0\n"
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
         self.refreshed += 1
 
-    async def _readiness(self) -> tuple[str, ...]:
+    async def readiness(self) -> tuple[str, ...]:
         return self.reasons
 
     async def raw(self, data: bytes) -> bytes:
@@ -237,8 +260,8 @@ async def test_of_more_connections_than_the_limit_the_oldest_is_closed(
 async def test_an_address_in_use_is_named(site: Site) -> None:
     second = AdminServer(
         AdminSettings(address=f"127.0.0.1:{site.server.port}"),
-        metrics=site._metrics,
-        readiness=site._readiness,
+        site,
+        lambda: site.operators,
         on_error=lambda where, error: None,
     )
     with pytest.raises(AdminError, match=r"127\.0\.0\.1:\d+ for HTTP: the address is in use by [^(]*$"):
@@ -292,41 +315,11 @@ async def test_many_short_connections_are_no_many_at_once(
 FORM = "application/x-www-form-urlencoded"
 
 
-class Events:
-    """The handler of a relay that has events alone: none, or one after the other."""
-
-    def __init__(self) -> None:
-        self.pause = 3600.0
-
-    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
-        if not isinstance(request, Tail | Transcript):
-            raise UnavailableError("no answer")
-        while True:
-            await answer.send(MailEvent(at=0.0, event="accepted", fields={"id": "x" * 1000}))
-            await asyncio.sleep(self.pause)
-
-
-async def _no_mail(*_: object) -> Rejection:
-    raise AssertionError("no mail is submitted here")
-
-
 class GuardedSite(Site):
     """A page on loopback, which believes the proxies of 127.0.0.0/8."""
 
     def __init__(self, directory: Path, **more: Any) -> None:
-        super().__init__(operators=lambda: self.operators, page=True, **more)
-        self.audited: list[Mapping[str, str]] = []
-        settings = Settings(spool=SpoolSettings(path=directory / "spool"), admin=self.settings)
-        self.identities = identities_file(directory)
-        self.events = Events()
-        self.operators = Operators(
-            self.events,
-            lambda: settings,
-            on_error=self._trouble,
-            audit=self.audited.append,
-            clock=SystemClock(),
-            submit=_no_mail,
-        )
+        super().__init__(directory=directory, page=True, **more)
 
     def token(self, scope: Scope = "operate", name: str = "alice", expires: float = 0.0) -> str:
         text = make_token()

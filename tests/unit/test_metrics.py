@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import zonerelay
-from zonerelay.admin.health import ReadinessCheck
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.telemetry.metrics.instruments import MAX_LABEL_VALUES, ZoneQueue
 from zonerelay.telemetry.metrics.metrics import TROUBLES, Metrics
+from zonerelay.worker.status import ReadinessCheck
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -197,14 +199,13 @@ def check_of(
     accepting: bool = True,
     draining: bool = False,
 ) -> ReadinessCheck:
-    return ReadinessCheck(
-        probe=disk.probe,
-        unhealthy=lambda: unhealthy,
-        accepting=lambda: accepting,
-        draining=lambda: draining,
+    worker: Any = SimpleNamespace(
+        store=SimpleNamespace(probe=disk.probe, unhealthy=lambda: unhealthy),
+        listeners=SimpleNamespace(addresses=["127.0.0.1:2525"] if accepting else []),
+        draining=draining,
         clock=clock,
-        timeout=timeout,
     )
+    return ReadinessCheck(worker, timeout=timeout)
 
 
 async def test_a_result_serves_a_second_and_no_longer() -> None:

@@ -15,7 +15,7 @@ import abc
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +39,19 @@ _BACKLOG = 64
 
 class AdminError(Exception):
     """The HTTP server of the admin address cannot be started. The text explains what to do."""
+
+
+class Monitored(Protocol):
+    """Interface: the relay as monitoring sees it."""
+
+    async def refresh(self) -> None:
+        """Update slow gauges, before a scrape."""
+
+    def exposition(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
+
+    async def readiness(self) -> tuple[str, ...]:
+        """Return the reasons why the relay is not ready."""
 
 
 class _Server(Protocol):
@@ -95,26 +108,20 @@ class _LazyServer(abc.ABC):
 
 
 class AdminServer(_LazyServer):
-    """The HTTP server of the `[admin]` address. `metrics` returns the exposition, and `before_metrics` is
-    awaited before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
-    `operators` is called at the first connection; without it, only monitoring is served.
-    """
+    """The HTTP server of the `[admin]` address. `operators` is called at the first connection."""
 
     def __init__(
         self,
         settings: AdminSettings,
+        monitored: Monitored,
+        operators: Callable[[], Operators],
         *,
-        metrics: Callable[[], bytes],
-        readiness: Callable[[], Awaitable[tuple[str, ...]]],
         on_error: OnError,
-        operators: Callable[[], Operators] | None = None,
-        before_metrics: Callable[[], Awaitable[None]] | None = None,
         inherited: InheritedSockets = NOTHING,
     ) -> None:
         super().__init__("admin-http", on_error)
         self._settings = settings
-        self._monitored = metrics, readiness, before_metrics
-        self._operators = operators
+        self._monitored, self._operators = monitored, operators
         self._handed = inherited.take(settings.address)
         self._address = parse_listen(settings.address)
         self._tls: ssl.SSLContext | None = None
@@ -139,12 +146,12 @@ class AdminServer(_LazyServer):
             raise AdminError(f"cannot listen on {self._address} for HTTP: {explained(error)}") from error
 
     def _load(self) -> Callable[[], _Server]:
-        from zonerelay.admin.http_server import HttpServer, Monitoring  # noqa: PLC0415 - aiohttp
+        from zonerelay.admin.http_server import HttpServer  # noqa: PLC0415 - aiohttp
 
         return lambda: HttpServer(
             is_loopback=self._address.is_loopback,
-            monitoring=Monitoring(*self._monitored),
-            operators=None if self._operators is None else self._operators(),
+            monitored=self._monitored,
+            operators=self._operators(),
             on_error=self._on_error,
             hosts=self._settings.hosts,
             proxies=Networks(self._settings.proxy_networks),

@@ -23,7 +23,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from zonerelay.admin.http import Monitored
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress, plain, visit_of
 from zonerelay.config.endpoints import is_address
@@ -57,48 +58,15 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 Connection = web.RequestHandler
 
 
-class Monitoring(msgspec.Struct, frozen=True):
-    """Serves the monitoring endpoints. `metrics` returns the exposition, and `before_metrics` is awaited
-    before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
-    """
-
-    metrics: Callable[[], bytes]
-    readiness: Callable[[], Awaitable[tuple[str, ...]]]
-    before_metrics: Callable[[], Awaitable[None]] | None
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        return [
-            web.get("/metrics", self._get_metrics),
-            web.get("/healthz", self._get_health),
-            web.get("/livez", self._get_health),  # the name in Kubernetes and Mailpit
-            web.get("/readyz", self._get_readiness),
-        ]
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        if self.before_metrics is not None:
-            await self.before_metrics()
-        return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _get_health(self, request: web.Request) -> web.Response:
-        """Respond with `ok`. The response itself proves that the event loop is running."""
-        return web.Response(text="ok\n")
-
-    async def _get_readiness(self, request: web.Request) -> web.Response:
-        reasons = await self.readiness()
-        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
-        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpServer:
     """An HTTP server for operators, with limits on its connections. `is_loopback`: only this machine can
-    reach the address. `operators` is None if only monitoring is served. `proxies` are the networks of trusted
-    proxies.
+    reach the address. `proxies` are the networks of trusted proxies.
     """
 
     is_loopback: bool
-    monitoring: Monitoring
-    operators: Operators | None
+    monitored: Monitored
+    operators: Operators
     on_error: OnError
     hosts: Collection[str]
     proxies: Networks
@@ -106,9 +74,15 @@ class HttpServer:
 
     def __post_init__(self) -> None:
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
-        application.router.add_routes(self.monitoring.routes())
-        if self.operators is not None:
-            application.router.add_routes(_routes(self.operators))
+        application.router.add_routes(
+            [
+                web.get("/metrics", self._get_metrics),
+                web.get("/healthz", self._get_health),
+                web.get("/livez", self._get_health),  # the name in Kubernetes and Mailpit
+                web.get("/readyz", self._get_readiness),
+                *_routes(self.operators),
+            ]
+        )
         application.on_response_prepare.append(dress)
         self._runner = web.AppRunner(
             application, **OPTIONS, keepalive_timeout=IDLE, shutdown_timeout=SHUTDOWN_TIMEOUT
@@ -216,6 +190,19 @@ class HttpServer:
         if is_monitoring or not visit.who or not request.content.at_eof():
             response.force_close()  # the rest of a body is not read to keep a connection open
         return response
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        await self.monitored.refresh()
+        return web.Response(body=self.monitored.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        """Respond with `ok`. The response itself proves that the event loop is running."""
+        return web.Response(text="ok\n")
+
+    async def _get_readiness(self, request: web.Request) -> web.Response:
+        reasons = await self.monitored.readiness()
+        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
+        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
 
     def _is_foreign(self, request: web.Request, host: str) -> bool:
         """Return whether a browser sent this from another origin. Other clients send neither field."""

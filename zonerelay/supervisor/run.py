@@ -184,11 +184,9 @@ class Supervisor:
     def _build_http(self, operators: Operators) -> AdminServer:
         return AdminServer(
             self.settings.admin,
-            operators=lambda: operators,
-            metrics=self._state.exposition,
-            readiness=self._state.readiness,
+            self._state,
+            lambda: operators,
             on_error=self._on_error,
-            before_metrics=self._state.refresh,
             inherited=self._handed,
         )
 

@@ -9,7 +9,6 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
 from zonerelay.config.settings import ListenerSettings, Settings, ZoneSettings
 from zonerelay.control.explain import Explainer
@@ -47,16 +46,9 @@ class Endpoints:
             self._events.error, lambda part: self._events.lifecycle("restored", part=part)
         )
         self._operators: list[Operators] = []
-        self.readiness = ReadinessCheck(
-            probe=worker.store.probe,
-            unhealthy=worker.store.unhealthy,
-            accepting=lambda: bool(worker.listeners.addresses),
-            draining=lambda: worker.draining,
-            clock=worker.clock,
-        )
         orders = OrderAnswers(worker.orders, worker.operations, lambda: worker.zones.names)
         self.board = StatusBoard(worker, orders)
-        self.handler = _build_handler(worker, self.board, orders, self.readiness)
+        self.handler = _build_handler(worker, self.board, orders)
 
     @property
     def http_port(self) -> int | None:
@@ -84,12 +76,10 @@ class Endpoints:
     async def _serve_http(self, settings: Settings) -> None:
         admin = self._admin = AdminServer(
             settings.admin,
-            operators=self._own_operators,
-            metrics=self._events.metrics.exposition,
-            readiness=self.readiness,
-            inherited=self._worker.identity.inherited,
+            self.board,
+            self._own_operators,
             on_error=self._events.error,
-            before_metrics=self.board.refresh,
+            inherited=self._worker.identity.inherited,
         )
         await self.parts.open("HTTP is not served", "admin-http", admin, AdminError)
 
@@ -143,12 +133,9 @@ class Endpoints:
         for each in self._operators:
             await each.asking.close()
         await self.board.close()
-        await self.readiness.close()
 
 
-def _build_handler(
-    worker: WorkerParts, board: StatusBoard, orders: OrderAnswers, readiness: ReadinessCheck
-) -> ControlHandler:
+def _build_handler(worker: WorkerParts, board: StatusBoard, orders: OrderAnswers) -> ControlHandler:
     context, operations, courier = worker.context, worker.operations, worker.sending.courier
     return ControlHandler(
         operations=operations,
@@ -162,7 +149,7 @@ def _build_handler(
         turn_of=board.destinations.waiting_for_rate,
         acknowledge=partial(_acknowledge, worker),
         refresh=board.refresh,
-        unready=readiness,
+        unready=board.readiness,
         webhooks=lambda: worker.webhooks,
         history=worker.history,
     )

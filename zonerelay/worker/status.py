@@ -2,10 +2,16 @@
 
 Each request reads the store's counts and the scheduler's snapshot once, so that the numbers are consistent.
 The ages of the oldest deliveries require disk access: `refresh` reads them, and a scrape uses the last ones.
+
+The worker is ready (`/readyz`) if it accepts connections, is not shutting down, and its spool can be written
+and synced *now*. The last condition is tested by a write, because a disk that hangs shows only when it is
+used. The result of one test is used for all requests during the test and for `FRESH_FOR` seconds after it, so
+frequent requests cost little, and a test that hangs is never followed by a second one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -24,6 +30,7 @@ from zonerelay.control.explain import ActiveSuspension, penalties_of
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.operations.answers import QuotaStatus, RelayStatus, ZoneStatus
+from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import STATUS
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.store.contract import QueueCounts, StoreError, Unhealthy
@@ -41,12 +48,70 @@ CAPTURED = "captured/captured.db"
 """The file of `capture/store`, which most relays have no use for: it is loaded where this is there."""
 
 
+PROBE_TIMEOUT = 5.0
+FRESH_FOR = 1.0
+
+
+class ReadinessCheck:
+    """Collects the reasons why a worker is not ready. Nothing in it raises an exception."""
+
+    def __init__(self, worker: WorkerParts, *, timeout: float = PROBE_TIMEOUT) -> None:
+        self._worker, self._timeout = worker, timeout
+        self._running: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+        self._tried: float | None = None
+
+    async def __call__(self) -> tuple[str, ...]:
+        """Return every reason why the relay is not ready, those that an operator caused first. Return none if
+        it is ready.
+
+        Reasons are for the operator and contain no addresses.
+        """
+        failure, worker = await self._probe_failure(), self._worker
+        stopped = "" if worker.listeners.addresses else "no listener accepts connections"
+        if worker.draining:
+            stopped = "the relay is shutting down"
+        return tuple(dict.fromkeys(filter(None, (stopped, worker.store.unhealthy(), failure))))
+
+    async def _probe_failure(self) -> str | None:
+        """Return the reason why the spool cannot be written and synced now, or None."""
+        is_fresh = self._tried is not None and self._worker.clock.monotonic() - self._tried < FRESH_FOR
+        if self._running is None and is_fresh:
+            return self._failure
+        trial = self._running
+        if trial is None:
+            trial = self._running = asyncio.create_task(self._try())
+        # wait() does not cancel the test at the timeout, because a sync cannot be interrupted.
+        done, _ = await asyncio.wait({trial}, timeout=self._timeout)
+        if not done:
+            return f"the spool did not complete a synced write within {self._timeout:.0f} seconds"
+        return self._failure
+
+    async def close(self) -> None:
+        """Cancel a test that hangs. Call this before the store is closed."""
+        await cancel_all(self._running)
+
+    async def _try(self) -> None:
+        try:
+            await self._worker.store.probe()
+            self._failure = None
+        except StoreError as error:
+            self._failure = str(error)
+        except Exception as error:  # noqa: BLE001 - an unknown trouble is a reason like any other
+            self._failure = f"the spool probe failed with an unexpected {type(error).__name__}"
+        finally:
+            self._tried = self._worker.clock.monotonic()
+            self._running = None
+
+
 class StatusBoard:
-    """Collects the numbers of `status` and of the queue gauges."""
+    """Collects the numbers of `status` and of the queue gauges (implements `admin.http.Monitored`)."""
 
     def __init__(self, worker: WorkerParts, orders: OrderAnswers) -> None:
         self._worker = worker
         self._orders = orders
+        self.readiness = ReadinessCheck(worker)
+        self.exposition = worker.metrics.exposition
         self._store, self._scheduler, self._clock = worker.store, worker.scheduler, worker.clock
         self._spool = spool_of(worker.settings.spool, worker.identity.index)
         self.destinations = DestinationRows(self._store, self._scheduler, self._clock, worker.orders)
@@ -64,6 +129,7 @@ class StatusBoard:
     async def close(self) -> None:
         """Close the status, before the store is closed."""
         await self.destinations.close()
+        await self.readiness.close()
         if self._capture is not None:
             await STATUS.run(self._capture.close)
 
