@@ -32,6 +32,7 @@ from zonerelay.routing.addresses import Networks
 if TYPE_CHECKING:
     import ssl
 
+    from zonerelay.admin.http_server import Monitored
     from zonerelay.admin.operators import Operators
 
 _BACKLOG = 64
@@ -39,19 +40,6 @@ _BACKLOG = 64
 
 class AdminError(Exception):
     """The HTTP server of the admin address cannot be started. The text explains what to do."""
-
-
-class Monitored(Protocol):
-    """Interface: the relay as monitoring sees it."""
-
-    async def refresh(self) -> None:
-        """Update slow gauges, before a scrape."""
-
-    def exposition(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
-
-    async def readiness(self) -> tuple[str, ...]:
-        """Return the reasons why the relay is not ready."""
 
 
 class _Server(Protocol):

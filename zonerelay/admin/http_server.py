@@ -26,12 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from zonerelay.admin.http import Monitored
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress, plain, visit_of
 from zonerelay.config.endpoints import is_address
@@ -56,6 +56,19 @@ PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 Connection = web.RequestHandler
+
+
+class Monitored(Protocol):
+    """Interface: the relay as monitoring sees it."""
+
+    async def refresh(self) -> None:
+        """Update slow gauges, before a scrape."""
+
+    def exposition(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
+
+    async def readiness(self) -> tuple[str, ...]:
+        """Return the reasons why the relay is not ready."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -105,7 +105,7 @@ class ReadinessCheck:
 
 
 class StatusBoard:
-    """Collects the numbers of `status` and of the queue gauges (implements `admin.http.Monitored`)."""
+    """Collects the numbers of `status` and of the queue gauges (implements `admin.http_server.Monitored`)."""
 
     def __init__(self, worker: WorkerParts, orders: OrderAnswers) -> None:
         self._worker = worker
