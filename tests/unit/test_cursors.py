@@ -25,7 +25,7 @@ from zonerelay.store.keys.group_commit import (
     WriterThread,
 )
 from zonerelay.store.keys.port import Op
-from zonerelay.store.queue.cursors import DiskRange, QueueCursors, Taken
+from zonerelay.store.queue.claims import DiskRange, QueueCursors, Taken
 from zonerelay.store.redis.connection import Argument, Confirmation, Reply, SharedConnection
 from zonerelay.store.redis.engine import ServerFacts, confirmations, server_facts
 

@@ -36,7 +36,7 @@ from zonerelay.outbox.rows.row import Row, RowWrite, keys_of, put_off, read_row,
 from zonerelay.process.tasks import Alarm, cancel_all
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
 from zonerelay.store.postgres.driver import Columns, StatementRejectedError, TransactionConflictError
-from zonerelay.store.queue.ready import ReadyMail
+from zonerelay.store.queue.claims import ReadyMail
 
 COUNT_EVERY = 10.0
 MAX_TOGETHER = 500

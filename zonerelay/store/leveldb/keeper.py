@@ -164,10 +164,13 @@ class SpoolKeeper(QueueKeeper):
         reserve_file: ReserveFile,
         min_free_space: int,
         around: StoreContext,
+        view: SpoolReads,
     ) -> None:
+        """Create a keeper. `view` is the spool when it was opened."""
         # LevelDB copies written data from its log through its levels.
         super().__init__(around, min_free_space=min_free_space, copies=3)
         self.reader = reader
+        self._view = view
         self._db = reader.opened
         self.name = f"the spool {self._db.path}"
         self._reads = SpoolReads(self._db)
@@ -190,20 +193,17 @@ class SpoolKeeper(QueueKeeper):
         self._refused = 0
         self._pause = FIRST_PAUSE
 
-    def begin(self, view: SpoolReads, last: MessageId | None) -> None:
-        """Count the queue, clean up after the last run, and watch the space. `view` is the spool when it was
-        opened, and `last` the highest id in it.
-        """
+    def begin(self, last: MessageId | None) -> None:
         self._db.on_damage = functools.partial(self._tell, self._damaged)
         self._db.on_unreadable = functools.partial(self._tell, self._note_unreadable)
         if self._db.damage:
             self._damaged(self._db.damage)
         self.note_losses()
-        self._tasks.start(self._begin(view, last))
+        self._tasks.start(self._begin(last))
         self._watch_space()
 
-    async def _begin(self, view: SpoolReads, last: MessageId | None) -> None:
-        await self._count(view)
+    async def _begin(self, last: MessageId | None) -> None:
+        await self._count(self._view)
         # Chunks whose message was damaged look like an interrupted upload.
         if last is not None and not (self._db.damage or self._db.losses.open):
             self._start(functools.partial(self._sweep, last), "sweep the spool, the next start will")
@@ -406,11 +406,8 @@ async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> Partiti
         reader.opened.close()
         reader.stop()
         raise
-    keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around)
-    store = PartitionStore(keeper, around, last_id=last_id, empty=is_empty)
-    keeper.begin(view, last_id)
-    store.begin_keys()
-    return store
+    keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around, view=view)
+    return PartitionStore(keeper, around, last_id=last_id, empty=is_empty)
 
 
 def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:

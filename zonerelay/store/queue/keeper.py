@@ -269,6 +269,10 @@ class QueueKeeper(abc.ABC):
     # --- defined by the engine
 
     @abc.abstractmethod
+    def begin(self, last: MessageId | None) -> None:
+        """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
+
+    @abc.abstractmethod
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
         """Read from the queue."""
 

@@ -86,7 +86,6 @@ class PartitionKeeper(QueueKeeper):
         return await ask(self.reads)
 
     def begin(self, last: MessageId | None) -> None:
-        """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
         self._start(self._count, "count the queue")
         if last is not None:
             self._start(functools.partial(self._sweep, last), "remove uploads that were never completed")
@@ -178,7 +177,4 @@ async def open_queue(
         await partition.abandon()
         await release()
         raise
-    store = PartitionStore(keeper, around, last_id=last, empty=is_empty)
-    keeper.begin(last)
-    store.begin_keys()
-    return store
+    return PartitionStore(keeper, around, last_id=last, empty=is_empty)

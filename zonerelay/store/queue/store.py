@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
-from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -27,9 +26,7 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
     ChangeOne,
-    ClaimFilter,
     Finish,
-    IdempotencyKey,
     KeptKeys,
     OwnMessage,
     QueueCounts,
@@ -40,8 +37,7 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.port import Op
 from zonerelay.store.queue.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
-from zonerelay.store.queue.claims import ClaimCursors
-from zonerelay.store.queue.cursors import QueueCursors
+from zonerelay.store.queue.claims import ClaimCursors, QueueCursors
 from zonerelay.store.queue.in_flight import NOTHING, InFlight, ReadResult, WritePlan, changed, in_batches
 from zonerelay.store.queue.keeper import QueueKeeper
 from zonerelay.store.queue.reads import READ_CHUNKS, DeliveryPage, scanned
@@ -79,9 +75,17 @@ class PartitionStore:
             clock=around.clock,
             register=around.register or register_for(around.siblings),
         )
-
-    def begin_keys(self) -> None:
-        """Publish the idempotency keys of this queue to the other workers."""
+        self.check_writable = keeper.health.check_writable
+        self.usable = keeper.health.usable
+        self.probe = keeper.probe
+        self.acknowledge = keeper.acknowledge
+        self.left_over = keeper.left_over
+        self.claim = self._claims.claim
+        self.release = self._claims.release
+        self.next_due = self._claims.next_due
+        self.submit_once = self._reservations.store
+        self.kept_keys = self._reservations.kept_keys
+        keeper.begin(last_id)
         self._reservations.start()
 
     # --- health
@@ -91,19 +95,6 @@ class PartitionStore:
 
     def problems(self) -> Sequence[str]:
         return (*self._health.problems(), *self._reservations.problems())
-
-    def check_writable(self) -> None:
-        self._health.check_writable()
-
-    async def usable(self) -> bool:
-        return await self._health.usable()
-
-    async def probe(self) -> None:
-        await self._keeper.probe()
-
-    async def acknowledge(self, identity: str) -> bool:
-        """Dismiss a loss, and return false if it does not exist. Raises StoreError."""
-        return await self._keeper.acknowledge(identity)
 
     # --- accepting mail
 
@@ -129,11 +120,6 @@ class PartitionStore:
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
         return stored
-
-    async def submit_once(
-        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
-    ) -> asyncio.Future[None]:
-        return await self._reservations.store(once, message_id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
@@ -164,9 +150,6 @@ class PartitionStore:
 
     def last_message_id(self) -> MessageId | None:
         return self._last_id
-
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        return await self._reservations.kept_keys(cursor)
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         ops: list[Op] = []
@@ -317,17 +300,6 @@ class PartitionStore:
 
     # --- claims
 
-    async def claim(
-        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
-    ) -> list[Delivery]:
-        return await self._claims.claim(queue, limit, now=now, **only)
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        self._claims.release(keys)
-
-    async def next_due(self, queue: QueueName) -> float | None:
-        return await self._claims.next_due(queue)
-
     def has_claim(self, key: DeliveryKey) -> bool:
         return key in self._in_flight.claims
 
@@ -421,9 +393,6 @@ class PartitionStore:
         if cursors.oldest == start:
             cursors.oldest = first[0]
         return first[1]
-
-    async def left_over(self) -> str:
-        return await self._keeper.left_over()
 
     async def queues(self) -> set[QueueName]:
         return await self._read(lambda reads: reads.queues())
