@@ -14,9 +14,8 @@ import pytest
 from tests.support.control import Workers, control_socket, raise_trouble, sent
 from tests.support.fake_relay import detail_of, status_of
 from zonerelay.control import socket as worker_socket
-from zonerelay.control.frames import frames
 from zonerelay.control.runner import Handler, ResponseStream
-from zonerelay.control.socket import WorkerSocket
+from zonerelay.control.socket import CallSocket, frames
 from zonerelay.operations import answers, requests
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
@@ -105,11 +104,9 @@ class Slow:
 async def relay_of(directory: Path, spools: Sequence[Handler]) -> AsyncIterator[Path]:
     """Where a supervisor of these workers answers."""
     places = {number: directory / f"{number}.sock" for number in range(len(spools))}
-    servers = [
-        WorkerSocket(places[number], each, on_error=raise_trouble) for number, each in enumerate(spools)
-    ]
+    servers = [CallSocket(places[number], each, on_error=raise_trouble) for number, each in enumerate(spools)]
     path = directory / "control.sock"
-    servers.append(WorkerSocket(path, FanOut(Workers(places, status_of())), on_error=raise_trouble))
+    servers.append(CallSocket(path, FanOut(Workers(places, status_of())), on_error=raise_trouble))
     for server in servers:
         await server.start()
     try:
@@ -371,7 +368,7 @@ async def test_what_completes_goes_on_without_its_client(
     request = request_for(operation)
     async with AsyncExitStack() as stack, asyncio.timeout(30):
         for place, each in zip(places, waiting, strict=True):
-            server = WorkerSocket(place, each, on_error=raise_trouble)
+            server = CallSocket(place, each, on_error=raise_trouble)
             await server.start()
             stack.push_async_callback(server.close)
         handler = waiting[0] if workers == 1 else FanOut(Workers(dict(enumerate(places))))

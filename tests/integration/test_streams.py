@@ -37,7 +37,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.control.client import written
-from zonerelay.control.socket import WorkerSocket, control_socket_path
+from zonerelay.control.socket import CallSocket, control_socket_path
 from zonerelay.control.streams import EVENTS_ROOM, LiveStreams
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations import answers as messages
@@ -321,8 +321,8 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
         both = (one, other)
         places = {number: tmp_path / f"worker-{number}.sock" for number in range(2)}
         trouble = one.worker.events.error
-        servers: list[WorkerSocket | ControlSocket] = [
-            WorkerSocket(places[number], each.worker.endpoints.handler, on_error=trouble)
+        servers: list[CallSocket | ControlSocket] = [
+            CallSocket(places[number], each.worker.endpoints.handler, on_error=trouble)
             for number, each in enumerate(both)
         ]
         servers.append(control_socket(tmp_path / "both.sock", FanOut(Workers(places)), trouble))

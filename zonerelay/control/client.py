@@ -173,7 +173,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
     return "GET", f"{target}?{query}" if query else target, None
 
 
-def failure(status: int | str, body: bytes) -> ControlError:
+def failure(status: int, body: bytes) -> ControlError:
     """Convert a response with a status other than 200 to an error."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)

@@ -1,7 +1,11 @@
-"""Opens the socket on which a worker serves its supervisor, and manages the file of the control socket.
+"""Sends requests from one process of the relay to another over a Unix socket, and manages the files of these
+sockets and of the control socket.
 
-Each connection has one call, a line of JSON, which is answered with one line per frame. A slow, silent or
-vanished client costs one bounded buffer and one task, and is disconnected after a fixed time.
+A supervisor calls its workers, and a worker with an HTTP listener calls its supervisor. Each connection has
+one call, a line of JSON, which is answered with one line per frame. A slow, silent or vanished client costs
+one bounded buffer and one task, and is disconnected after a fixed time. A busy server sends a sign of life
+every second, so one that is silent for `silence` seconds counts as not answering. Frames are read only as
+fast as the caller takes them, because a list is as long as a queue.
 
 The module also defines where the control socket is, and how its file is created and removed. Every refusal is
 a ControlError that says what to do.
@@ -14,14 +18,32 @@ import contextlib
 import errno
 import os
 import socket
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.control.runner import ClientDisconnected, Handler, OnError, Runner
-from zonerelay.operations.answers import Progress, encode, problem_of
+from zonerelay.control.client import TIMEOUT
+from zonerelay.control.runner import ClientDisconnected, Handler, OnError, ResponseStream, Runner
+from zonerelay.operations.answers import (
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    LineSplitter,
+    Progress,
+    decode_frame,
+    encode,
+    problem_of,
+)
 from zonerelay.operations.catalogue import MAX_CALL, OperationCall, decode_call
-from zonerelay.operations.errors import AnotherRelayError, ControlError, InvalidError
+from zonerelay.operations.errors import (
+    AnotherRelayError,
+    ControlError,
+    InvalidError,
+    UnavailableError,
+    error_of,
+)
+from zonerelay.operations.requests import Request
 from zonerelay.process.files import identity
 from zonerelay.process.sockets import answers, bound_path
 from zonerelay.process.tasks import cancel_all
@@ -72,6 +94,7 @@ MAX_SOCKET_PATH = 107
 
 SOCKET_NAME = "control.sock"
 LIMITS_NAME = "limits.sock"
+RELAY_NAME = "relay.sock"
 
 
 def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
@@ -102,6 +125,11 @@ def limits_socket_path(settings: Settings) -> Path:
     return control_socket_path(settings, 0).with_name(LIMITS_NAME)
 
 
+def relay_socket_path(settings: Settings) -> Path:
+    """Return the path of the socket on which a supervisor answers its workers for the whole relay."""
+    return control_socket_path(settings, 0).with_name(RELAY_NAME)
+
+
 MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0
 STALL_TIMEOUT = 600.0
@@ -110,8 +138,8 @@ HEARTBEAT = 1.0
 _BACKLOG = 16
 
 
-class WorkerSocket:
-    """The Unix socket on which a worker serves its supervisor."""
+class CallSocket:
+    """The Unix socket on which a process serves calls of the relay's other processes."""
 
     def __init__(self, path: Path, handler: Handler, *, on_error: OnError) -> None:
         self._path = path
@@ -189,3 +217,77 @@ async def _send(writer: asyncio.StreamWriter, octets: bytes) -> None:
             await writer.drain()
     except (ConnectionError, TimeoutError) as error:
         raise ClientDisconnected from error
+
+
+# The other end of the connection
+
+SILENCE = 5.0
+_PIECE = 64 * 1024
+
+
+class NoResponseError(Exception):
+    """The process did not respond, or its response was incomplete. The message names the reason, not the
+    process.
+    """
+
+
+async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
+    """Yield every frame of the response, `EndFrame` last. Raise ControlError (from the other process) and
+    NoResponseError.
+    """
+    try:
+        async with asyncio.timeout(silence):
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=_PIECE)
+    except (OSError, TimeoutError) as error:
+        raise NoResponseError(_words(error)) from error
+    try:
+        writer.write(encode(call))
+        lines = LineSplitter()
+        while True:
+            for frame in await _next_frames(reader, lines, silence):
+                if isinstance(frame, ErrorFrame):
+                    raise error_of(frame.code, frame.detail, frame.pointer)
+                yield frame
+                if isinstance(frame, EndFrame):
+                    return
+    finally:
+        writer.close()
+
+
+async def _next_frames(reader: asyncio.StreamReader, lines: LineSplitter, silence: float) -> list[Frame]:
+    """Return the frames that have arrived, after waiting for more. Raise NoResponseError if none come."""
+    try:
+        async with asyncio.timeout(silence):
+            piece = await reader.read(_PIECE)
+        if piece:
+            return [decode_frame(line) for line in lines.take(piece)]
+    except (OSError, TimeoutError) as error:
+        raise NoResponseError(_words(error)) from error
+    except ControlError as error:
+        raise NoResponseError(str(error)) from error
+    raise NoResponseError("it closed the connection before the end of its response")
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not respond"
+    return f"it is unreachable: {error.strerror or error}"
+
+
+class RelayHandler:
+    """Implements `Handler` in a worker by calls to its supervisor, which answers at the socket `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
+        """Forward the call. Raise ControlError if it fails, ClientDisconnected if the client has gone."""
+        try:
+            async with aclosing(frames(self._path, answer.call, silence=TIMEOUT)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, EndFrame):
+                        return frame
+                    await answer.send(frame)
+        except NoResponseError as error:
+            raise UnavailableError(f"the relay at {self._path} does not answer: {error}") from error
+        raise AssertionError("the last frame is an EndFrame")

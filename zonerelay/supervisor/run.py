@@ -25,7 +25,12 @@ from zonerelay.admin.operators import Operators
 from zonerelay.config.checks import advice
 from zonerelay.config.load import read_copy
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.socket import control_socket_path, limits_socket_path
+from zonerelay.control.socket import (
+    CallSocket,
+    control_socket_path,
+    limits_socket_path,
+    relay_socket_path,
+)
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority import LimitTable
@@ -141,8 +146,9 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         workers = count_of(settings)
         self._workers.employ(workers, spools_beyond(settings.spool, workers))
+        relay = FanOut(state)
         operators = Operators(
-            FanOut(state),
+            relay,
             lambda: self._state.settings,
             on_error=self._on_error,
             audit=lambda fields: self.log.emit(*http_request(fields, self.redactor)),
@@ -156,6 +162,8 @@ class Supervisor:
         stack.push_async_callback(parts.close)
         state.unopened = parts.problems
         control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=self._on_error)
+        calls = CallSocket(relay_socket_path(settings), relay, on_error=self._on_error)
+        await parts.open("workers cannot query the relay", "relay-socket", calls, ControlError)
         what = "commands cannot be processed", "control-socket"
         await parts.open(*what, control, ControlError, final=(AnotherRelayError,))
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)

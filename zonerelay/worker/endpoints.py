@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
 from zonerelay.config.settings import ListenerSettings, Settings, ZoneSettings
 from zonerelay.control.explain import Explainer
-from zonerelay.control.frames import RelayHandler
 from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.runner import Handler, Runner
-from zonerelay.control.socket import WorkerSocket, control_socket_path
+from zonerelay.control.socket import CallSocket, RelayHandler, control_socket_path, relay_socket_path
 from zonerelay.control.streams import LiveStreams
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_listener import HttpService
@@ -65,7 +64,7 @@ class Endpoints:
         control: Component
         if identity.supervised:
             path = control_socket_path(settings, identity.index)
-            control = WorkerSocket(path, self.handler, on_error=on_error)
+            control = CallSocket(path, self.handler, on_error=on_error)
         else:
             control = ControlSocket(control_socket_path(settings), self._own_operators, on_error=on_error)
         what = "commands cannot be processed", "control-socket"
@@ -99,7 +98,7 @@ class Endpoints:
     def _relay(self) -> Handler:
         """Return the handler that answers for the whole relay."""
         if self._worker.identity.supervised:
-            return RelayHandler(control_socket_path(self._worker.settings))
+            return RelayHandler(relay_socket_path(self._worker.settings))
         return self.handler
 
     async def relay_status(self) -> RelayStatus:

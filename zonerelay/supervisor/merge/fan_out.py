@@ -26,8 +26,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from zonerelay import __version__
-from zonerelay.control.frames import SILENCE, NoResponseError, frames
 from zonerelay.control.runner import ResponseStream
+from zonerelay.control.socket import SILENCE, NoResponseError, frames
 from zonerelay.operations import answers, requests
 from zonerelay.operations.answers import EndFrame, Frame, RelayStatus, StreamGap
 from zonerelay.operations.catalogue import OperationCall, operation_of
