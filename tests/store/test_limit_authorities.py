@@ -220,8 +220,12 @@ class UselessStore:
     def __init__(self) -> None:
         self.opened = 0
 
-    async def open(self, hear: Callable[[str], None]) -> None:
+    @asynccontextmanager
+    async def listening(self, on_notice: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
         self.opened += 1
+        ended = asyncio.Event()
+        ended.set()
+        yield ended
 
     async def read(self, zone: str) -> VersionedRecord:
         raise AuthorityError("in trouble")
@@ -230,9 +234,6 @@ class UselessStore:
         self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
         raise AuthorityError("in trouble")
-
-    async def ended(self) -> None:
-        await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Nothing is open."""

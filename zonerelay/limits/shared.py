@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -35,6 +36,8 @@ MAX_TRIES = 100
 GOODBYE = 1.0
 """Seconds for giving everything back at the end."""
 
+T = TypeVar("T")
+
 
 class VersionedRecord(msgspec.Struct, frozen=True):
     """A stored version of the limits of one zone. `version` identifies the version, and `now` is the store's
@@ -47,14 +50,11 @@ class VersionedRecord(msgspec.Struct, frozen=True):
 
 
 class RecordStore(Protocol):
-    """Interface: stores the limits of each zone with a version number. All methods raise AuthorityError.
-    After an error `open` must be called first.
+    """Interface: stores records with a version number. All methods raise AuthorityError. A lost connection is
+    replaced at the next call.
     """
 
     name: str
-
-    async def open(self, on_notice: Callable[[str], None]) -> None:
-        """Connect. `on_notice` is called with each notice that another relay has sent."""
 
     async def read(self, zone: str) -> VersionedRecord: ...
 
@@ -65,40 +65,48 @@ class RecordStore(Protocol):
         the other relays. Return false, with nothing done, if the record has changed.
         """
 
-    async def ended(self) -> None:
-        """Return when the connection has ended."""
-
     async def close(self) -> None:
         """Close the connection. Never raises."""
+
+
+class SharedRecordStore(RecordStore, Protocol):
+    """Interface: records that several machines share."""
+
+    def listening(self, on_notice: Callable[[str], None]) -> AbstractAsyncContextManager[asyncio.Event]:
+        """Connect for the block, and yield an event that is set when the connection has ended. `on_notice` is
+        called with each notice that another relay has sent.
+        """
 
 
 class SharedAuthority:
     """Shares limits through a store. `owner` is a name of this process that no other process has had."""
 
-    def __init__(self, store: RecordStore, owner: str, *, lease: float = LEASE) -> None:
+    def __init__(self, store: SharedRecordStore, owner: str, *, lease: float = LEASE) -> None:
         self.name = store.name
         self.lease = lease
         self._store = store
         self._owner = owner
         self._zones: dict[str, int] = {}
         self._news: Callable[[str], None] | None = None
-        self._open = False
+        self._ended: asyncio.Event | None = None
+        """The end of the present connection."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
         self._news = news
-        with contextlib.suppress(AuthorityError):
-            await self._connect()
-        self._task = asyncio.get_running_loop().create_task(self._stay_connected(back, gone))
+        tried = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected(back, gone, tried))
+        await tried.wait()
 
     async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
-        if not self._open:
+        ended = self._ended
+        if ended is None:
             raise AuthorityError(f"{self.name} is unreachable")
         self._zones[zone] = request.zone_limit
         for _ in range(MAX_TRIES):
-            record = await self._store.read(zone)
+            record = await _asked(self._store.read(zone), ended)
             try:
                 limits = ZoneLimits.decode(record.data)
             except ValueError as error:
@@ -107,9 +115,10 @@ class SharedAuthority:
             notices = [f"{owner} {zone}" for owner in sorted(news)]
             ttl = max(2 * self.lease, limits.binds_until - record.now)
             data = None if limits.is_empty else limits.encode()
-            if (data is None and record.data is None) or await self._store.replace(
-                zone, record, data, ttl=ttl, notices=notices
-            ):
+            if data is None and record.data is None:
+                return answer
+            written = self._store.replace(zone, record, data, ttl=ttl, notices=notices)
+            if await _asked(written, ended):
                 return answer
         raise AuthorityError(f"{self.name}: gave up after {MAX_TRIES} write conflicts")
 
@@ -119,36 +128,44 @@ class SharedAuthority:
                 for zone, limit in list(self._zones.items()):
                     await self.exchange(zone, LimitRequest(limit, everything=True))
         await cancel_all(self._task)
-        self._open = False
         await self._store.close()
-
-    async def _connect(self) -> None:
-        await self._store.open(self._on_notice)
-        self._open = True
 
     def _on_notice(self, notice: str) -> None:
         owner, _, zone = notice.partition(" ")
         if owner == self._owner and self._news is not None:
             self._news(zone)
 
-    async def _stay_connected(self, back: Callable[[], None], gone: Callable[[str], None]) -> None:
+    async def _stay_connected(
+        self, back: Callable[[], None], gone: Callable[[str], None], tried: asyncio.Event
+    ) -> None:
         now = asyncio.get_running_loop().time
         pause = FIRST_PAUSE
         while True:
-            if self._open:
-                since = now()
-                await self._store.ended()
-                self._open = False
-                gone("the connection was closed")
-                if now() - since > LONGEST_PAUSE:
-                    pause = FIRST_PAUSE
+            since = now()
+            try:
+                async with self._store.listening(self._on_notice) as ended:
+                    self._ended = ended
+                    back()
+                    tried.set()
+                    await ended.wait()
+                reason = "the connection was closed"
+            except AuthorityError as error:
+                reason = str(error)
+            self._ended = None
+            tried.set()
+            gone(reason)
+            if now() - since > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
             # This also applies after a connection that was useless, because a failing server may accept many
             # of them.
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-            try:
-                await self._connect()
-            except AuthorityError as error:
-                gone(str(error))
-            else:
-                back()
+
+
+async def _asked(question: Awaitable[T], ended: asyncio.Event) -> T:
+    """Return the answer of the store. After an error its connection counts as ended."""
+    try:
+        return await question
+    except AuthorityError:
+        ended.set()
+        raise

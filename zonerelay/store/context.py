@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreOpenError
+from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreError, StoreOpenError
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore", "postgres": "asyncpg"}
 
@@ -88,3 +89,12 @@ def driver(extra: str, *modules: str) -> Iterator[None]:
             f"{extra} requires the Python package {package}; in zonerelay's source directory, with the "
             f"relay's own pip, run: pip install -r locks/{extra}.lock"
         ) from error
+
+
+@contextlib.contextmanager
+def authority_errors() -> Iterator[None]:
+    """Raise AuthorityError for the StoreError of an engine that stores limits."""
+    try:
+        yield
+    except StoreError as error:
+        raise AuthorityError(str(error)) from error

@@ -145,7 +145,9 @@ def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) 
     return None if store is None else shared_limits.SharedAuthority(store, owner)
 
 
-def open_record_store(settings: Settings, environment: Mapping[str, str]) -> shared_limits.RecordStore | None:
+def open_record_store(
+    settings: Settings, environment: Mapping[str, str]
+) -> shared_limits.SharedRecordStore | None:
     """Return the store of the shared counts of all relays on a shared store, or `None`. Raises
     StoreOpenError.
     """

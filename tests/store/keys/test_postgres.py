@@ -253,16 +253,14 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
     try:
         partition = await opened(access)
         shelf = PostgresRecordStore(access)
-        await shelf.open(lambda _word: None)
-        ended = asyncio.ensure_future(shelf.ended())
-        for number in range(3):
-            await asyncio.sleep(0.7)
-            await partition.write(Write({b"a": b"%d" % number}))
-            assert await partition.get([b"a"]) == [b"%d" % number]
-        assert partition.seen.epoch == 1
-        assert not caplog.records
-        assert not ended.done()
-        ended.cancel()
+        async with shelf.listening(lambda _word: None) as ended:
+            for number in range(3):
+                await asyncio.sleep(0.7)
+                await partition.write(Write({b"a": b"%d" % number}))
+                assert await partition.get([b"a"]) == [b"%d" % number]
+            assert partition.seen.epoch == 1
+            assert not caplog.records
+            assert not ended.is_set()
         await shelf.close()
     finally:
         server.set("idle_session_timeout", "0")
@@ -331,11 +329,11 @@ async def test_nothing_is_left_behind_in_a_pool(mode: str, opened: Opening) -> N
         access = access_to(pool)
         partition = await opened(access)
         shelf = PostgresRecordStore(access)
-        await shelf.open(lambda _word: None)
-        page = await shelf.read("default")
-        assert await shelf.replace("default", page, b"data", ttl=1, notices=["word"])
-        await partition.write(Write({b"a": b"1"}))
-        await partition.close()
+        async with shelf.listening(lambda _word: None):
+            page = await shelf.read("default")
+            assert await shelf.replace("default", page, b"data", ttl=1, notices=["word"])
+            await partition.write(Write({b"a": b"1"}))
+            await partition.close()
         await shelf.close()
         for _ in range(4):
             connection = await asyncpg.connect(pool, statement_cache_size=0)

@@ -278,20 +278,18 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
 ) -> None:
     partition = await opened(server.url)
     shelf = RedisRecordStore(RedisEndpoint(RedisSettings(url=server.url, prefix=PREFIX)))
-    await shelf.open(lambda _word: None)
-    page = await shelf.read("default")
-    server.configure("timeout", "1")
-    caplog.clear()
-    ended = asyncio.ensure_future(shelf.ended())
-    for number in range(2):
-        await asyncio.sleep(2.2)
-        await partition.write(Write({b"a": b"%d" % number}))
-        assert await partition.get([b"a"]) == [b"%d" % number]
-        assert (await shelf.read("default")).data == page.data
-    assert not caplog.records
-    assert partition.seen.epoch == 1
-    assert not ended.done()
-    ended.cancel()
+    async with shelf.listening(lambda _word: None) as ended:
+        page = await shelf.read("default")
+        server.configure("timeout", "1")
+        caplog.clear()
+        for number in range(2):
+            await asyncio.sleep(2.2)
+            await partition.write(Write({b"a": b"%d" % number}))
+            assert await partition.get([b"a"]) == [b"%d" % number]
+            assert (await shelf.read("default")).data == page.data
+        assert not caplog.records
+        assert partition.seen.epoch == 1
+        assert not ended.is_set()
     await shelf.close()
 
 
@@ -441,10 +439,10 @@ async def test_nothing_needs_more_rights_than_the_page_says(
     await engine.unreserve(b"key", b"1")
     await engine.close()
     shelf, heard = RedisRecordStore(server), asyncio.Queue[str]()
-    await shelf.open(heard.put_nowait)
-    page = await shelf.read("default")
-    assert await shelf.replace("default", page, b"data", ttl=60.0, notices=["a word"])
-    assert await asyncio.wait_for(heard.get(), 5) == "a word"
+    async with shelf.listening(heard.put_nowait):
+        page = await shelf.read("default")
+        assert await shelf.replace("default", page, b"data", ttl=60.0, notices=["a word"])
+        assert await asyncio.wait_for(heard.get(), 5) == "a word"
     await shelf.close()
     await partition.close()
 

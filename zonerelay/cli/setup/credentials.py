@@ -296,12 +296,10 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
     from zonerelay.store.open import open_record_store
 
     try:
-        records = open_record_store(settings, os.environ)
-        if records is None:
-            home = settings.spool.path.parent
-            if not (home / DIRECTORY / FILE).exists():
-                return {f"{what}_per_{window}": 0 for what, window in quotas.quotas}, ""
-            records = UsageFile(home, SystemClock(), read_only=True)
+        shared, home = open_record_store(settings, os.environ), settings.spool.path.parent
+        if shared is None and not (home / DIRECTORY / FILE).exists():
+            return {f"{what}_per_{window}": 0 for what, window in quotas.quotas}, ""
+        records = shared or UsageFile(home, SystemClock(), read_only=True)
         levels = asyncio.run(used_by(records, name, quotas))
     except (AuthorityError, StoreOpenError, OSError) as error:
         return {}, str(error)

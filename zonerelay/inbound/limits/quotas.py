@@ -149,14 +149,12 @@ class Quotas:
         self.problem = ""
         """The error message while usage cannot be counted."""
         self._records: RecordStore | None = None
-        self._open = False
-        self._opening = asyncio.Lock()
         self._locks: dict[str, asyncio.Lock] = {}
         self._seen: BoundedDict[str, tuple[UserLimits, Usage]] = BoundedDict(MAX_SEEN)
 
     async def usage(self, user: str) -> Usage:
         """Return the usage of a user. Raise AuthorityError if it cannot be read."""
-        records = await self._opened()
+        records = self._store()
         record = await self._asked(records.read(_name(user)))
         return self._usage(record.data, record.now)
 
@@ -166,7 +164,7 @@ class Quotas:
         """Count a message that is about to be accepted, or return the exhausted quota. Raise AuthorityError
         if the usage cannot be counted.
         """
-        records, name = await self._opened(), _name(user)
+        records, name = self._store(), _name(user)
         for _ in range(MAX_TRIES):
             async with self._locks.setdefault(user, asyncio.Lock()):
                 record = await self._asked(records.read(name))
@@ -196,7 +194,6 @@ class Quotas:
 
     async def close(self) -> None:
         if self._records is not None:
-            self._open = False
             await self._records.close()
 
     def _saw(self, user: str, rails: UserLimits, usage: Usage, before: dict[str, int]) -> None:
@@ -211,21 +208,16 @@ class Quotas:
         except ValueError as error:
             raise AuthorityError(f"the usage record of a user is invalid: {error}") from error
 
-    async def _opened(self) -> RecordStore:
-        async with self._opening:
-            if self._records is None:
-                self._records = self._open_records()
-            if not self._open:
-                await self._asked(self._records.open(lambda _word: None))
-                self._open = True
-            return self._records
+    def _store(self) -> RecordStore:
+        if self._records is None:
+            self._records = self._open_records()
+        return self._records
 
     async def _asked(self, question: Awaitable[T]) -> T:
         try:
             found = await question
         except AuthorityError as error:
             self.problem = f"usage cannot be counted, so users with quotas are rejected temporarily: {error}"
-            self._open = False
             raise
         self.problem = ""
         return found

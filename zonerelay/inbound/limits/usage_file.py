@@ -6,7 +6,6 @@ after a power failure. While SQLite cannot read the file, mail of users with quo
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -44,12 +43,8 @@ class UsageFile:
         self._file = home / DIRECTORY / FILE
         self.name = str(self._file)
         self._clock = clock
-        self._read_only = read_only
-        connect = self._for_reading if read_only else _for_writing
+        connect = self._for_reading if read_only else self._for_writing
         self._database = SideDatabase(self._file, connect, lock=not read_only)
-
-    async def open(self, on_notice: Callable[[str], None]) -> None:
-        await self._run(self._begin)
 
     async def read(self, zone: str) -> VersionedRecord:
         def read() -> VersionedRecord:
@@ -69,19 +64,21 @@ class UsageFile:
         row = (zone, record.version, data, record.now + ttl)
         return await self._run(lambda: self._database.opened().execute(_REPLACE, row).rowcount == 1)
 
-    async def ended(self) -> None:
-        await asyncio.get_running_loop().create_future()
-
     async def close(self) -> None:
         await USAGE.run(self._database.close)
 
-    def _begin(self) -> None:
-        """Delete the usage of users who have not sent for a long time; these users may no longer exist."""
-        if not self._read_only:
-            self._database.opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
-
     def _for_reading(self, file: Path) -> sqlite3.Connection:
         return open_for_reading(file, immutable=not os.access(file.parent, os.W_OK))
+
+    def _for_writing(self, file: Path) -> sqlite3.Connection:
+        new = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        with closed_on_failure(new) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute(_TABLE)
+            # Users who have not sent for a long time may no longer exist.
+            database.execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
+        return database
 
     async def _run(self, function: Callable[[], T]) -> T:
         try:
@@ -89,12 +86,3 @@ class UsageFile:
         except (sqlite3.Error, OSError) as error:
             what_to_do = "; move it away to restart counting from zero" if is_damage(error) else ""
             raise AuthorityError(f"{self._file}: {in_words(error)}{what_to_do}") from error
-
-
-def _for_writing(file: Path) -> sqlite3.Connection:
-    new = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
-    with closed_on_failure(new) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute(_TABLE)
-    return database

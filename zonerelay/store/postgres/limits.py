@@ -9,13 +9,14 @@ belongs to a session. Relays then see changes at their next exchange.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from zonerelay.limits.shared import VersionedRecord
-from zonerelay.limits.values import AuthorityError
 from zonerelay.store import records
+from zonerelay.store.context import authority_errors
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import Columns, DatabaseAccess, DatabaseConnection
+from zonerelay.store.postgres.driver import Columns, DatabaseAccess, DatabaseConnection, DatabasePool
 
 PATIENCE = 5.0
 """The timeout of one statement in seconds."""
@@ -40,7 +41,7 @@ SELECT (SELECT count(*) FROM done),
 
 
 class PostgresRecordStore:
-    """Stores shared limits in PostgreSQL (a `RecordStore`)."""
+    """Stores shared limits in PostgreSQL (a `SharedRecordStore`)."""
 
     name = "the spool's database"
 
@@ -48,27 +49,30 @@ class PostgresRecordStore:
         self._access = access
         self._schema = f'"{access.schema}"'
         self._notices = f"{access.schema}_limits"
-        self._link: DatabaseConnection | None = None
-        self._broken = asyncio.Event()
+        self._links = DatabasePool(self._connect, 1)
 
-    async def open(self, on_notice: Callable[[str], None]) -> None:
-        await self.close()
-        self._broken.clear()
-        try:
-            link = self._link = await DatabaseConnection.plain(self._access, timeout=PATIENCE)
-            link.on_end(self._broken.set)
-            if not link.is_pooled:
-                await link.listen(
-                    self._notices, lambda said: on_notice(records.unfield(said.encode("ascii")))
-                )
-            if not (await link.fetch("SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.limit_book"))[0][
-                0
-            ]:
+    @contextlib.asynccontextmanager
+    async def listening(self, on_notice: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
+        ended = asyncio.Event()
+        with authority_errors():
+            async with self._links.use() as link:
+                link.on_end(ended.set)
+                if not link.is_pooled:
+                    await link.listen(
+                        self._notices, lambda said: on_notice(records.unfield(said.encode("ascii")))
+                    )
+        yield ended
+
+    async def _connect(self) -> DatabaseConnection:
+        link = await DatabaseConnection.plain(self._access, timeout=PATIENCE)
+        with link.cut_on_error():
+            ((is_there,),) = await link.fetch(
+                "SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.limit_book"
+            )
+            if not is_there:
                 await link.fetch(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
                 await link.fetch(_TABLE.format(s=self._schema))
-        except StoreError as error:
-            await self.close()
-            raise AuthorityError(str(error)) from error
+        return link
 
     async def read(self, zone: str) -> VersionedRecord:
         ((data, version, now),) = await self._ask(_READ.format(s=self._schema), zone)
@@ -83,22 +87,14 @@ class PostgresRecordStore:
         ((done, _told),) = await self._ask(statement, zone, record.version, data or b"", self._notices, said)
         return bool(done)
 
-    async def ended(self) -> None:
-        await self._broken.wait()
-
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        await self._links.close()
 
     async def _ask(self, statement: str, *values: object) -> Sequence[Columns]:
-        link = self._link
-        if link is None:
-            raise AuthorityError("not connected")
-        try:
-            return await link.fetch(statement, *values, timeout=PATIENCE)
-        except StoreError as error:
-            # The fate of active statements is unknown, so connect again.
-            link.cut()
-            self._broken.set()
-            raise AuthorityError(str(error)) from error
+        with authority_errors():
+            async with self._links.use() as link:
+                try:
+                    return await link.fetch(statement, *values)
+                except StoreError:
+                    link.cut()  # the next connection looks for the table again
+                    raise

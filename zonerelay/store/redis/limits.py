@@ -8,12 +8,13 @@ relay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from zonerelay.limits.shared import VersionedRecord
-from zonerelay.limits.values import AuthorityError
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store import records
+from zonerelay.store.context import authority_errors
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis import connection
 
@@ -28,7 +29,7 @@ return 1
 
 
 class RedisRecordStore:
-    """Stores shared limits in Redis (a `RecordStore`)."""
+    """Stores shared limits in Redis (a `SharedRecordStore`)."""
 
     name = "the spool's Redis server"
 
@@ -37,20 +38,26 @@ class RedisRecordStore:
         self._prefix = server.settings.prefix.encode()
         self._notices = self._prefix + b"limits"
         self._connection = connection.RedisConnection(server)  # the spool's own check the server
-        self._channel: connection.Subscription | None = None
-        self._broken = asyncio.Event()
-        self._listening: asyncio.Task[None] | None = None
 
-    async def open(self, on_notice: Callable[[str], None]) -> None:
-        await self._hang_up()
-        self._broken.clear()
-        try:
+    @contextlib.asynccontextmanager
+    async def listening(self, on_notice: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
+        with authority_errors():
             await self._connection.wire()
-            channel = self._channel = await connection.open_channel(self._server, self._notices)
-        except StoreError as error:
-            await self._hang_up()
-            raise AuthorityError(str(error)) from error
-        self._listening = asyncio.get_running_loop().create_task(self._listen(channel, on_notice))
+            channel = await connection.open_channel(self._server, self._notices)
+        ended = asyncio.Event()
+
+        async def listen() -> None:
+            with contextlib.suppress(StoreError):
+                while True:
+                    on_notice((await channel.next()).decode())
+            ended.set()
+
+        task = asyncio.get_running_loop().create_task(listen())
+        try:
+            yield ended
+        finally:
+            await cancel_all(task)
+            await channel.close()
 
     async def read(self, zone: str) -> VersionedRecord:
         reply = connection.as_list(await self._ask(_READ, zone))
@@ -67,37 +74,13 @@ class RedisRecordStore:
         reply = await self._ask(_REPLACE, zone, old, new, int(ttl * 1000), self._notices, *notices)
         return reply == 1
 
-    async def ended(self) -> None:
-        await self._broken.wait()
-
     async def close(self) -> None:
-        await self._hang_up()
         await self._connection.close()
-
-    async def _hang_up(self) -> None:
-        listening, self._listening = self._listening, None
-        await cancel_all(listening)
-        await self._connection.give_up()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
 
     async def _ask(self, script: str, zone: str, *values: connection.Argument) -> connection.Reply:
         """Run a script on the current wire. A wire that the server has closed is replaced, without a report
         that limits are lost.
         """
-        if self._channel is None:
-            raise AuthorityError("not connected")
-        try:
+        with authority_errors():
             key = self._prefix + b"limits:" + records.field(zone)
             return await (await self._connection.wire()).run(script, [key], *values)
-        except StoreError as error:
-            self._broken.set()
-            raise AuthorityError(str(error)) from error
-
-    async def _listen(self, channel: connection.Subscription, on_notice: Callable[[str], None]) -> None:
-        try:
-            while True:
-                on_notice((await channel.next()).decode())
-        except StoreError:
-            self._broken.set()
