@@ -14,21 +14,29 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.memory_store import MemoryStore
+from tests.support.queueing import Sink, deliveries_of, make_events, make_message
+from zonerelay.config.settings import OutboxSettings
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
 from zonerelay.model.address import Mailbox
-from zonerelay.model.message_id import is_row, row_id, row_of
+from zonerelay.model.clock import SystemClock
+from zonerelay.model.message_id import MessageIdSource, is_row, row_id, row_of
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.outbox.composer import compose_row
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
 from zonerelay.outbox.drafts import BadRowError, RowContent, address, draft_of, recipients_of
+from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows import claims
 from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, ClaimWindow
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
+from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
-from zonerelay.outbox.store import Composer
+from zonerelay.outbox.store import OutboxStore
+from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1_700_000_000.0
@@ -262,6 +270,42 @@ def test_numbers_that_the_database_would_not_take_are_not_written() -> None:
     assert write.delay < 1e9
 
 
+# --- two halves of one queue
+
+
+async def test_rows_and_the_mail_of_the_spool_have_half_of_each_claim() -> None:
+    clock, spool = SystemClock(), MemoryStore()
+    keeper = OutboxKeeper(
+        DatabaseAccess("", str, "s", "test", 60.0),
+        "relay",
+        OutboxContext(
+            OutboxSettings(url="postgresql://db/s"),
+            clock,
+            REDACT,
+            make_events(Sink(), clock),
+            known_zones=lambda: {"default"},
+            on_news=lambda _: None,
+            on_lost=lambda _: None,
+        ),
+    )
+    keeper.usable, keeper._held_until = True, float("inf")
+    store = OutboxStore(spool, keeper, Mailboxes([], clock.monotonic), counts_rows=False)
+    people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.com"]})
+    ids = MessageIdSource(clock)
+    for number in range(5):
+        store.claims._admit(
+            Row(number, "t", "default", created=NOW, attempts=0, people=people, states={}, content=None)
+        )
+        message = make_message(ids, ["b@example.com"], created=NOW)
+        spool.add(message, [], deliveries_of(message))
+    for limit, rows in ((4, 2), (1, 1), (4, 2), (8, 0)):
+        found = await store.claim(queue_of("default"), limit, now=NOW + 1)
+        assert [is_row(each.message_id) for each in found] == [True] * rows + [False] * (len(found) - rows)
+    assert len(found) == 1
+    assert not await store.claim(queue_of("default"), 8, now=NOW + 1)
+    await store.close()
+
+
 # --- mailboxes and passwords
 
 
@@ -346,7 +390,7 @@ def test_a_large_file_is_in_memory_once() -> None:
     people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.com"]})
     row = Row(1, "t", zone="z", created=NOW, attempts=0, people=people, states={}, content=None)
     tracemalloc.start()
-    made = Composer(5_000_000)._compose(row, RowContent(text="t", attachments=attachments))
+    made = compose_row(row, RowContent(text="t", attachments=attachments), 5_000_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2_000_000
@@ -358,9 +402,9 @@ def test_a_large_file_is_in_memory_once() -> None:
     _, attached = email.message_from_bytes(whole, policy=email.policy.default).iter_parts()
     assert attached.get_content() == octets
     with pytest.raises(BadRowError, match="max_message_size"):
-        Composer(1_000_000)._compose(row, RowContent(text="t", attachments=attachments))
+        compose_row(row, RowContent(text="t", attachments=attachments), 1_000_000)
     escaped = b'[{"content": "QUJ\\u0044", "filename": "b"}]'
-    assert b"QUJD" in Composer(5_000)._compose(row, RowContent(attachments=escaped)).data
+    assert b"QUJD" in compose_row(row, RowContent(attachments=escaped), 5_000).data
 
 
 # The window of what is being sent

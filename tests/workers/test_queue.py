@@ -293,13 +293,32 @@ async def test_what_is_to_be_sent_after_the_lease_has_lapsed_waits_for_the_lease
     async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
         first = await bed.until_slow(running, sink)
         row = bed.insert()
-        store = outbox_of(running)
-        await running.until(lambda: len(store._handed) == 2, what="handed out")
+        store, held = outbox_of(running), claims_of(running)
+        await running.until(lambda: len(held._attempted(held.rows.values())) == 2, what="handed out")
         store.keeper._held_until = float("-inf")  # as after a standstill
-        await running.until(lambda: not store._handed, what="given back")
+        await running.until(lambda: not held._attempted(held.rows.values()), what="given back")
         assert not sink.messages
         await store.keeper._renew()
         for each in (first, row):
+            assert (await bed.until(running, each, "sent", timeout=4))["attempts"] == 1
+    assert len(sink.messages) == 2
+
+
+async def test_a_row_that_cannot_be_read_because_the_connection_ends_waits_for_no_retry(
+    bed: OutboxBed, sink: Sink
+) -> None:
+    reading = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%attachments::text), 0)%'"
+    async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
+        first = await bed.until_slow(running, sink)
+        large = bed.insert(text_body="x" * 20_000)
+        await running.until(lambda: bed.row(large)["status"] == "processing", what="claimed")
+        link = await bed.link()
+        async with link.transaction() as fetch:
+            await fetch("LOCK TABLE outbound_messages")
+            await running.until(lambda: bed.psql(f"SELECT count(*) {reading}") == "1", what="reading")
+            bed.psql(f"SELECT pg_terminate_backend(pid) {reading}")
+        await link.close()
+        for each in (first, large):
             assert (await bed.until(running, each, "sent", timeout=4))["attempts"] == 1
     assert len(sink.messages) == 2
 
@@ -343,8 +362,6 @@ async def test_a_row_that_is_deleted_while_it_waits_is_forgotten(bed: OutboxBed,
         bed.psql(f"DELETE FROM outbound_messages WHERE id = {large}")
         after = bed.insert()
         await bed.until(running, after, "sent")
-        store = outbox_of(running)
-        await running.until(lambda: not store.claims.rows, what="forgotten")
-        assert not store._lost
-        assert not store._handed
+        await running.until(lambda: not claims_of(running).rows, what="forgotten")
+        assert not claims_of(running)._lost
     assert len(sink.messages) == 2

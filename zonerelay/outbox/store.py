@@ -1,214 +1,102 @@
-"""Implements the store interface on rows that applications have inserted.
+"""Implements the store of a relay with an outbox: the mail in its spool and the rows that applications have
+inserted are one queue, so that zones, rates, connections and operators' commands see one.
 
-Unlike `settle` of a spool, `settle` of the outbox passes outcomes to a writer that retries until they are
-stored. So the SMTP side never waits for a database that it does not use. A row stays claimed until its
-outcome is stored, so no other relay sends it. If a relay dies, these rows are in doubt, as after a crash
-within an SMTP transaction.
+A message's id shows which of the two holds it. New mail and bounces go to the spool. A write to the spool
+never waits for the outbox's database, and a failure of that database affects the outbox alone.
+
+Unlike `settle` of the spool, `settle` of rows passes outcomes to a writer that retries until they are stored.
+So the SMTP side never waits for a database that it does not use. A row stays claimed until its outcome is
+stored, so no other relay sends it. If a relay dies, these rows are in doubt, as after a crash within an SMTP
+transaction.
 
 A row that proves to be invalid when its message is composed is failed at once.
 
-`Composer` composes messages from rows and keeps them while they are being sent. A small message is composed
-immediately and kept in memory; the least recently used one is dropped first. A large one is composed in a
-thread and kept in an unnamed file. A row is read only after `room` has granted it memory: at most one row
-larger than `_SIDE_BY_SIDE` bytes is in memory.
-
-`build_outbox` builds the outbox of a worker: its keys, the access to its database, and the name of the relay
+`build_outbox` builds the store of a worker: its keys, the access to the database, and the name of the relay
 in it.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import fcntl
 import os
 import secrets
-import tempfile
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from itertools import groupby, takewhile
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias, Unpack
-
-import msgspec
+from typing import Unpack
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import OutboxSettings, SpoolSettings
-from zonerelay.message.compose.compose import compose_pieces
-from zonerelay.message.compose.mime import Base64Error
-from zonerelay.message.header.headers import parse_header
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, row_id, row_of
+from zonerelay.model.message_id import MessageId, is_row, row_of
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.queue_name import MAILBOXES, QueueKind, QueueName
 from zonerelay.model.reply import Reply
+from zonerelay.outbox.composer import ComposedMessage, Composer
 from zonerelay.outbox.database.passwords import PasswordError, read_key
-from zonerelay.outbox.database.sql import INLINE
-from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of
+from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
-from zonerelay.outbox.rows.claims import OutboxClaims, OutboxReader, OutboxWriter
+from zonerelay.outbox.rows.claims import OutboxClaims, OutboxReader
 from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
-from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row, RowWrite, keys_of, refused
+from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row
 from zonerelay.process.tasks import Tasks
-from zonerelay.process.threads import BODIES
 from zonerelay.store.context import secret_of
 from zonerelay.store.contract import (
-    CHUNK_SIZE,
+    Change,
     ChangeOne,
     ClaimFilter,
     ClaimLostError,
     Finish,
     MessageNotFoundError,
     MessageSettledError,
+    OwnMessage,
     Postpone,
+    QueueCounts,
+    Store,
+    StoreCorruptError,
     StoreError,
     StoreOpenError,
+    Wanted,
+    everybody,
 )
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
 from zonerelay.telemetry.metrics.instruments import Readings
-
-MEMORY = 8 * 1024 * 1024
-FILES = 64
-_LARGE = 4 * INLINE
-_SIDE_BY_SIDE = 1024 * 1024
-_FEW = 4
-
-File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
-
-
-class ComposedMessage(msgspec.Struct, eq=False):
-    """A message composed from a row. A small one is in `data`, a large one in `file`."""
-
-    message: Message
-    data: bytes
-    file: File | None = None
-
-
-class Composer:
-    """Composes messages from rows of the outbox. `max_size` is the largest size of a message, in bytes."""
-
-    def __init__(self, max_size: int) -> None:
-        self._max_size = max_size
-        self._kept: OrderedDict[MessageId, ComposedMessage] = OrderedDict()
-        self._octets = 0
-        self._files = 0
-        self._few = asyncio.Semaphore(_FEW)
-        self._one = asyncio.Lock()
-
-    def room(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Return a lock for a row of `size` bytes. Hold it while the row is read and composed."""
-        return self._few if size <= _SIDE_BY_SIDE else self._one
-
-    def known(self, message_id: MessageId) -> ComposedMessage | None:
-        found = self._kept.get(message_id)
-        if found is not None:
-            self._kept.move_to_end(message_id)
-        return found
-
-    async def make(self, row: Row, content: RowContent) -> ComposedMessage:
-        """Compose the message of a row. Raises BadRowError, or StoreError if there is no space for a large
-        one.
-        """
-        if _length(content) <= INLINE:
-            made = self._compose(row, content)
-        else:
-            made = await BODIES.run(self._compose, row, content)
-        self._keep(row.message_id, made)
-        return made
-
-    def forget(self, message_id: MessageId) -> None:
-        made = self._kept.pop(message_id, None)
-        if made is not None:
-            self._octets -= len(made.data)
-            self._files -= made.file is not None
-
-    def clear(self) -> None:
-        self._kept.clear()
-        self._octets = self._files = 0
-
-    def _keep(self, message_id: MessageId, made: ComposedMessage) -> None:
-        self.forget(message_id)
-        self._kept[message_id] = made
-        self._octets += len(made.data)
-        self._files += made.file is not None
-        while self._octets > MEMORY or self._files > FILES:
-            self.forget(next(iter(self._kept)))
-
-    def _compose(self, row: Row, content: RowContent) -> ComposedMessage:
-        # In memory until the message is large. The last reader closes it.
-        file: File = tempfile.SpooledTemporaryFile(_LARGE, prefix="zonerelay-outbox-")  # noqa: SIM115
-        size, data = 0, b""
-        try:
-            for piece in compose_pieces(draft_of(row.id, row.created, row.people, content)):
-                size += len(piece)
-                if size > self._max_size:
-                    raise BadRowError(f"the message exceeds max_message_size ({self._max_size} bytes)")
-                file.write(piece)
-            file.seek(0)
-            header = b"".join(takewhile(lambda line: line != b"\r\n", file))
-            if size <= _LARGE:
-                file.seek(0)
-                data = file.read()
-                file.close()
-        except (Base64Error, BadRowError) as error:
-            file.close()
-            raise BadRowError(str(error)) from None
-        except OSError as error:
-            file.close()
-            raise StoreError(
-                f"a large message of the outbox cannot be written to a file: {error.strerror}"
-            ) from error
-        message = Message(
-            envelope=row.envelope(),
-            size=size,
-            chunks=-(-size // CHUNK_SIZE),
-            headers=parse_header(header).fields,
-            trace=("protocol=outbox", f"row={row.id}"),
-        )
-        return ComposedMessage(message, data, None if data else file)
-
-
-async def read(made: ComposedMessage) -> AsyncGenerator[bytes, None]:
-    if made.file is None:
-        for start in range(0, len(made.data), CHUNK_SIZE):
-            yield made.data[start : start + CHUNK_SIZE]
-        return
-    for start in range(0, made.message.size, CHUNK_SIZE):
-        yield await BODIES.run(os.pread, made.file.fileno(), CHUNK_SIZE, start)
-
-
-def _length(content: RowContent) -> int:
-    texts = (content.text, content.html, content.headers, content.attachments, content.subject)
-    return sum(len(text) for text in texts if text)
-
 
 CLOSE_TIMEOUT = 5.0
 DROPPED = Outcome(Verdict.BOUNCED, Reply(554, "7.0", "dropped by the operator"), local=True, counts=False)
 
 
 class OutboxStore:
-    """Implements the store interface on the outbox."""
+    """Combines the store of the spool and the rows of the outbox, and closes both. `counts_rows` is set for
+    the one worker that counts the rows.
+    """
 
-    def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes) -> None:
+    def __init__(
+        self, spool: Store, keeper: OutboxKeeper, mailboxes: Mailboxes, *, counts_rows: bool
+    ) -> None:
         self.keeper = keeper
         self._around = keeper.around
-        self.reader = OutboxReader(keeper)
+        self._spool = spool
+        self._counts_rows = counts_rows
         self._mailboxes = mailboxes
-        self._writer = OutboxWriter(keeper, self._stored)
-        claims = self.claims = OutboxClaims(keeper, mailboxes, self._writer, self._lose)
+        self.reader = OutboxReader(keeper)
+        self._composer = Composer(self.reader, keeper.around.settings.max_message_size)
+        self.claims = OutboxClaims(keeper, mailboxes, self._composer.forget)
         self._tasks = Tasks()
-        self._composer = Composer(keeper.around.settings.max_message_size)
-        self._lost: set[DeliveryKey] = set()
-        self._handed: set[DeliveryKey] = set()
-        self._stalled: set[MessageId] = set()
-        self._waiters: dict[tuple[int, str], asyncio.Future[None]] = {}
-        keeper.paused = self._paused
-        keeper.resumed = self._resumed
-        keeper.heard = claims.look
-        keeper.regained = claims.tell_all
         self._around.events.metrics.outbox.attach(self._figures)
+        # Only the spool has new mail and assigns ids; the outbox's table has metrics of its own.
+        self.unhealthy, self.usable, self.probe = spool.unhealthy, spool.usable, spool.probe
+        self.begin, self.last_message_id = spool.begin, spool.last_message_id
+        self.kept_keys, self.keep_keys = spool.kept_keys, spool.keep_keys
+        self.waiting, self.is_counted = spool.waiting, spool.is_counted
+        self.queues, self.left_over = spool.queues, spool.left_over
+
+    @property
+    def node(self) -> int:
+        return self._spool.node
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
         """Connect and start to claim rows. The scheduler must run. Raises StoreOpenError if the tables cannot
@@ -220,16 +108,19 @@ class OutboxStore:
         self._tasks.start(self.reader.run())
 
     async def close(self) -> None:
-        """Write the known outcomes, and release the other rows."""
-        await self._tasks.cancel()
-        await self._writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
-        await self.keeper.close()
-        self._composer.clear()
+        """Write the known outcomes, and release the other rows. Then close the spool."""
+        try:
+            await self._tasks.cancel()
+            await self.claims.writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
+            await self.keeper.close()
+            self._composer.clear()
+        finally:
+            await self._spool.close()
 
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> Sequence[str]:
         problem = self.keeper.problem
         own = (f"the outbox cannot be used: {problem}",) if problem else ()
-        return (*own, *self._mailboxes.problems())
+        return (*self._spool.problems(), *own, *self._mailboxes.problems())
 
     def _figures(self) -> Mapping[str, Readings]:
         rows = self.reader.rows
@@ -243,216 +134,173 @@ class OutboxStore:
 
     # --- claims
 
-    def claim(self, queue: QueueName, limit: int, **only: Unpack[ClaimFilter]) -> list[Delivery]:
-        handed = []
-        for delivery in self.claims.take(queue, limit, **only):
-            self._handed.add(delivery.key)
-            if delivery.key in self._lost:
-                # An attempt of an earlier claim has not ended. It counts again, because another attempt would
-                # be a duplicate.
-                self._lost.discard(delivery.key)
-            else:
-                handed.append(delivery)
-        return handed
+    async def claim(
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
+    ) -> list[Delivery]:
+        """Claim half of the limit from the rows while both have enough. The spool is asked for the whole
+        limit, and gets back what is too much, because nothing may wait between the claim of a row and its
+        return: the row could be lost then. New mail is in the spool alone.
+        """
+        is_mailbox = queue.kind is QueueKind.MAILBOX
+        found = [] if is_mailbox else await self._spool.claim(queue, limit, now=now, **only)
+        rows = self.claims.take(queue, max(limit // 2, limit - len(found), 1), **only)
+        room = limit - len(rows)
+        self._spool.release([each.key for each in found[room:]])
+        return [*rows, *found[:room]]
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
+        self._spool.release([key for key in keys if not is_row(key.message_id)])
         for key in keys:
-            self._handed.discard(key)
-            if key in self._lost:
-                self._forget_lost(key)
-            else:
+            if is_row(key.message_id):
                 self.claims.give_back(key)
 
-    def _forget_lost(self, key: DeliveryKey) -> None:
-        self._lost.discard(key)
-        if key.message_id in self.claims.rows:
-            self._around.on_news(key.queue)
+    async def next_due(self, queue: QueueName) -> float | None:
+        return None if queue.kind is QueueKind.MAILBOX else await self._spool.next_due(queue)
 
     # --- settling
 
-    def settle(self, changes: Sequence[Finish | Postpone]) -> None:
-        """Record the outcomes and queue their writes."""
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        """Settle the spool's deliveries. Record the outcomes of rows and queue their writes."""
+        ours: list[Change] = []
+        theirs: list[Finish | Postpone] = []
+        for change in changes:
+            if isinstance(change, OwnMessage) or not is_row(change.delivery.message_id):
+                ours.append(change)
+            else:
+                theirs.append(change)
+        if ours:
+            # The spool comes first: it is better to store a bounce twice than to lose it.
+            await self._spool.settle(ours, lazy=lazy)
         now = self._around.clock.now()
         touched: dict[MessageId, Row] = {}
-        for change in changes:
-            key = change.delivery.key
-            self._handed.discard(key)
-            row = self.claims.rows.get(key.message_id)
-            if key in self._lost:
-                self._forget_lost(key)
-            elif row is not None and key.recipient in row.out:
-                if isinstance(change, Postpone) and self._was_stalled(row, change.delivery):
-                    self.claims.give_back(key)
-                    if self.keeper.may_begin:
-                        self._around.on_news(key.queue)
-                    continue
-                if isinstance(change, Finish):
-                    row.finish(change.delivery, change.failure, now, self._around.redact)
-                else:
-                    row.postpone(change.delivery, self._around.redact)
-                touched[row.message_id] = row
-        if self._stalled:
-            self._stalled.difference_update([change.delivery.message_id for change in changes])
+        for change in theirs:
+            row = self.claims.settled(change.delivery.key)
+            if row is None:
+                continue
+            if isinstance(change, Finish):
+                row.finish(change.delivery, change.failure, now, self._around.redact)
+            else:
+                row.postpone(change.delivery, self._around.redact)
+            touched[row.message_id] = row
         for row in touched.values():
-            self._store(row, now)
-
-    def _was_stalled(self, row: Row, delivery: Delivery) -> bool:
-        """Return whether no attempt was made because the lease had lapsed. The delivery need not wait
-        then.
-        """
-        attempts = row.state(delivery.recipient).attempts
-        return row.message_id in self._stalled and delivery.attempts == attempts and not delivery.held
-
-    def _store(self, row: Row, now: float) -> RowWrite:
-        write = row.write(now, self._around.redact)
-        self._writer.put(write)
-        return write
-
-    def _stored(self, write: RowWrite, kept: bool) -> None:
-        """Process a completed write. `kept` is false if another relay has the row."""
-        waiter = self._waiters.pop((write.id, write.token), None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-        row = self.claims.rows.get(row_id(write.id))
-        if row is not None and row.token == write.token:
-            if not kept:
-                self._lose(row)
-            elif write.status != PROCESSING:
-                self._forget(row)
-                if write.status == QUEUED:
-                    self.claims.due_in(write.delay or 0.0)
-        if kept and write.status != PROCESSING:
-            self._around.events.metrics.outbox_finished.add((write.status,))
-
-    def _forget(self, row: Row) -> None:
-        self._composer.forget(row.message_id)
-        self._stalled.discard(row.message_id)
-        self.claims.finished(row)
-
-    def _lose(self, row: Row) -> None:
-        """Forget a row that another relay has claimed or that was changed manually."""
-        keys = list(keys_of(row))
-        self._forget(row)
-        lost = [key for key in keys if key in self._handed]
-        self._lost.update(lost)
-        if lost:
-            self._around.on_lost(lost)
-
-    # --- failures
-
-    def _paused(self) -> None:
-        """Start no new attempts. The claims stay with this relay until the lease ends."""
-        if self._handed:
-            self._around.on_lost(list(self._handed))
-
-    def _resumed(self, kept: bool) -> None:
-        if kept:
-            self._writer.go_on()
-            self.claims.doubt()
-            self.claims.tell_all()
-            return
-        self._lost.update(self._handed)
-        self._handed.clear()
-        self._writer.forget()
-        lost = self.claims.lose()
-        self._composer.clear()
-        self._stalled.clear()
-        if lost:
-            self._around.on_lost(lost)
+            self.claims.writer.put(row.write(now, self._around.redact))
 
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
+        if not is_row(message_id):
+            return await self._spool.read_message(message_id)
         return (await self._composed(message_id)).message
 
-    async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
+    def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
+        return (self._read_row if is_row(message_id) else self._spool.read_body)(message_id)
+
+    async def _read_row(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         composed = await self._composed(message_id)
-        async for piece in read(composed):
+        async for piece in composed.body():
             self.check_claim(message_id)
             yield piece
 
     def check_claim(self, message_id: MessageId) -> None:
-        """Raise ClaimLostError if the claim was lost, as `QueueStore` does."""
-        lapsed = message_id in self.claims.rows and not self.keeper.holds_lease
-        if lapsed or self._is_lost(message_id):
+        if not is_row(message_id):
+            self._spool.check_claim(message_id)
+        elif self.claims.is_lost(message_id):
             raise ClaimLostError(f"message {message_id}: its claim has expired")
 
     async def _composed(self, message_id: MessageId) -> ComposedMessage:
         row = self.claims.rows.get(message_id)
         if row is None:
-            if self._is_lost(message_id):
+            if self.claims.is_lost(message_id):
                 raise MessageSettledError(f"message {message_id}: its claim has expired")
             return await self._for_operators(message_id)
-        composed = self._composer.known(message_id)
         self.check_claim(message_id)
         try:
-            return composed or await self._made(row)
+            return await self._composer.compose(row)
         except MessageNotFoundError as error:
-            self._lose(row)
+            self.claims.lose([row])
             raise MessageSettledError(f"message {message_id}: row {row.id} was deleted") from error
-        except StoreError:
-            if not self.keeper.may_begin:
-                self._stalled.add(message_id)
-            raise
+        except StoreError as error:
+            if self.keeper.may_begin:
+                raise
+            raise ClaimLostError(f"message {message_id}: {error}") from error
         except BadRowError as error:
-            self._refuse(row, str(error))
+            self.claims.refuse(row, str(error))
             raise MessageSettledError(f"message {message_id}: row {row.id} is invalid: {error}") from error
-
-    def _is_lost(self, message_id: MessageId) -> bool:
-        return any(key.message_id == message_id for key in self._lost)
-
-    async def _made(self, row: Row) -> ComposedMessage:
-        if row.content is not None:
-            return await self._composer.make(row, row.content)
-        async with self._composer.room(await self.reader.size(row.id)):
-            return await self._composer.make(row, await self.reader.content(row.id))
 
     async def _for_operators(self, message_id: MessageId) -> ComposedMessage:
         try:
             row = await self.reader.row(row_of(message_id))
             if row is None:
                 raise MessageNotFoundError(f"message {message_id} does not exist")
-            return await self._made(row)
+            return await self._composer.compose(row)
         except BadRowError as error:
             raise MessageNotFoundError(f"message {message_id}: {error}") from error
         finally:
             self._composer.forget(message_id)
 
-    def _refuse(self, row: Row, problem: str) -> None:
-        for key in keys_of(row):
-            self._handed.discard(key)
-            self.claims.withdraw(key)
-        row.out.clear()
-        self._around.events.row_refused(row.id, problem)
-        self._writer.put(refused(row.id, row.token, row.attempts, problem))
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        found = await self._spool.read_messages([each for each in ids if not is_row(each)])
+        for identity in filter(is_row, ids):
+            with contextlib.suppress(MessageNotFoundError, StoreCorruptError):
+                found[identity] = await self.read_message(identity)
+        return found
 
     async def deliveries_of(self, message_id: MessageId, *, own: bool = False) -> list[Delivery]:
+        if not is_row(message_id):
+            return await self._spool.deliveries_of(message_id, own=own)
         try:
             row = self.claims.rows.get(message_id) or await self.reader.row(row_of(message_id))
         except BadRowError:
             return []
         return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
 
+    async def scan(
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        row = after if after is not None and is_row(after.message_id) else None
+        if row is None and (queue is None or queue.kind is not QueueKind.MAILBOX):
+            async for delivery in self._spool.scan(queue, wanted=wanted, after=after):
+                yield delivery
+        if self.keeper.usable:
+            async for delivery in self.reader.scan(queue):
+                if wanted(delivery.recipient) and (row is None or delivery.key[1:] > row[1:]):
+                    yield delivery
+
+    def counts(self) -> dict[QueueName, QueueCounts]:
+        both = self._spool.counts()
+        for queue, rows in (self.reader.counts if self._counts_rows else {}).items():
+            both.setdefault(queue, QueueCounts()).add(rows)
+        return both
+
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
+        theirs = self.reader.oldest.get(queue)
+        if queue == MAILBOXES:
+            return theirs
+        ours = await self._spool.oldest(queue, now=now)
+        return min((each for each in (ours, theirs) if each is not None), default=None)
+
     # --- operators
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
-        existed: dict[DeliveryKey, Delivery] = {}
         by_message = attrgetter("message_id")
-        for message_id, some in groupby(sorted(keys, key=by_message), key=by_message):
+        ours = [key for key in keys if not is_row(key.message_id)]
+        existed = await self._spool.update(ours, change) if ours else {}
+        theirs = sorted((key for key in keys if is_row(key.message_id)), key=by_message)
+        for message_id, some in groupby(theirs, key=by_message):
             number = row_of(message_id)
             self.claims.changing.add(number)
             try:
                 row = self.claims.rows.get(message_id) or await self.reader.lock(number, self.keeper.session)
                 if row is not None:
                     existed |= self._change(row, list(some), change)
-                    await self._written(self._store(row, self._around.clock.now()))
+                    await self.claims.writer.store(row.write(self._around.clock.now(), self._around.redact))
             except BadRowError:
                 # The next claim writes the error into the row.
                 self.claims.doubt()
             finally:
                 self.claims.changing.discard(number)
-        # A row that is due again is back in the table.
-        self.claims.look()
+        if theirs:
+            self.claims.look()  # a row that is due again is back in the table
         return existed
 
     def _change(
@@ -473,23 +321,22 @@ class OutboxStore:
                 row.postpone(new, self._around.redact)
         return existed
 
-    async def _written(self, write: RowWrite) -> None:
-        waiter = self._waiters.setdefault((write.id, write.token), asyncio.get_running_loop().create_future())
-        await asyncio.shield(waiter)
-
 
 NAME_FILE = "outbox-{:02d}.name"
 
 
 def build_outbox(
-    spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxContext
+    spool: Store, settings: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxContext
 ) -> OutboxStore:
-    """Return the outbox of worker `index`. Raises StoreOpenError if a secret cannot be read."""
+    """Return the store of worker `index` with its outbox. Raises StoreOpenError if a secret cannot be
+    read.
+    """
     load_driver()
     outbox = around.settings
-    name = _locked_name(spool.path.parent / NAME_FILE.format(index))
+    name = _locked_name(settings.path.parent / NAME_FILE.format(index))
     mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
-    return OutboxStore(OutboxKeeper(access_of(outbox, environment), name, around), mailboxes)
+    keeper = OutboxKeeper(access_of(outbox, environment), name, around)
+    return OutboxStore(spool, keeper, mailboxes, counts_rows=index == 0)
 
 
 def _locked_name(path: Path) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MailQueue(NamedTuple):
-    """The queue of one worker. `store` combines the spool and the outbox. Closing it closes both."""
+    """The queue of one worker. `store` is the outbox, if there is one, which closes the spool too."""
 
     store: Store
     spool: Store
@@ -45,7 +45,6 @@ async def open_queue(
         return MailQueue(spool, spool)
     try:
         # The driver of the outbox is an optional dependency.
-        from zonerelay.outbox.joined import JoinedStore  # noqa: PLC0415
         from zonerelay.outbox.keeper import OutboxContext  # noqa: PLC0415
         from zonerelay.outbox.store import build_outbox  # noqa: PLC0415
 
@@ -58,11 +57,11 @@ async def open_queue(
             on_news=notify,
             on_lost=around.on_lost,
         )
-        outbox = build_outbox(settings.spool, index, context.environment, outbox_around)
+        outbox = build_outbox(spool, settings.spool, index, context.environment, outbox_around)
     except BaseException:
         await spool.close()
         raise
-    return MailQueue(JoinedStore(spool, outbox, counts=index == 0), spool, outbox)
+    return MailQueue(outbox, spool, outbox)
 
 
 def number_of(settings: Settings, index: int, store: Store) -> int:

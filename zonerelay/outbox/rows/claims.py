@@ -32,7 +32,7 @@ from zonerelay.model.queue_name import MAILBOXES, QueueName, mailbox_zone, queue
 from zonerelay.outbox.drafts import BadRowError, RowContent
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.row import Row, RowWrite, keys_of, put_off, read_row, refused
+from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, put_off, read_row, refused
 from zonerelay.process.tasks import Alarm, cancel_all
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
 from zonerelay.store.postgres.driver import Columns, StatementRejectedError, TransactionConflictError
@@ -146,6 +146,7 @@ class OutboxWriter:
         self._events = keeper.around.events
         self._written = written
         self._waiting: dict[tuple[int, str], RowWrite] = {}
+        self._ends: dict[tuple[int, str], asyncio.Future[None]] = {}
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -161,6 +162,12 @@ class OutboxWriter:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    async def store(self, write: RowWrite) -> None:
+        """Queue a write, and wait until it is stored or its claim was lost."""
+        self.put(write)
+        end = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._ends.setdefault((write.id, write.token), end))
+
     def has(self, row: int, token: str) -> bool:
         """Return whether a write of this claim is pending."""
         return (row, token) in self._waiting
@@ -172,9 +179,7 @@ class OutboxWriter:
 
     def forget(self) -> None:
         """Drop all writes, because every claim was lost."""
-        for write in self._waiting.values():
-            self._written(write, False)
-        self._waiting.clear()
+        self._done(list(self._waiting.values()), set())
         self._idle.set()
 
     async def close(self, timeout: float) -> None:
@@ -238,6 +243,8 @@ class OutboxWriter:
             key = write.id, write.token
             if self._waiting.get(key) is write:
                 del self._waiting[key]
+            if (end := self._ends.pop(key, None)) is not None and not end.done():
+                end.set_result(None)
             self._written(write, write.id in kept)
 
 
@@ -324,33 +331,35 @@ class ClaimWindow:
 
 
 class OutboxClaims:
-    """Claims rows and holds the claims. The writer stores the state of rows that are not admitted.
-    `superseded` is called with a row that was queued again while this relay had it.
+    """Claims rows, and holds the claims and the deliveries that can be attempted. `forget` is called with the
+    message id of each row that this relay no longer has.
     """
 
     def __init__(
-        self,
-        keeper: OutboxKeeper,
-        mailboxes: Mailboxes,
-        writer: OutboxWriter,
-        superseded: Callable[[Row], None],
+        self, keeper: OutboxKeeper, mailboxes: Mailboxes, forget: Callable[[MessageId], None]
     ) -> None:
         self.rows: dict[MessageId, Row] = {}
         self.changing: set[int] = set()
         """Rows that an operator's request changes now, claimed or not."""
         self.claimed = 0
+        self.writer = OutboxWriter(keeper, self._written)
         self._keeper = keeper
         self._mailboxes = mailboxes
-        self._writer = writer
-        self._superseded = superseded
+        self._forget = forget
         self._statements = keeper.statements
         self._around = keeper.around
         self._ready: defaultdict[QueueName, ReadyMail] = defaultdict(ReadyMail)
+        # Deliveries of lost rows whose attempts have not ended.
+        self._lost: set[DeliveryKey] = set()
         self._window = ClaimWindow()
         self._turn_of_due = False
         self._in_doubt = False
         self._wanted = asyncio.Event()
         self._alarm = Alarm(asyncio.get_running_loop().time, self.look)
+        keeper.heard = self.look
+        keeper.paused = self._paused
+        keeper.resumed = self._resumed
+        keeper.regained = self._tell_all
 
     # --- the claimer
 
@@ -363,7 +372,7 @@ class OutboxClaims:
         self._in_doubt = True
         self.look()
 
-    def due_in(self, seconds: float) -> None:
+    def _due_in(self, seconds: float) -> None:
         """Schedule a search in `seconds`, when a released row becomes due."""
         if seconds < self._around.settings.poll_interval:
             # Slightly later, because the database's clock decides whether a row is due.
@@ -407,7 +416,7 @@ class OutboxClaims:
     def _is_known(self, row: int, token: str) -> bool:
         known = self.rows.get(row_id(row)) if 0 <= row <= MAX_ROW else None
         is_claimed = known is not None and known.token == token
-        return is_claimed or row in self.changing or self._writer.has(row, token)
+        return is_claimed or row in self.changing or self.writer.has(row, token)
 
     async def _claim_all(self) -> None:
         while limit := self._window.room():
@@ -420,7 +429,7 @@ class OutboxClaims:
             return
         ahead = await self._keeper.fetch(self._statements.next_due)
         if ahead:
-            self.due_in(max(ahead[0][0], 0.0))
+            self._due_in(max(ahead[0][0], 0.0))
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
         full = list(map(str, self._window.full()))
@@ -443,40 +452,41 @@ class OutboxClaims:
     # --- rows added and removed
 
     def _admitted(self, columns: Columns) -> QueueName | None:
-        try:
-            return self._admit(columns)
-        except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
-            self._around.events.error("outbox.claim", error)
-            self._writer.put(put_off(columns, "waits: temporary trouble in this relay"))
-            return None
-
-    def _admit(self, columns: Columns) -> QueueName | None:
-        """Add the deliveries of a claimed row. Return its queue, or `None` if the row was not admitted and
-        its new state was queued for writing.
+        """Add the deliveries of a claimed row. Return its queue, or `None` if the row has no delivery for now
+        and its new state was queued for writing.
         """
         try:
             mailbox = self._mailbox_of(columns)
             row = read_row(columns, self._around.settings.zone, mailbox)
             if mailbox is None and row.zone not in self._around.known_zones():
                 raise BadRowError("no zone with this name is configured")
+            if mailbox is None or not (problem := mailbox.problem()):
+                return self._admit(row)
+            self.writer.put(put_off(columns, f"waits: {problem}"))
         except BadRowError as error:
-            self._around.events.row_refused(columns[0], str(error))
-            self._writer.put(refused(columns[0], columns[1], columns[4], str(error)))
-            return None
-        if mailbox is not None and (problem := mailbox.problem()):
-            self._writer.put(put_off(columns, f"waits: {problem}"))
-            return None
+            self._refused(columns[0], columns[1], columns[4], str(error))
+        except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
+            self._around.events.error("outbox.claim", error)
+            self.writer.put(put_off(columns, "waits: temporary trouble in this relay"))
+        return None
+
+    def _admit(self, row: Row) -> QueueName | None:
         if (before := self.rows.get(row.message_id)) is not None:
-            self._superseded(before)
+            self.lose([before])  # it was queued again while this relay had it
         self.rows[row.message_id] = row
         self._window.add(row.queue)
         deliveries = row.take_due(self._around.clock.now())
         if not deliveries:
-            self.finished(row)
-            self._writer.put(row.write(self._around.clock.now(), self._around.redact))
+            self._finished(row)
+            self.writer.put(row.write(self._around.clock.now(), self._around.redact))
             return None
         for delivery in deliveries:
-            self._ready[row.queue].add(delivery.key, delivery)
+            if delivery.key in self._lost:
+                # An attempt of an earlier claim has not ended. It counts again, because another attempt would
+                # be a duplicate.
+                self._lost.discard(delivery.key)
+            else:
+                self._ready[row.queue].add(delivery.key, delivery)
         return row.queue
 
     def _mailbox_of(self, columns: Columns) -> Mailbox | None:
@@ -487,24 +497,76 @@ class OutboxClaims:
             raise BadRowError("no mailbox has this mailbox_id")
         return mailbox
 
-    def finished(self, row: Row) -> None:
+    def refuse(self, row: Row, problem: str) -> None:
+        """Fail a claimed row that has proved to be invalid."""
+        for key in keys_of(row):
+            self.withdraw(key)
+        row.out.clear()
+        self._refused(row.id, row.token, row.attempts, problem)
+
+    def _refused(self, row: int, token: str, attempts: int, problem: str) -> None:
+        self._around.events.row_refused(row, problem)
+        self.writer.put(refused(row, token, attempts, problem))
+
+    def _written(self, write: RowWrite, kept: bool) -> None:
+        """Process a completed write. `kept` is false if another relay has the row."""
+        row = self.rows.get(row_id(write.id))
+        if row is not None and row.token == write.token:
+            if not kept:
+                self.lose([row])
+            elif write.status != PROCESSING:
+                self._finished(row)
+                if write.status == QUEUED:
+                    self._due_in(write.delay or 0.0)
+        if kept and write.status != PROCESSING:
+            self._around.events.metrics.outbox_finished.add((write.status,))
+
+    def _finished(self, row: Row) -> None:
         """Forget a row whose last attempt has ended."""
-        if self.rows.pop(row.message_id, None) is None:
-            return
+        del self.rows[row.message_id]
+        self._forget(row.message_id)
         if self._window.remove(row.queue):
             self.look()
         if row.queue not in self._window:
             self._ready.pop(row.queue, None)
 
-    def lose(self) -> list[DeliveryKey]:
-        """Forget all claims because they were lost. Return the keys of the deliveries that were being
-        attempted.
-        """
-        keys = [key for row in self.rows.values() for key in keys_of(row)]
-        self.rows.clear()
-        self._ready.clear()
-        self._window.clear()
-        return keys
+    def lose(self, rows: Collection[Row]) -> None:
+        """Forget rows that other relays have claimed, or that were changed manually."""
+        rows = [row for row in rows if self.rows.get(row.message_id) is row]
+        attempted = self._attempted(rows)
+        for row in rows:
+            for key in keys_of(row):
+                self.withdraw(key)
+            self._finished(row)
+        self._lost.update(attempted)
+        if attempted:
+            self._around.on_lost(attempted)
+
+    def is_lost(self, message_id: MessageId) -> bool:
+        """Return whether another relay may be sending the message that this relay had claimed."""
+        if message_id in self.rows and not self._keeper.holds_lease:
+            return True
+        return any(key.message_id == message_id for key in self._lost)
+
+    # --- failures of the database
+
+    def _paused(self) -> None:
+        """Start no new attempts. The claims stay with this relay until the lease ends."""
+        if attempted := self._attempted(self.rows.values()):
+            self._around.on_lost(attempted)
+
+    def _resumed(self, kept: bool) -> None:
+        if kept:
+            self.writer.go_on()
+            self.doubt()
+            self._tell_all()
+        else:
+            self.lose(list(self.rows.values()))
+            self.writer.forget()
+
+    def _tell_all(self) -> None:
+        for queue in self._window.queues:
+            self._around.on_news(queue)
 
     # --- ready deliveries
 
@@ -521,27 +583,29 @@ class OutboxClaims:
         ready = self._ready.get(queue)
         if ready is None or since is not None or not self._keeper.may_begin:
             return []
-        found = ready.take(
+        return ready.take(
             limit,
             self._around.clock.now(),
             lambda each: each.domain not in skip_domains if domain is None else each.domain == domain,
         )
-        return [each for each in found if self._is_ours(each.key)]
+
+    def _attempted(self, rows: Iterable[Row]) -> list[DeliveryKey]:
+        """Return the deliveries that were taken and are neither given back nor settled."""
+        return [key for row in rows for key in keys_of(row) if key not in self._ready[row.queue]]
+
+    def settled(self, key: DeliveryKey) -> Row | None:
+        """Return the claimed row of a delivery whose attempt has ended, or `None` if the row was lost."""
+        row = self.rows.get(key.message_id)
+        if row is not None and key.recipient in row.out:
+            return row
+        self._lost.discard(key)
+        return None
 
     def give_back(self, key: DeliveryKey) -> None:
-        if self._is_ours(key):
-            row = self.rows[key.message_id]
+        if (row := self.settled(key)) is not None:
             self._ready[key.queue].add(key, row.delivery(key.recipient, due=True))
 
     def withdraw(self, key: DeliveryKey) -> None:
-        """Remove a delivery, because an operator has changed it."""
+        """Remove a delivery, because an operator has changed it, or its row has left."""
         if key.queue in self._ready:
             self._ready[key.queue].remove(key)
-
-    def _is_ours(self, key: DeliveryKey) -> bool:
-        row = self.rows.get(key.message_id)
-        return row is not None and key.recipient in row.out
-
-    def tell_all(self) -> None:
-        for queue in self._window.queues:
-            self._around.on_news(queue)
