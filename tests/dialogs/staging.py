@@ -196,9 +196,10 @@ def _values(steps: Sequence[Step], kind: str, table: type) -> dict[str, object]:
 
 def _read(table: str, values: Mapping[str, object]) -> Settings:
     """As the configuration's loader does, but numbers may be as small as a transcript wants them."""
-    report = Report({})
+    report = Report()
     given = {name: value for name, value in values.items() if name not in _numbers(values)}
-    settings = settings_in({table: [given] if table in REPEATED else given}, report)
+    report.document = {table: [given] if table in REPEATED else given}
+    settings = settings_in(report)
     report.raise_problems()
     return settings
 

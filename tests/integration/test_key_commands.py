@@ -134,9 +134,6 @@ def test_a_machine_without_a_full_name_is_called_localhost(
     ("line", "status", "words"),
     [
         (["--name", "no name"], 2, "not a domain name"),
-        (["--certificate", "a.pem"], 2, "must be given together"),
-        (["--certificate", "a.pem", "--key", "a.pem"], 2, "the same file"),
-        (["--certificate", "a.pem", "--key", "b.pem", "--out", "."], 2, "--out names the files"),
         (["--name", "a.example", "--out", "/dev/null/x"], 1, "cannot be written"),
     ],
 )
@@ -145,12 +142,6 @@ def test_mistakes_are_told_in_words(
 ) -> None:
     assert main([*COMMAND, *line]) == status
     assert words in capsys.readouterr().err
-
-
-def test_both_files_can_be_named(tmp_path: Path) -> None:
-    line = ["--certificate", "deep/c.pem", "--key", "k.pem", "--name", "mail.example.org"]
-    assert main([*COMMAND, *line]) == 0
-    read_pair(tmp_path / "deep/c.pem", tmp_path / "k.pem")
 
 
 # ---- zonerelay dkim: keys that sign, and records that fit them -------------------------------------

@@ -466,7 +466,7 @@ async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
     repair_disk()
     found.said, found.repeats = [*done.lost], [*done.repeats]
     found.before, found.after, found.salvaged = done.before, done.after, sorted(bodies)
-    kept = database_of(Path(done.kept))
+    kept = database_of(Path(*done.kept))
     found.kept_differs = sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name))
     findings = Findings()
     check_leveldb(path, CheckOptions(path.parent / "scratch", findings, lambda done, total: None))

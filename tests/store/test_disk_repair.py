@@ -92,11 +92,11 @@ async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, nam
     _, findings = await checked(queue, tmp_path)
     assert findings.counts == found
     looked, _ = await repaired(queue, carry_out=False)
-    assert (looked.kept, looked.salvaged) == ("", len(aside))
+    assert (looked.kept, looked.salvaged) == ([], len(aside))
     assert state(queue) == before
     done, found_aside = await repaired(queue)
     salvaged = {int(each, 16): found for each, found in found_aside.items()}
-    assert msgspec.structs.replace(done, kept="") == looked
+    assert msgspec.structs.replace(done, kept=[]) == looked
     assert salvaged.keys() == aside
     assert len(done.lost) == len(aside) + len(lost)
     for number in aside:

@@ -345,9 +345,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .json(),
         Command("cert self-signed", "setup.keys:self_signed", "Create a self-signed certificate")
         .value("--name", "NAME", "Name or address, repeatable (default: the hostname)", action="append")
-        .value("--out", "DIR", "Directory for NAME.pem and NAME.key (default: this one)", Path)
-        .value("--certificate", "FILE", "File of the certificate, instead of --out", Path)
-        .value("--key", "FILE", "File of the key, instead of --out", Path)
+        .value("--out", "DIR", "Directory for NAME.pem and NAME.key (default: .)", Path, default=Path())
         .value("--days", "N", "Days of validity (default: %(default)s)", _number(1, MAX_DAYS), default=DAYS)
         .flag("--force", "Replace existing files")
         .json(),

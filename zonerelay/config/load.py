@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from zonerelay.config import checks
-from zonerelay.config.files import FOLDER, JoinedFiles, files_of, written
+from zonerelay.config.files import FOLDER, files_of, written
 from zonerelay.config.options import convert
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import options_of
@@ -51,18 +51,16 @@ def read(path: Path) -> tuple[Settings, Report]:
     """Return the settings, and the report with the line numbers for further checks. Raise ConfigError on
     failure.
     """
-    settings, report = _checked(_joined(path))
-    report.raise_problems()
-    return settings, report
+    report = _joined(path)
+    return _valid(report), report
 
 
 def read_copy(path: Path) -> tuple[bytes, Settings]:
     """Return one document with the content of all files, and the settings. Raise ConfigError on failure."""
     data = _read(path)
-    joined = _joined(path, data)
-    settings, report = _checked(joined)
-    report.raise_problems()
-    return data[path] if len(data) == 1 else written(joined.document).encode(), settings
+    report = _joined(path, data)
+    settings = _valid(report)
+    return data[path] if len(data) == 1 else written(report.document).encode(), settings
 
 
 class PartialSettings(msgspec.Struct, frozen=True):
@@ -83,10 +81,12 @@ def load_partial(path: Path) -> PartialSettings:
     most while the file is being corrected, so no problem in it stops them.
     """
     try:
-        settings, report = _checked(_joined(path))
+        report = _joined(path)
     except ConfigError as error:
-        places = _scanned(path)
-        return PartialSettings(settings_in(dict(places), Report({})), error.problems, None, bool(places))
+        scanned = Report()
+        scanned.document |= _scanned(path)
+        return PartialSettings(settings_in(scanned), error.problems, None, bool(scanned.document))
+    settings = _checked(report)
     wrong = frozenset(str(each[0]) for each in report.wrong)
     known = {*TABLES, *options_of(Settings)} - {"spool", "admin"}
     given = ("admin", "socket") if settings.admin.socket else ("spool", "path")
@@ -94,40 +94,43 @@ def load_partial(path: Path) -> PartialSettings:
     return PartialSettings(settings, report.problems, wrong, is_sure)
 
 
-_PLACES = {"spool": ("path",), "admin": ("socket",), "log": ("redact_key_file",), "history": ("addresses",)}
-_HEADER = re.compile(r"\s*\[+\s*([\w-]+)")
-_PLACE = re.compile(r"""\s*(?:(\w+)\s*\.\s*)?(\w+)\s*=\s*(?:"([^"\\]*)"|'([^']*)')""")
+_PLACES = (("spool", "path"), ("admin", "socket"), ("log", "redact_key_file"), ("history", "addresses"))
 
 
-def _scanned(path: Path) -> dict[str, dict[str, object]]:
+def _scanned(path: Path) -> dict[str, object]:
     """Read the paths of the keys in the files line by line, ignoring everything else."""
-    document: dict[str, dict[str, object]] = {}
+    places: dict[str, dict[str, str]] = {}
     try:
         texts = [each.read_bytes().decode("utf-8-sig", "replace") for each in files_of(path)]
     except OSError:
-        return document
+        return {}
     for text in texts:
         table = ""
         for line in text.splitlines():
-            if header := _HEADER.match(line):
-                table = header[1]
-            elif found := _PLACE.match(line):
-                name, key = found[1] or table, found[2]
-                if key in _PLACES.get(name, ()):
-                    document.setdefault(name, {})[key] = found[3] if found[3] is not None else found[4]
-    return document
+            try:
+                found = tomllib.loads(line)
+            except (ValueError, RecursionError):
+                continue  # a part of a value, or a mistake
+            if line.lstrip().startswith("["):
+                table = next(iter(found))
+                continue
+            for name, key in _PLACES:
+                values = found if name == table else {} if table else found.get(name)
+                if isinstance(values, dict) and isinstance(values.get(key), str):
+                    places.setdefault(name, {})[key] = values[key]
+    return dict(places)
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:
     """Return the settings in a TOML document. `source` names it in errors if it is not TOML."""
-    settings, report = _checked(_parsed(text, source))
-    report.raise_problems()
-    return settings
+    return _valid(_parsed(text, source))
 
 
 def refused_in(text: str) -> frozenset[KeyPath]:
     """Return the paths in a TOML document that the checks refuse. Raise ConfigError if it is not TOML."""
-    return frozenset(_checked(_parsed(text, "configuration"))[1].wrong)
+    report = _parsed(text, "configuration")
+    _checked(report)
+    return frozenset(report.wrong)
 
 
 def _read(path: Path) -> dict[Path, bytes]:
@@ -138,9 +141,9 @@ def _read(path: Path) -> dict[Path, bytes]:
         raise ConfigError([ConfigProblem(file, f"cannot be read: {error.strerror}")]) from error
 
 
-def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> JoinedFiles:
+def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> Report:
     data = _read(path) if data is None else data
-    joined = JoinedFiles()
+    report = Report()
     for each, content in data.items():
         name = "" if len(data) == 1 else each.name if each is path else f"{FOLDER}/{each.name}"
         try:
@@ -148,11 +151,11 @@ def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> JoinedFiles
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             raise ConfigError([ConfigProblem(str(each), "is not UTF-8, as TOML requires", line)]) from error
-        _parsed(text, str(each), joined, name)
-    return joined
+        _parsed(text, str(each), report, name)
+    return report
 
 
-def _parsed(text: str, source: str, joined: JoinedFiles | None = None, name: str = "") -> JoinedFiles:
+def _parsed(text: str, source: str, report: Report | None = None, name: str = "") -> Report:
     """Parse a file and add it to those before it. Raise ConfigError if it is not TOML."""
     try:
         document = tomllib.loads(text)
@@ -161,15 +164,19 @@ def _parsed(text: str, source: str, joined: JoinedFiles | None = None, name: str
         raise ConfigError([_syntax_problem(str(error), text, source)]) from error
     except RecursionError as error:
         raise ConfigError([ConfigProblem(source, "lists or tables are nested too deeply", 1)]) from error
-    joined = joined or JoinedFiles()
-    joined.add(document, lines, name)
-    return joined
+    report = report or Report()
+    report.add(document, lines, name)
+    return report
 
 
-def _checked(joined: JoinedFiles) -> tuple[Settings, Report]:
-    report = joined.report()
-    settings = checks.check(settings_in(joined.document, report), report)
-    return settings, report
+def _checked(report: Report) -> Settings:
+    return checks.check(settings_in(report), report)
+
+
+def _valid(report: Report) -> Settings:
+    settings = _checked(report)
+    report.raise_problems()
+    return settings
 
 
 def _syntax_problem(message: str, text: str, source: str) -> ConfigProblem:
@@ -187,7 +194,9 @@ def _syntax_problem(message: str, text: str, source: str) -> ConfigProblem:
     return ConfigProblem(source, f"is not valid TOML: {what[0].lower()}{what[1:]}", line)
 
 
-def settings_in(document: dict[str, object], report: Report) -> Settings:
+def settings_in(report: Report) -> Settings:
+    """Return the settings in the document of the report, which gets the problems."""
+    document = report.document
     tables: dict[str, Any] = {
         name: (_repeated if name in REPEATED else _single)(name, document[name], report)
         for name in TABLES

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeGuard, TypeVar
 
 import msgspec
 
@@ -131,15 +131,42 @@ class ConfigError(Exception):
 
 
 class Report:
-    """Collects the problems of a configuration. A path with a problem is invalid, and so are the paths above
-    and below it.
+    """A TOML document, joined from one or several files, with the file and the line of each key, and the
+    problems in it. A path with a problem is invalid, and so are the paths above and below it.
     """
 
-    def __init__(self, lines: Mapping[KeyPath, int], files: Mapping[KeyPath, str] | None = None) -> None:
-        """Start with an empty list. `files` has the file of each key, if there are several files."""
-        self._lines = lines
-        self._files = files or {}
+    def __init__(self, lines: Mapping[KeyPath, int] | None = None) -> None:
+        self.document: dict[str, object] = {}
+        self._lines = dict(lines or {})
+        self._files: dict[KeyPath, str] = {}
         self._problems: dict[KeyPath, ConfigProblem] = {}
+
+    def add(self, document: Mapping[str, object], lines: Mapping[KeyPath, int], file: str) -> None:
+        """Add the content of a file: repeated tables are joined, and values that are given twice are
+        refused. `file` is its name in problems, or "" if there is only one file.
+        """
+        twice: set[KeyPath] = set()
+        moved: dict[str | int, int] = {}
+        for key, value in document.items():
+            there = self.document.setdefault(key, value)
+            if there is value:
+                continue
+            if isinstance(there, dict) and isinstance(value, dict):
+                twice |= {(key, name) for name in there.keys() & value.keys()}
+                self.document[key] = {**value, **there}
+            elif are_tables(there) and are_tables(value):
+                moved[key] = len(there)
+                self.document[key] = [*there, *value]
+            else:
+                twice.add((key,))
+        for path, line in lines.items():
+            first, *rest = path
+            if rest and first in moved:
+                rest[0] = int(rest[0]) + moved[first]
+            self._lines.setdefault((first, *rest), line)
+            self._files.setdefault((first, *rest), file)
+        for path in twice:
+            self.refuse(path, f"is given again in {place(lines.get(path, 1), file)}")
 
     def refuse(self, path: KeyPath, text: str) -> None:
         """Record a problem. Only the first problem of a key is kept."""
@@ -191,6 +218,10 @@ class Report:
     def raise_problems(self) -> None:
         if self._problems:
             raise ConfigError(self.problems)
+
+
+def are_tables(value: object) -> TypeGuard[list[dict[str, object]]]:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def below(path: KeyPath, key: str | KeyPath) -> KeyPath:

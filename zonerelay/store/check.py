@@ -153,7 +153,7 @@ class RepairResult(msgspec.Struct, kw_only=True):
     the repaired one. `lost` describes what could not be saved, a line each, and `more_lost` counts the lines
     beyond a thousand. `repeats` has a line for each message with deliveries in the repaired spool that may
     have left the damaged one. `noted` describes damage without a loss. `salvaged` counts the messages in the
-    salvage directory. `kept` is the path of the old spool, or "" if nothing was changed.
+    salvage directory. `kept` has the path of the old spool, unless nothing was changed.
     """
 
     before: int = 0
@@ -163,7 +163,7 @@ class RepairResult(msgspec.Struct, kw_only=True):
     repeats: list[str] = []
     noted: list[str] = []
     salvaged: int = 0
-    kept: str = ""
+    kept: list[str] = []
 
 
 _END = 1 << 64
@@ -358,7 +358,7 @@ class RecordRepair:
         result = self._result
         result.before += deliveries
         result.after += deliveries
-        result.kept = "" if self._file is None else str(self._kept)
+        result.kept = [] if self._file is None else [str(self._kept)]
         return result
 
 

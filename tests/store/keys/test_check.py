@@ -134,14 +134,14 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(filled: Queue) ->
         await filled.change(change)
     looked, none = await filled.repaired(carry_out=False)
     done, salvaged = await filled.repaired()
-    assert (none, looked.kept, (done.before, done.after)) == ({}, "", (10, 6))
+    assert (none, looked.kept, (done.before, done.after)) == ({}, [], (10, 6))
     one, body = salvaged[ONE.decode()]
     assert (one.is_whole, len(body)) == (False, CHUNK_SIZE + 5)
     two, body = salvaged[message_id(2)]
     assert (two.is_whole, two.unknown, body) == (True, ("c@one.example",), b"")
     four, body = salvaged[FOUR.decode()]
     assert (four.is_whole, four.unknown, body) == (True, ("e9@late.example",), b"Subject: four\r\n\r\n")
-    kept = [json.loads(line)["where"] for line in Path(done.kept).read_text().splitlines()]
+    kept = [json.loads(line)["where"] for line in Path(*done.kept).read_text().splitlines()]
     assert {ONE.decode(), message_id(2), FOUR.decode()} <= {each.split()[-2] for each in kept}
     store = await filled.store()
     claimed = await store.claim(queue_of("default"), 10, now=NOW)

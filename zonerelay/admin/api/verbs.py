@@ -339,8 +339,8 @@ async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, obje
             case "defaults":
                 return toml_text.defaults()
             case "changed":
-                return toml_text.changed(settings, Report({}))
-        return toml_text.effective(settings, Report({}))
+                return toml_text.changed(settings, Report())
+        return toml_text.effective(settings, Report())
 
     return tomllib.loads(await OPERATORS.run(document))
 

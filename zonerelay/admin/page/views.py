@@ -226,7 +226,7 @@ async def configuration(visitor: PageRequest) -> web.StreamResponse:
     changed = bool(visitor.given("changed"))
     shown = toml_text.changed if changed else toml_text.effective
     # Without the file's lines, every value would be marked as derived.
-    text = await OPERATORS.run(shown, visitor.operators.settings(), Report({}))
+    text = await OPERATORS.run(shown, visitor.operators.settings(), Report())
     text = text.replace(f"  # {toml_text.DERIVED}", "")
     return await visitor.page("configuration.html", text=text, changed=changed)
 

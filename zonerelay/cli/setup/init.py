@@ -17,8 +17,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.cli.relay import DEFAULT_SPOOL
-from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -52,6 +52,24 @@ def init(arguments: Namespace) -> int:
         write_new(path, text.encode(), 0o644)
     print(_instructions(files, program, config, user, None if machine else directory))
     return OK
+
+
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write a file atomically: a reader sees the old file or the new one. Create missing directories.
+
+    Raise CliError if the file cannot be written.
+    """
+    try:
+        durable.make_directory(path.parent, mode=0o755)
+        durable.write(path, content, mode=mode)
+    except OSError as error:
+        raise CliError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def refuse_existing(*paths: Path, hint: str) -> None:
+    for path in paths:
+        if path.is_symlink() or path.exists():
+            raise CliError(f"{path} already exists: {hint}")
 
 
 def configuration(spool: Path | None) -> str:

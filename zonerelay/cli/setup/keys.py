@@ -31,7 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.relay import config_path, load_settings
-from zonerelay.cli.setup.new_files import refuse_existing, write_new
+from zonerelay.cli.setup.init import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.load import ConfigError, load
@@ -61,7 +61,8 @@ def self_signed(arguments: Namespace) -> int:
         # a machine without a full name reaches itself under both
         given = ["localhost", name] if name.startswith("[") else [name]
     names = [_name(name) for name in given]
-    paths = _paths(arguments, written(names[0]))
+    stem = arguments.out.absolute() / written(names[0]).replace("*", "wildcard").replace(":", "-")
+    paths = Path(f"{stem}.pem"), Path(f"{stem}.key")
     if not arguments.force:
         refuse_existing(*paths, hint="--force replaces it")
     issued = issue(names, datetime.datetime.now(datetime.UTC), days=arguments.days)
@@ -103,22 +104,6 @@ def _settings(config: Path | None) -> Settings:
     except CliError:
         pass  # there is no file yet, as at a first start
     return Settings()
-
-
-def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
-    """Return the paths of the certificate and the key."""
-    certificate, key = arguments.certificate, arguments.key
-    if (certificate is None) != (key is None):
-        raise CliError("--certificate and --key must be given together", USAGE)
-    if certificate is not None:
-        if arguments.out is not None:
-            raise CliError("--out names the files; use either --out, or --certificate and --key", USAGE)
-        if certificate.absolute() == key.absolute():
-            raise CliError("--certificate and --key are the same file; use separate files", USAGE)
-        return certificate.absolute(), key.absolute()
-    stem = name.replace("*", "wildcard").replace(":", "-")
-    directory = (arguments.out or Path()).absolute()
-    return directory / f"{stem}.pem", directory / f"{stem}.key"
 
 
 def _print_text(issued: IssuedCertificate, names: list[Name], paths: tuple[Path, Path]) -> None:

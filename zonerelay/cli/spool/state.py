@@ -178,21 +178,11 @@ def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Cell]]:
 # --- repair -------------------------------------------------------------------------------------------------
 
 
-class RepairReport(msgspec.Struct, kw_only=True):
-    """The result of `spool repair`. If `done` is false, it lists what would be done. Deliveries are counted
-    over all spools.
-    """
+class RepairReport(checks.RepairResult, kw_only=True):
+    """The result of `spool repair`, for all spools. If `done` is false, it lists what would be done."""
 
     done: bool
-    before: int
-    after: int
-    salvaged: int
     salvage: str
-    kept: list[str]
-    lost: list[str]
-    more_lost: int
-    repeats: list[str]
-    noted: list[str]
 
 
 def repair(arguments: Namespace) -> int:
@@ -203,18 +193,10 @@ def repair(arguments: Namespace) -> int:
     with stopped(settings), output.without_log():
         done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
         give_to_owner(settings.spool, [salvage])
-    report = RepairReport(
-        done=carry_out,
-        before=sum(each.before for each in done),
-        after=sum(each.after for each in done),
-        salvaged=sum(each.salvaged for each in done),
-        salvage=str(salvage) if carry_out and salvage.exists() else "",
-        kept=[each.kept for each in done if each.kept],
-        lost=[line for each in done for line in each.lost],
-        more_lost=sum(each.more_lost for each in done),
-        repeats=[line for each in done for line in each.repeats],
-        noted=[line for each in done for line in each.noted],
-    )
+    report = RepairReport(done=carry_out, salvage=str(salvage) if carry_out and salvage.exists() else "")
+    for each in done:
+        for name in each.__struct_fields__:
+            setattr(report, name, getattr(report, name) + getattr(each, name))
     output.print_one(report, _print_repair, as_json=arguments.json)
     return FAILED if report.lost or report.more_lost else OK
 

@@ -254,20 +254,13 @@ class ListenerSettings:
 
 def _open_to_all(networks: Iterable[Network]) -> str:
     """Return the networks that are too wide for one owner, after merging adjacent ones, or ""."""
-    ipv4: list[ipaddress.IPv4Network] = []
-    ipv6: list[ipaddress.IPv6Network] = []
-    for network in networks:
-        if isinstance(network, ipaddress.IPv4Network):
-            ipv4.append(network)
-        else:
-            ipv6.append(network)
-    wide4 = [net for net in ipaddress.collapse_addresses(ipv4) if net.prefixlen <= _OPEN_IPV4_PREFIX]
-    wide6 = [
-        net
-        for net in ipaddress.collapse_addresses(ipv6)
-        if net.prefixlen <= _OPEN_IPV6_PREFIX and not any(net.subnet_of(local) for local in _LOCAL_IPV6)
-    ]
-    return in_words(map(str, (*wide4, *wide6))) if wide4 or wide6 else ""
+    listed = list(networks)
+    ipv4 = ipaddress.collapse_addresses(each for each in listed if isinstance(each, ipaddress.IPv4Network))
+    ipv6 = ipaddress.collapse_addresses(each for each in listed if isinstance(each, ipaddress.IPv6Network))
+    wide: list[Network] = [each for each in ipv4 if each.prefixlen <= _OPEN_IPV4_PREFIX]
+    far = (each for each in ipv6 if not any(map(each.subnet_of, _LOCAL_IPV6)))
+    wide += [each for each in far if each.prefixlen <= _OPEN_IPV6_PREFIX]
+    return in_words(map(str, wide)) if wide else ""
 
 
 def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Findings:

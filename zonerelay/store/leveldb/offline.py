@@ -83,8 +83,8 @@ def repair_leveldb(
                 shutil.rmtree(work, ignore_errors=True)
                 done = _prepare(spool, work, salvage, tell)
                 if not carry_out or not done.kept:
-                    return msgspec.structs.replace(done, kept="")
-                done = msgspec.structs.replace(done, kept=str(_keep(spool, home, work)))
+                    return msgspec.structs.replace(done, kept=[])
+                done = msgspec.structs.replace(done, kept=[str(_keep(spool, home, work))])
                 durable.sync_tree(work)  # the exchange deletes its source
                 durable.write(work / files.READY_NAME, msgspec.json.encode(done))
             finally:
@@ -137,7 +137,7 @@ def _prepare(spool: Path, work: Path, salvage: check.Salvage, tell: check.Tell) 
     finally:
         source.close()
         target.close()
-    return msgspec.structs.replace(done, lost=[*lost, *done.lost], noted=noted, kept="later")
+    return msgspec.structs.replace(done, lost=[*lost, *done.lost], noted=noted, kept=["later"])
 
 
 def _refuse_foreign(spool: Path, source: LevelDb) -> None:
