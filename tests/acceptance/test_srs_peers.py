@@ -17,7 +17,7 @@ from tests.support.debian import UnpackedPackage
 from tests.support.ports import LOOPBACK, free_ports, wait_until
 from zonerelay.config.settings import SrsSettings
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Mailbox
 
 DOMAIN = "srs.example.net"
 SECRET = "a secret of some length"

@@ -126,7 +126,7 @@ def make_listener() -> Any:
     from zonerelay.inbound.listen.listener import Listener
     from zonerelay.inbound.state.context import ListenerContext
     from zonerelay.model.clock import SystemClock
-    from zonerelay.model.message_id import MessageIdSource
+    from zonerelay.model.envelope import MessageIdSource
     from zonerelay.routing.zones.zones import ZoneChoice
     from zonerelay.telemetry.events.events import Events
     from zonerelay.telemetry.logs.redact import Redactor
@@ -329,8 +329,7 @@ async def by_smtp(worker: Any) -> None:
 
 async def by_submit(worker: Any) -> None:
     from zonerelay.inbound.cleanup.submit import Acceptance, Principal, SubmitCall, SubmittedEnvelope
-    from zonerelay.model.address import Mailbox
-    from zonerelay.model.envelope import Recipient
+    from zonerelay.model.envelope import Mailbox, Recipient
     from zonerelay.smtp.server.params import MailCommand
 
     envelope = SubmittedEnvelope(

@@ -27,7 +27,7 @@ from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import MessageIdSource
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.keys.partition import open_partition

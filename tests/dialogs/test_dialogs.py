@@ -70,7 +70,7 @@ import uvloop
 from tests.dialogs.staging import Step, client_context, load, staged
 from tests.support.inbound import House, RememberingStore, Stored, Talk
 from tests.support.waiting import until
-from zonerelay.model.address import path
+from zonerelay.model.envelope import path
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))

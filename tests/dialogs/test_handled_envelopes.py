@@ -28,8 +28,8 @@ from zonerelay.inbound.policy.api import WholeMessage
 from zonerelay.inbound.policy.runner import MAX_THREADS, PolicyRunner
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Mailbox
 
 BODY = b"Subject: x\r\n\r\n" + b"y" * 70 + b"\r\n"
 

@@ -23,11 +23,10 @@ from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import LiveStreams
 from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import Mailbox
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.queue.operator import operations

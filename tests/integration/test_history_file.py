@@ -21,13 +21,11 @@ from zonerelay.history import reader, writer
 from zonerelay.history.reader import Histories, Query, TooLongError, steps
 from zonerelay.history.writer import History
 from zonerelay.inbound.access.guard import WatchedFile
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.operations.errors import BusyError
 from zonerelay.operations.requests import HistoryFind
 from zonerelay.telemetry.events.events import Events

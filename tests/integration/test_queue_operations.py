@@ -18,7 +18,7 @@ from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, Zon
 from zonerelay.control.acts import OperatorActs
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall

@@ -33,8 +33,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.message.srs import Srs
-from zonerelay.model.address import Mailbox
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.store.contract import CHUNK_SIZE
 
 MESSAGE = (

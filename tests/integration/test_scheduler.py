@@ -23,9 +23,8 @@ from tests.support.queueing import (
 )
 from zonerelay.config.settings import InDoubtAction, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
-from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.operator.operations import MessageView, steps
 from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import settler as journal

@@ -30,8 +30,7 @@ from zonerelay.inbound.cleanup.submit import (
 )
 from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
 from zonerelay.inbound.refusal import Reason
-from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Recipient
+from zonerelay.model.envelope import Mailbox, Recipient
 from zonerelay.smtp.server.params import MailCommand
 
 HERE = Principal(protocol="TEST", address="127.0.0.1", helo="[127.0.0.1]")

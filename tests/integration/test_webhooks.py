@@ -24,7 +24,7 @@ from zonerelay.config.settings import WebhookAddresses, WebhookSettings
 from zonerelay.config.tables.store import webhook_keys
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.envelope import MessageId, MessageIdSource
 from zonerelay.model.queue_name import webhook_queue
 from zonerelay.store.contract import Change, ClaimLostError, OwnMessage
 from zonerelay.telemetry.logs.redact import Redactor

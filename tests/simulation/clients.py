@@ -19,8 +19,7 @@ from zonerelay.inbound.cleanup.submit import (
     SubmitOptions,
     SubmittedEnvelope,
 )
-from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Recipient
+from zonerelay.model.envelope import Mailbox, Recipient
 from zonerelay.smtp.server.params import MailCommand
 
 PATIENCE = 120.0

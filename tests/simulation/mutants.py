@@ -17,7 +17,7 @@ from unittest.mock import patch
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.reply import Outcome, Verdict
 from zonerelay.store.contract import ClaimLostError, OwnMessage
 
 _RELEASED = itertools.count()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin, Recipient
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store.contract import QueueStore
 from zonerelay.store.queue.body import split
 

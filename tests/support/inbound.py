@@ -20,8 +20,7 @@ from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, Shared
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import Envelope, Message, MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone, ZoneChoice, ZoneOf
 from zonerelay.store.contract import Companions, IdempotencyKey, OwnMessage, QueueStore, StoredKey, check_kept
 from zonerelay.telemetry.events.events import Events

@@ -14,11 +14,9 @@ from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.source import SourceSelection
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Envelope, Message, Recipient
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message, MessageId, Recipient
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch, MxHost, Route

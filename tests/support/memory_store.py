@@ -12,8 +12,7 @@ from itertools import chain, groupby, zip_longest
 
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Message, MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (

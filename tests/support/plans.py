@@ -10,8 +10,8 @@ from msgspec import structs
 from tests.support.queueing import DELIVERED, delivery, prove
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan

@@ -15,14 +15,11 @@ from msgspec import structs
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
-from zonerelay.model.message_id import MessageId, MessageIdSource
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, MessageIdSource, Notify, Recipient
 from zonerelay.model.queue_name import Priority, QueueName, queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.scheduler import Scheduler

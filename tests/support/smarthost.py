@@ -20,7 +20,7 @@ from tests.support.sink_conversation import Conversation, Manners
 from zonerelay.config.settings import CredentialSettings, ZoneSettings
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Outcome
 from zonerelay.routing.destinations.route import Route
 
 LOOPBACK = "127.0.0.1"

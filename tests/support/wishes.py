@@ -9,10 +9,8 @@ from email.message import EmailMessage
 from email.message import Message as ParsedMessage
 
 from tests.support.relay import Running
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Envelope, Notify, Recipient, Ret
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import BodyType, Envelope, Mailbox, MessageId, Notify, Recipient, Ret
 from zonerelay.model.queue_name import queue_of
 
 TEXT = b"From: app@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"

@@ -15,8 +15,7 @@ from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
 from tests.transfer.queues import rows
 from zonerelay.model.delivery import Delivery, DeliveryState
-from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Ret
-from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.model.envelope import BodyType, Envelope, Message, MessageId, Notify, Ret, first_at
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.routing.zones.zones import Zones

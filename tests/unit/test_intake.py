@@ -10,9 +10,8 @@ from zonerelay.inbound.cleanup.intake import BLOCK, OVERDUE, ContentDigest, deli
 from zonerelay.inbound.limits.connections import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.message.header.headers import Fields
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Envelope, Origin
+from zonerelay.model.envelope import Envelope, Mailbox, Origin
 from zonerelay.model.queue_name import Priority, QueueName, queue_of
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.smtp.server.params import MailCommand

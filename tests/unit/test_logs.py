@@ -18,14 +18,11 @@ from tests.support.inbound import EventLog, events_into
 from tests.support.mail import Log
 from tests.support.waiting import until
 from zonerelay.config.settings import LogFormat
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin, Recipient
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.telemetry.events import events
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.events.records import MailEvent, TranscriptLine

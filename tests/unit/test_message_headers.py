@@ -30,9 +30,7 @@ from zonerelay.message.header.headers import (
     rfc5322_date,
     trace_fields,
 )
-from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Recipient
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin, Recipient
 
 
 def scan(pieces: list[bytes], max_size: int = 10_000) -> Header:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Reply, Scope, Verdict
 from zonerelay.process.webclient import Resolve, Response, WebError
 from zonerelay.routing import mta_sts as sts_policies
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy

@@ -16,13 +16,11 @@ from tests.store.builders import attempt
 from tests.support.queueing import DEFERRED, DELIVERED, Relay, deliveries_of, make_message
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId, MessageIdSource
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import Mailbox, MessageId, MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply, same_reply
+from zonerelay.model.reply import Outcome, Reply, same_reply
 from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.operator import journal as module
 from zonerelay.queue.operator.clock_watch import ClockWatch

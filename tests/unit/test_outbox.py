@@ -20,12 +20,10 @@ from zonerelay.config.settings import OutboxSettings
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.message_id import MessageIdSource, is_row, row_id, row_of
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.envelope import Mailbox, MessageIdSource, is_row, row_id, row_of
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.outbox.composer import compose_row
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
 from zonerelay.outbox.drafts import BadRowError, RowContent, address, draft_of, recipients_of

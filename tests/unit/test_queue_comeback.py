@@ -21,8 +21,8 @@ from tests.unit.test_rates import fullest
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.destinations import PUT_OFF_MOST, Destination, Work
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan

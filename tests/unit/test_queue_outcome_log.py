@@ -10,9 +10,8 @@ import pytest
 
 from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.outcome import Attempt
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import MessageIdSource
+from zonerelay.model.reply import Attempt, Reply
 from zonerelay.queue.aio import SLICE, Slices
 from zonerelay.queue.settle import settler as journal
 from zonerelay.queue.settle.settler import AtomicWrite, OutcomeLog

@@ -25,11 +25,9 @@ from tests.support.queueing import (
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import Message, MessageId
 from zonerelay.model.queue_name import Priority
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply
 from zonerelay.queue.aio import SLICE, in_slices
 from zonerelay.queue.destination.destinations import PUT_OFF_RATE, Destination, Suspension, Transition, Work
 from zonerelay.queue.settle.bounces import DsnMaker

@@ -13,12 +13,10 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.values import SlotGrant
 from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope
+from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope
 from zonerelay.queue.destination.destinations import LONG, Work
 from zonerelay.queue.zone.plan import ZonePlan
 

@@ -15,10 +15,8 @@ from msgspec import structs
 
 from tests.support.queueing import Sink, delivery, make_events
 from zonerelay.config.settings import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Envelope, Recipient
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Recipient
 from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.settle import retry
 from zonerelay.queue.settle.retry import IsolatedBackoff

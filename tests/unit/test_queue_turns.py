@@ -15,9 +15,9 @@ from tests.support.plans import NOW, RETRY, PlanBed
 from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, plan_claim, wants_claim
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.message_id import MessageIdSource, first_at
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import MessageIdSource, first_at
 from zonerelay.model.queue_name import Priority
+from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
 from zonerelay.queue.destination.rates import Pacer, Rates
 from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS

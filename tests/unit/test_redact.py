@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.envelope import NULL_SENDER, Mailbox
 from zonerelay.telemetry.logs.redact import (
     CACHE_SIZE,
     TEXT_LIMIT,

@@ -17,8 +17,7 @@ from zonerelay.delivery.rewrite.rendering import RenderedMessage, Renderer, Rend
 from zonerelay.message.dkim.signature import DkimKey, RelaxedBody
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Message, MessageId
 from zonerelay.store.contract import StoreError
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor

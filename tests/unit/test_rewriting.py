@@ -19,8 +19,7 @@ from zonerelay.inbound.state.rewriting import (
     wishes_of_both,
 )
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
-from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
-from zonerelay.model.envelope import Notify, Origin, Recipient
+from zonerelay.model.envelope import NULL_SENDER, Mailbox, Notify, Origin, Recipient, recipient_key
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.smtp.server.params import MailCommand
 

@@ -19,10 +19,8 @@ from zonerelay.config.settings import (
 )
 from zonerelay.config.units import parse_rate
 from zonerelay.inbound.access.networks import AccessRules
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Envelope, Origin
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.destinations.destination_table import DestinationTable, on_terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand

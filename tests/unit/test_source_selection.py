@@ -24,11 +24,9 @@ from zonerelay.delivery.source import (
     key_of,
     shares,
 )
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import NULL_SENDER, Mailbox, MessageId
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import Route
 
 BLOCKED = Reply(554, "7.1", "Client host [127.0.0.2] blocked using rbl.example")

@@ -20,8 +20,8 @@ from zonerelay.inbound.limits import auth_failures
 from zonerelay.inbound.limits.auth_failures import SrsRecipients, TooManyGuessesError, WrongHashError
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs, SrsError, SrsFault
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import NULL_SENDER, Mailbox
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.paths import CommandError, reverse_path
 

@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Notify
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.envelope import Mailbox, MessageId, Notify
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store import records
 from zonerelay.store.leveldb.damage.format import operations_of, read_log, write_log
 from zonerelay.store.leveldb.damage.table import KeyVersion, as_batch, data_blocks, has_index

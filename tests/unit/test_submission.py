@@ -24,7 +24,7 @@ from zonerelay.inbound.limits.quotas import ExhaustedQuota
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.message.compose.mime import Base64Error
-from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Mailbox
 from zonerelay.model.reply import Reply
 
 TEXTS = ("", "short", 'quote " and \\ and \n', "ü€😀" * 30, "x" * 300, '\\"' * 200, "\u2028" * 90)

@@ -7,11 +7,9 @@ from msgspec import structs
 
 from tests.support.mail import TEXT, make_message
 from tests.support.queueing import delivery
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Message, Notify, Ret
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import BodyType, Mailbox, Message, Notify, Ret
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import (
     BdatFailure,

@@ -32,10 +32,8 @@ from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.limits.values import AuthorityError
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Origin, Recipient
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Mailbox, MessageId, Origin, Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.routing.zones.zones import ZoneChoice

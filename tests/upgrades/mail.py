@@ -13,14 +13,21 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Origin, Recipient, Ret
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.envelope import (
+    BodyType,
+    Envelope,
+    Mailbox,
+    Message,
+    MessageId,
+    Notify,
+    Origin,
+    Recipient,
+    Ret,
+)
 from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store.contract import BodyFacts, Finish, OwnMessage, Postpone, Store, StoredKey
 
 NOW = 1_700_000_000.0

@@ -27,9 +27,8 @@ from zonerelay.config.load import load_text
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
-from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import parse_queue
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Attempt, Reply
 from zonerelay.outbox.database.passwords import unseal
 from zonerelay.store import records
 from zonerelay.store.check import CheckOptions, Findings

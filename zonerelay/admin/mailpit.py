@@ -33,7 +33,7 @@ from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.store import CaptureRow, SearchError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import NotFoundError
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of, recipients_of
 from zonerelay.process.threads import OPERATORS

@@ -12,7 +12,7 @@ from datetime import datetime
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.operations import requests
 from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall

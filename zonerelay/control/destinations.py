@@ -18,7 +18,7 @@ import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.reply import Attempt
 from zonerelay.operations.answers import DestinationStatus, hurts
 from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.destination.destinations import Destination

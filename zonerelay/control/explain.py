@@ -32,11 +32,9 @@ from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message, Origin
-from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.envelope import Mailbox, Message, MessageId, Origin, domain_of, is_message_id
 from zonerelay.model.queue_name import Priority, QueueKind, queue_of
 from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError

@@ -28,8 +28,7 @@ from zonerelay.control.runner import ResponseStream
 from zonerelay.control.streams import LiveStreams
 from zonerelay.delivery.rewrite.rendering import ReadBody, Renderer, RenderError
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Message, MessageId
 from zonerelay.operations import answers, requests
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError

@@ -25,7 +25,7 @@ from zonerelay.history.reader import (
     steps,
 )
 from zonerelay.history.writer import DIRECTORY
-from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Mailbox
 from zonerelay.operations.errors import BusyError
 from zonerelay.operations.requests import HistoryFind, QueueShow, Resolve
 from zonerelay.process.setup import redact_key_of

@@ -16,7 +16,7 @@ import msgspec
 
 from zonerelay.control.runner import ResponseStream
 from zonerelay.model.bounded import BoundedDict
-from zonerelay.model.message_id import is_message_id
+from zonerelay.model.envelope import is_message_id
 from zonerelay.operations.answers import EndFrame, StreamGap
 from zonerelay.operations.errors import BusyError, InvalidError
 from zonerelay.operations.requests import Tail

@@ -29,8 +29,7 @@ from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Scope
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Reply, Scope
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, TlsDemand
 

@@ -32,13 +32,10 @@ from msgspec import structs
 
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms, own_address
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import NULL_SENDER, Mailbox, Message, MessageId
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.addresses import is_address_of_this_machine
 from zonerelay.routing.destinations.route import Route, SiteKey
 from zonerelay.smtp.client.reputation import blames_address

@@ -22,7 +22,7 @@ import msgspec
 
 from zonerelay.history.database import CLEAR, MORE, Field, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
-from zonerelay.model.message_id import is_message_id
+from zonerelay.model.envelope import is_message_id
 from zonerelay.model.pattern import is_like
 from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms

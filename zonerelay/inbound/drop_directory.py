@@ -34,7 +34,7 @@ import msgspec
 from zonerelay import durable
 from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Rejection, SubmittedEnvelope
 from zonerelay.inbound.refusal import Reason
-from zonerelay.model.address import recipient_key
+from zonerelay.model.envelope import recipient_key
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
 from zonerelay.smtp.server import params

@@ -26,11 +26,9 @@ import msgspec
 
 from zonerelay.message.compose import mime
 from zonerelay.message.header.headers import field, one_line, rfc5322_date, wrap
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt, Outcome, Verdict
+from zonerelay.model.envelope import Mailbox, Message, MessageId
+from zonerelay.model.reply import Attempt, Outcome, Verdict
 
 MAX_REPLY = 512
 """Characters of a remote reply that a report repeats, for each recipient."""

@@ -31,7 +31,7 @@ import re
 from collections.abc import Sequence
 
 from zonerelay.config.settings import SrsSettings
-from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, local_part
+from zonerelay.model.envelope import NULL_SENDER, Mailbox, domain_of, local_part
 from zonerelay.smtp.server.paths import CommandError, PathTooLongError, reverse_path
 
 HASH_LENGTH = 8

@@ -13,11 +13,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.address import Mailbox, domain_of
-from zonerelay.model.envelope import Notify
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.envelope import Mailbox, MessageId, Notify, domain_of
 from zonerelay.model.queue_name import Priority, QueueKind, QueueName
+from zonerelay.model.reply import Attempt
 
 
 class DeliveryState(enum.StrEnum):

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from zonerelay.config.units import deliveries
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey, DeliveryState
-from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.envelope import Mailbox, MessageId, is_message_id
 from zonerelay.model.queue_name import Priority, QueueName, bin_of, parse_queue, queue_of
 from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.queue.orders.order import OrderFields

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.message_id import MessageId, is_row
+from zonerelay.model.envelope import MessageId, is_row
 from zonerelay.model.queue_name import queues_of
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import InvalidError

@@ -20,8 +20,7 @@ import msgspec
 from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import parse_header
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Message, MessageId
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of
 from zonerelay.outbox.rows.claims import OutboxReader
 from zonerelay.outbox.rows.row import Row

@@ -30,11 +30,9 @@ from typing import Unpack
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import OutboxSettings, SpoolSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, is_row, row_of
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.envelope import Message, MessageId, is_row, row_of
 from zonerelay.model.queue_name import MAILBOXES, QueueKind, QueueName
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.outbox.composer import ComposedMessage, Composer
 from zonerelay.outbox.database.passwords import PasswordError, read_key
 from zonerelay.outbox.drafts import BadRowError

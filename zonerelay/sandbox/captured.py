@@ -21,7 +21,7 @@ from zonerelay.capture.store import Capture, CaptureTooLargeError, open_capture
 from zonerelay.config.settings import Settings
 from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt, refuse
 from zonerelay.model.clock import Clock
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import MessageIdSource
 from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox.behaviours import ScriptedReply, behaviour_of, is_behaviour
 

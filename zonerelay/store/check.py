@@ -34,8 +34,7 @@ import msgspec
 
 from zonerelay import durable
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.envelope import Message, MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages

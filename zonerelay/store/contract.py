@@ -28,10 +28,9 @@ from typing import NamedTuple, Protocol, Self, TypedDict, Unpack
 import msgspec
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import Envelope, Message, MessageId
 from zonerelay.model.queue_name import QueueName
+from zonerelay.model.reply import Outcome
 
 CHUNK_SIZE = 64 * 1024
 SHARED = "the queue is shared: other relays may have mail in it"

@@ -31,8 +31,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MAX_WORKERS, MessageId
+from zonerelay.model.envelope import MAX_WORKERS, Envelope, Message, MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import STORE

@@ -18,12 +18,10 @@ import urllib.parse
 
 import msgspec
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message, Notify
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.envelope import Mailbox, Message, MessageId, Notify
 from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue, webhook_queue
+from zonerelay.model.reply import Attempt
 from zonerelay.store.contract import StoreCorruptError, StoredKey, StoreError
 
 FORMAT_VERSION = b"1"

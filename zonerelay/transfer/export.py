@@ -13,8 +13,7 @@ from functools import partial
 import msgspec
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import LENGTH, MessageId
+from zonerelay.model.envelope import LENGTH, Message, MessageId
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
 from zonerelay.transfer.files import Target

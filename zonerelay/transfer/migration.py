@@ -54,8 +54,7 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Message, MessageId
 from zonerelay.process.tasks import gathered
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, Store, StoreCorruptError, StoreError
 from zonerelay.transfer.stored import TransferError, UnusableMessage

@@ -24,13 +24,19 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings, webhook_keys
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
-from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.outcome import Verdict
+from zonerelay.model.envelope import (
+    NULL_SENDER,
+    Envelope,
+    Mailbox,
+    Message,
+    MessageIdSource,
+    Origin,
+    Recipient,
+)
 from zonerelay.model.queue_name import QueueKind, webhook_queue
+from zonerelay.model.reply import Verdict
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events, Field, Result, accepted_fields, attempt_fields

@@ -34,7 +34,7 @@ from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.limits.shared import RecordStore
 from zonerelay.model.clock import Clock
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS

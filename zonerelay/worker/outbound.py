@@ -27,8 +27,8 @@ from zonerelay.history.writer import DIRECTORY
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
-from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import MessageIdSource
+from zonerelay.model.reply import Outcome
 from zonerelay.process.setup import hashing_redactor
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import MessageIdSource
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import Bin
 from zonerelay.queue.operator.operations import Operations

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings
-from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Recipient
+from zonerelay.model.envelope import Envelope, Mailbox, Origin, Recipient
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.tasks import Tasks

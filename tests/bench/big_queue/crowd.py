@@ -21,11 +21,9 @@ from zonerelay.config.settings import (
     Settings,
     SpoolSettings,
 )
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Origin, Recipient
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import OwnMessage, Store

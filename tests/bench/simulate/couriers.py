@@ -19,8 +19,7 @@ from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
 from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import Terms
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import Batch, DestinationLimits, MxHost, Route, Unroutable
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer

@@ -13,11 +13,9 @@ from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSetting
 from zonerelay.inbound.cleanup.intake import first_due
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.worker.keeper import LimitKeeper
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message, Recipient
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Recipient
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from sortedcontainers import SortedDict
 
 from tests.support.memory_store import MemoryStore
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Mailbox, Message, MessageId
 from zonerelay.model.queue_name import QueueName
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import DestinationLimits
 
 HOUR = 3600.0

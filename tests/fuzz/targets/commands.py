@@ -12,7 +12,7 @@ import re
 from datetime import UTC, datetime
 
 from tests.fuzz.pieces import cuttings
-from zonerelay.model.address import domain_of, path
+from zonerelay.model.envelope import domain_of, path
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.commands import LIMITS, MAX_LINE, LineFault, LineReader, parse_command
 from zonerelay.smtp.server.params import (

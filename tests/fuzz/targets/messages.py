@@ -25,13 +25,11 @@ from zonerelay.message.header.headers import (
     HeaderTooLargeError,
     parse_header,
 )
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.envelope import NULL_SENDER, Envelope, Mailbox, Message, MessageId
 from zonerelay.model.queue_name import queue_of
+from zonerelay.model.reply import Outcome, Verdict
 from zonerelay.smtp.client.replies import make_reply, printable
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path

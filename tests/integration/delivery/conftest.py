@@ -30,7 +30,7 @@ from zonerelay.config.settings import CredentialSettings, DeliverySettings, Zone
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Outcome
 from zonerelay.routing.destinations.route import Route
 
 

@@ -15,7 +15,7 @@ from tests.support.mail import TEXT, ZONE, Bodies
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.reply import Scope, Verdict
 from zonerelay.smtp.client.transaction import BdatFailure
 from zonerelay.store.contract import CHUNK_SIZE
 

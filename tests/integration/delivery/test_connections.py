@@ -17,7 +17,7 @@ from tests.support.sink_conversation import Manners
 from tests.support.waiting import until
 from zonerelay.config.settings import DeliverySettings, TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.reply import Scope, Verdict
 from zonerelay.routing.destinations.route import Batch
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED

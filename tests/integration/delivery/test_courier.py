@@ -21,9 +21,8 @@ from zonerelay.config.settings import DeliverySettings, Settings, SpoolSettings
 from zonerelay.delivery.batch.capturing import CaptureCourier
 from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import MessageId
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError
 

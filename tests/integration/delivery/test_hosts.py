@@ -18,8 +18,7 @@ from zonerelay.config.settings import DeliverySettings, ZoneSettings
 from zonerelay.delivery.batch.batch_state import without_auth_bounces
 from zonerelay.delivery.connection.session_limits import FIRST_PAUSE
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
 from zonerelay.smtp.client.reputation import class_of
 

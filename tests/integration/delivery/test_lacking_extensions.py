@@ -17,7 +17,7 @@ from zonerelay.delivery.batch.batch_state import PATIENCE
 from zonerelay.delivery.batch.courier import MAX_LACKING
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import BodyType, Message
-from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.reply import Scope, Verdict
 from zonerelay.routing.destinations.route import Batch, Route
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED

@@ -24,7 +24,7 @@ from zonerelay.config.settings import CredentialSettings, OauthGrant, SaslMechan
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.delivery.auth.oauth import LONGEST_PAUSE
-from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.reply import Scope, Verdict
 from zonerelay.routing.destinations.route import TlsDemand
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED

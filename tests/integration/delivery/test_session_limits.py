@@ -24,7 +24,7 @@ from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session_limits import REMEMBER_FOR
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import BodyType, Message, Notify, Ret
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import Batch
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED

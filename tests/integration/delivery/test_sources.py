@@ -32,9 +32,8 @@ from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.delivery import source as source_ways
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.envelope import Message, MessageId
+from zonerelay.model.reply import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED

@@ -34,7 +34,7 @@ from zonerelay.config.settings import DeliverySettings, SourceSettings, TlsMode,
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.tls import plan
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import Route, TlsDemand
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from zonerelay.config.units import parse_duration
-from zonerelay.model.message_id import is_message_id
+from zonerelay.model.envelope import is_message_id
 from zonerelay.operations.operation import fields_of
 from zonerelay.operations.requests import Filter
 

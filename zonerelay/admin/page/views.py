@@ -20,7 +20,7 @@ from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration, when
 from zonerelay.control.history import HistorySearch, ask, in_words, of_interest, questions
 from zonerelay.history.reader import OUTCOMES
-from zonerelay.model.message_id import is_message_id
+from zonerelay.model.envelope import is_message_id
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import BusyError, ControlError, NotFoundError
 from zonerelay.process.threads import LOOKUPS, OPERATORS

@@ -27,8 +27,16 @@ from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
 from zonerelay.inbound.state.rewriting import ZoneHeader
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft
 from zonerelay.message.compose.mime import Base64Text
-from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
-from zonerelay.model.envelope import METADATA, TAG, BodyType, Recipient
+from zonerelay.model.envelope import (
+    METADATA,
+    NULL_SENDER,
+    TAG,
+    BodyType,
+    Mailbox,
+    Recipient,
+    domain_of,
+    recipient_key,
+)
 from zonerelay.outbox import drafts
 from zonerelay.outbox.drafts import (
     MAX_FILES,

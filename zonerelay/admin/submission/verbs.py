@@ -61,9 +61,8 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.message.compose.compose import AttachedFile, Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
-from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.address_list import read_addresses, recipient_fields
-from zonerelay.model.envelope import BodyType
+from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, recipient_key
 from zonerelay.operations.answers import ChangeResult
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Drop, Filter

@@ -28,7 +28,7 @@ from zonerelay.control.report import report as figures
 from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import HistoryEntry, HistoryGap
 from zonerelay.history.writer import DIRECTORY
-from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Mailbox
 from zonerelay.operations.answers import RelayStatus, ResolvedAddress, addresses_in
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import HistoryFind, Resolve, Status

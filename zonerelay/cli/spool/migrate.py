@@ -44,7 +44,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
 from zonerelay.control.socket import control_socket_path
-from zonerelay.model.message_id import LENGTH, MessageId
+from zonerelay.model.envelope import LENGTH, MessageId
 from zonerelay.operations.answers import OrderRow, RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Orders, Status

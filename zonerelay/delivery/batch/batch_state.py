@@ -36,8 +36,7 @@ from zonerelay.delivery.connection.session_limits import Suspect
 from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, RenderedMessage, Renderer
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.stuffing import as_chunk

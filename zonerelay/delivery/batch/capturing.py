@@ -18,8 +18,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.delivery.batch.transaction_io import unreadable
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import CAPTURE
 from zonerelay.routing.destinations.route import Batch

@@ -79,8 +79,7 @@ from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
 from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements, named_after
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import TLS_REQUIRED, Reply
+from zonerelay.model.reply import TLS_REQUIRED, Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.routing.dns.resolver import Resolver

@@ -57,8 +57,7 @@ from zonerelay.delivery.connection.session import OutgoingSession
 from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Reply, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
 from zonerelay.smtp.client.transaction import (
     BdatFailure,

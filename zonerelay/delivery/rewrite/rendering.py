@@ -51,10 +51,8 @@ from zonerelay.message.dkim.signature import (
 )
 from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import BodyType, Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, Message, MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 

@@ -33,9 +33,9 @@ from zonerelay.inbound.limits.quotas import NEAR, ExhaustedQuota, Quotas, Usage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.limits.shared import RecordStore
 from zonerelay.limits.values import AuthorityError
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Mailbox
 from zonerelay.model.reply import Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import ACCESS

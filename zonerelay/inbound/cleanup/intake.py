@@ -74,10 +74,8 @@ from zonerelay.message.header.headers import (
     parse_header,
     trace_fields,
 )
-from zonerelay.model.address import Mailbox, path
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, path
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf, zone_notes

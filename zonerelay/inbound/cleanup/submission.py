@@ -48,9 +48,7 @@ from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed
 from zonerelay.inbound.state.transaction import NO_EDITS, RECIPIENT_COST, HeaderEdits, MailTransaction
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import Mailbox, recipient_key
-from zonerelay.model.envelope import Notify, Recipient, Ret
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Mailbox, MessageId, Notify, Recipient, Ret, recipient_key
 from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import Unhealthy
 

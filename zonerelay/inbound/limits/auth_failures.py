@@ -15,9 +15,9 @@ from collections.abc import Hashable
 
 from zonerelay.inbound.limits.connections import Key
 from zonerelay.message.srs import Srs, SrsError, SrsFault
-from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
+from zonerelay.model.envelope import Mailbox, recipient_key
 from zonerelay.model.reply import Reply
 
 FIRST_DELAY = 0.5

@@ -49,9 +49,8 @@ from zonerelay.inbound.state.context import (
 from zonerelay.inbound.state.rewriting import RewriteRules
 from zonerelay.limits.shared import RecordStore
 from zonerelay.message.srs import Srs
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import Mailbox, MessageIdSource
 from zonerelay.model.reply import Reply
 from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.process.tasks import Tasks

@@ -59,8 +59,7 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext, LoginLookup, LookupResult
 from zonerelay.inbound.state.replies import NextAction, ServerReply, refused
 from zonerelay.inbound.tls.channel import TlsInfo
-from zonerelay.model.address import recipient_key
-from zonerelay.model.envelope import Recipient
+from zonerelay.model.envelope import Recipient, recipient_key
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.commands import HTTP_VERBS, LineFault, parse_command
 from zonerelay.smtp.server.line_ends import parse_bdat

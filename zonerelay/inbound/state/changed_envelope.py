@@ -32,8 +32,7 @@ from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed
 from zonerelay.inbound.state.transaction import HeaderEdits, MailTransaction, mailboxes
-from zonerelay.model.address import Mailbox, recipient_key
-from zonerelay.model.envelope import Notify, Recipient
+from zonerelay.model.envelope import Mailbox, Notify, Recipient, recipient_key
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.paths import CommandError, forward_path, require_ascii, reverse_path
 

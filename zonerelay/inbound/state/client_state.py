@@ -29,9 +29,8 @@ from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.tls.channel import TlsInfo
-from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.address_list import read_addresses
-from zonerelay.model.envelope import Origin
+from zonerelay.model.envelope import NULL_SENDER, Mailbox, Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server import params

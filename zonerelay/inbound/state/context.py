@@ -36,10 +36,8 @@ from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
 from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.message.srs import Srs
-from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Message, Origin
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import Mailbox, Message, MessageIdSource, Origin, domain_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.smtp.server.sasl import Credentials

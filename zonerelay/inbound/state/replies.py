@@ -20,7 +20,7 @@ from msgspec import structs
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.config.units import format_size
 from zonerelay.inbound.refusal import Reason, Refusal
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import future_release_line, limits_line
 from zonerelay.smtp.server import sasl

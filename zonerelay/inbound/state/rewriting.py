@@ -27,8 +27,7 @@ from zonerelay.config.settings import ListenerSettings, RewriteScope, RewriteSet
 from zonerelay.inbound.state.transaction import MailTransaction
 from zonerelay.message.header.address_fields import change_addresses
 from zonerelay.message.header.headers import Fields
-from zonerelay.model.address import Mailbox, recipient_key
-from zonerelay.model.envelope import Notify, Origin, Recipient
+from zonerelay.model.envelope import Mailbox, Notify, Origin, Recipient, recipient_key
 from zonerelay.routing.addresses import Networks, networks_of
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressTable

@@ -15,9 +15,7 @@ from msgspec import structs
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
 from zonerelay.inbound.refusal import Refusal
-from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Recipient
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin, Recipient
 from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.params import MailCommand
 

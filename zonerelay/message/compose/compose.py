@@ -16,7 +16,7 @@ import msgspec
 
 from zonerelay.message.compose import mime
 from zonerelay.message.header.headers import rfc5322_date
-from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Mailbox
 
 _FOLD = 76
 

@@ -27,8 +27,7 @@ from functools import lru_cache
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.address import path
-from zonerelay.model.envelope import Envelope
+from zonerelay.model.envelope import Envelope, path
 
 # Makes foreign text fit for a header field or a paragraph of a message of ours.
 #

@@ -27,7 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
+from zonerelay.model.envelope import MAX_ROW, MessageId, row_id
 from zonerelay.model.queue_name import MAILBOXES, QueueName, mailbox_zone, queue_of
 from zonerelay.outbox.drafts import BadRowError, RowContent
 from zonerelay.outbox.keeper import OutboxKeeper

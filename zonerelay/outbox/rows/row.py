@@ -19,13 +19,10 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import OUTBOX, Envelope, Origin, Recipient
-from zonerelay.model.message_id import MAX_ROW, row_id
-from zonerelay.model.outcome import Attempt, Outcome
+from zonerelay.model.envelope import MAX_ROW, OUTBOX, Envelope, Mailbox, Origin, Recipient, row_id
 from zonerelay.model.queue_name import Priority, mailbox_zone, queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
 from zonerelay.outbox.drafts import BadRowError, RowContent, RowRecipients, recipients_of
 from zonerelay.outbox.rows.mailboxes import Mailbox as TableMailbox

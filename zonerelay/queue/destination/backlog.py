@@ -25,9 +25,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId, domain_of
 from zonerelay.model.queue_name import Priority
 
 STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}

@@ -36,10 +36,9 @@ import msgspec
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.envelope import MessageId
 from zonerelay.model.queue_name import Priority
-from zonerelay.model.reply import TLS_REQUIRED, Reply
+from zonerelay.model.reply import TLS_REQUIRED, Outcome, Reply, Scope, Verdict
 from zonerelay.queue.destination.backlog import DestinationQueue, FairQueue
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.routing.destinations.route import DestinationLimits, Route, SiteKey

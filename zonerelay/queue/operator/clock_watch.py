@@ -28,7 +28,7 @@ from zonerelay import durable
 from zonerelay.config.units import span
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.model.envelope import MessageId, first_at
 from zonerelay.process.threads import FILES
 from zonerelay.queue.operator.operations import ChangeCounts
 from zonerelay.store.contract import StoreError

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryState
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Mailbox, Message, MessageId, domain_of
 from zonerelay.model.pattern import is_like
 from zonerelay.model.queue_name import Priority, QueueKind
 from zonerelay.store.contract import everybody

@@ -46,11 +46,10 @@ import msgspec
 from msgspec import structs
 
 from zonerelay import durable
-from zonerelay.model.address import Mailbox
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue
 from zonerelay.process.threads import OPERATORS
 from zonerelay.store.contract import Store, StoreError, Unhealthy

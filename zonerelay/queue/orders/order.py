@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.envelope import Mailbox, domain_of
 from zonerelay.model.pattern import is_like
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from pathlib import Path
 import msgspec
 
 from zonerelay import durable
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.envelope import Mailbox, Message, Origin
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import Alarm
 from zonerelay.process.threads import FILES

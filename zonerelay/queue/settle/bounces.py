@@ -18,11 +18,18 @@ from msgspec import structs
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
-from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Envelope, Message, Origin, Recipient, Ret
-from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.envelope import (
+    NULL_SENDER,
+    BodyType,
+    Envelope,
+    Message,
+    MessageIdSource,
+    Origin,
+    Recipient,
+    Ret,
+)
 from zonerelay.model.queue_name import queue_of
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, OwnMessage, QueueStore, StoreError

@@ -34,11 +34,9 @@ from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, InDoubtAction, ZoneSettings
 from zonerelay.message.dsn import DsnKind
-from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import OUTBOX, Envelope, Message, Notify
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import NULL_SENDER, OUTBOX, Envelope, Message, Notify
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.routing.zones.zones import DEFAULT_ZONE
 from zonerelay.store.contract import Finish, Postpone

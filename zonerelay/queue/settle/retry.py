@@ -48,10 +48,8 @@ from zonerelay.config.settings import (
     RetrySettings,
     ZoneSettings,
 )
-from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope
-from zonerelay.model.message_id import is_row
+from zonerelay.model.envelope import NULL_SENDER, Envelope, is_row
 from zonerelay.process.operator_code import DaemonCall, DaemonThreads, named
 from zonerelay.routing.zones.zones import DEFAULT_ZONE
 from zonerelay.telemetry.events.events import Events

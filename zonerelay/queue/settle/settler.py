@@ -36,14 +36,11 @@ from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.envelope import Mailbox, Message, MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.aio import NextIteration, Slices, Tasks
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (

@@ -59,11 +59,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import MessageId, domain_of
 from zonerelay.model.queue_name import Priority
+from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (
     LONG,

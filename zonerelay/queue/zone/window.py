@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import msgspec
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.model.envelope import MessageId, first_at
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import STRIDE, Backlog, DestinationQueue, Precedence
 

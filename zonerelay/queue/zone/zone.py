@@ -46,9 +46,8 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.process.tasks import Alarm
 from zonerelay.queue.aio import NextIteration, Tasks, in_slices
 from zonerelay.queue.destination.destinations import (

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable

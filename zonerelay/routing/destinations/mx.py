@@ -29,8 +29,7 @@ from msgspec import structs
 from zonerelay.config.endpoints import NextHop, NextHopKind, is_address, parse_next_hop, split_next_hops
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import NO_NAMES, Reply
+from zonerelay.model.reply import NO_NAMES, Outcome, Reply, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import (
     DestinationEntry,

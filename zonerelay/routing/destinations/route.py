@@ -21,7 +21,7 @@ from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.config.units import Rate
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Outcome
 
 DestinationKey = NewType("DestinationKey", str)
 SiteKey = NewType("SiteKey", str)

@@ -14,8 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from zonerelay.config.settings import AccessSettings, Network, RouteSettings
-from zonerelay.model.address import Mailbox, domain_of
-from zonerelay.model.envelope import Origin
+from zonerelay.model.envelope import Mailbox, Origin, domain_of
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable

@@ -41,11 +41,9 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Envelope, Message, Notify
-from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message, Notify
+from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.stuffing import END
 from zonerelay.smtp.server.params import MAX_ORCPT

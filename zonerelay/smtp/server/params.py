@@ -21,8 +21,7 @@ from datetime import datetime
 
 import msgspec
 
-from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import BodyType, Notify, Recipient, Ret
+from zonerelay.model.envelope import BodyType, Mailbox, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.paths import (
     CommandError,

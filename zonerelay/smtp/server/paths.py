@@ -28,7 +28,7 @@ import ipaddress
 import re
 import unicodedata
 
-from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.envelope import NULL_SENDER, Mailbox
 from zonerelay.model.reply import Reply
 
 MAX_DOMAIN = 255

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple, TypeVar
 
 from zonerelay.config.settings import SpoolSettings, space_guard
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.process.threads import STORE
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from zonerelay.model.message_id import first_at, is_message_id
+from zonerelay.model.envelope import first_at, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import EveryNth, StoreCorruptError, Wanted

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.config.units import rough_size
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.store import records
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.directories import FILE_NAME, lacks_inodes, make_configured, take_from_others

@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Message, MessageId
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BodyFacts,

@@ -41,9 +41,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import TypeVar
 
-from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId, domain_of
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError

@@ -21,8 +21,7 @@ from itertools import islice
 import msgspec
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Message, MessageId
 from zonerelay.store import records
 from zonerelay.store.contract import ChangeOne, StoreError
 from zonerelay.store.keys.port import Op

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from msgspec.structs import astuple
 
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE

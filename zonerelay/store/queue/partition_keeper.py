@@ -12,7 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TypeVar
 
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy

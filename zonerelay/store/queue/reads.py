@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from typing import NamedTuple, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.envelope import Message, MessageId, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import (

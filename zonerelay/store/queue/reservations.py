@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 
 from zonerelay.model.clock import Clock
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (

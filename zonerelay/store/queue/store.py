@@ -17,8 +17,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.envelope import Envelope, Message, MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext

@@ -25,14 +25,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message, Origin
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Outcome
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin
 from zonerelay.model.queue_name import queue_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Outcome, Reply
 from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
 from zonerelay.telemetry.logs.logs import OTHERS, LineLimits

@@ -32,8 +32,7 @@ from pathlib import Path
 import msgspec
 
 from zonerelay import durable
-from zonerelay.model.address import Mailbox
-from zonerelay.model.message_id import is_message_id
+from zonerelay.model.envelope import Mailbox, is_message_id
 
 KEY_SIZE = 32
 TEXT_LIMIT = 512

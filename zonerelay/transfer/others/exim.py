@@ -21,7 +21,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.model.envelope import Notify, Origin, Ret
-from zonerelay.model.outcome import Attempt
+from zonerelay.model.reply import Attempt
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, attempt_of, source_of
 from zonerelay.transfer.stored import Source, TransferError
 

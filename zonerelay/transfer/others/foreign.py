@@ -15,12 +15,19 @@ from typing import TypeVar
 
 import msgspec
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Envelope, Message, Notify, Origin, Recipient, Ret
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outcome import Attempt
-from zonerelay.model.reply import Reply
+from zonerelay.model.envelope import (
+    BodyType,
+    Envelope,
+    Mailbox,
+    Message,
+    MessageId,
+    Notify,
+    Origin,
+    Recipient,
+    Ret,
+)
+from zonerelay.model.reply import Attempt, Reply
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 from zonerelay.transfer.stored import NO_QUEUE, Source, StoredMessage, UnusableMessage
