@@ -26,7 +26,6 @@ KINDS = {
     "Info": "info",
     "labelled": "counter",
     "_gauge": "gauge",
-    "gauge_of": "gauge",
     "_counter": "counter",
 }
 NAMES = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")

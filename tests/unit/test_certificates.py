@@ -22,6 +22,7 @@ from tests.support.certificates import DAY, NOW, Made, context_files, make
 from tests.support.inbound import EventLog, events_into
 from tests.support.tls_client import TlsClient, trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.listen.listeners import earliest
 from zonerelay.inbound.tls import certificates
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
@@ -513,7 +514,8 @@ def test_ticket_keys_do_not_last_for_ever(tmp_path: Path) -> None:
 
 def test_the_certificate_that_expires_first_is_the_one_in_the_metric() -> None:
     metrics = Metrics()
-    metrics.attach_certificates(lambda: [("a.example", 30.0), ("a.example", 20.0), ("b.example", 40.0)])
+    certificates = [("a.example", 30.0), ("a.example", 20.0), ("a.example", 25.0), ("b.example", 40.0)]
+    metrics.read(lambda: {"zonerelay_certificate_expiry_timestamp_seconds": earliest(certificates)})
     metrics.tls_sessions.add(("TLSv1.3",))
     text = metrics.exposition().decode()
     assert 'zonerelay_certificate_expiry_timestamp_seconds{name="a.example"} 20.0' in text

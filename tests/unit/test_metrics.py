@@ -15,7 +15,7 @@ import zonerelay
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.telemetry.metrics.instruments import MAX_LABEL_VALUES, ZoneQueue
+from zonerelay.telemetry.metrics.instruments import MAX_LABEL_VALUES, ZoneQueue, queue_figures
 from zonerelay.telemetry.metrics.metrics import TROUBLES, Metrics
 from zonerelay.worker.status import ReadinessCheck
 
@@ -89,7 +89,7 @@ def test_a_clock_that_was_set_back_does_not_make_time_negative(metrics: Metrics)
 
 def test_the_queue_is_asked_at_scrape_time(metrics: Metrics) -> None:
     queue = [ZoneQueue("default", 1, 2, 3, 4, 5.5, 6)]
-    metrics.attach_queue(lambda: queue)
+    metrics.read(lambda: queue_figures(queue, is_counted=True))
     states = ("ready", "active", "deferred", "held")
     counts = [value(metrics, "zonerelay_queue_deliveries", zone="default", state=each) for each in states]
     assert counts == [1, 2, 3, 4]
@@ -100,7 +100,7 @@ def test_the_queue_is_asked_at_scrape_time(metrics: Metrics) -> None:
 
 def test_gauges_are_read_at_scrape_time() -> None:
     metrics, memory = Metrics(), SessionMemory(1_000_000)
-    metrics.read_number("zonerelay_inbound_memory_bytes", lambda: memory.total)
+    metrics.read(lambda: {"zonerelay_inbound_memory_bytes": memory.total})
     for used in (4711, 4000):
         memory.used = used
         assert value(metrics, "zonerelay_inbound_memory_bytes") == used

@@ -471,5 +471,5 @@ def test_a_thread_that_works_needs_a_processor_and_one_that_sleeps_does_not(tmp_
 
 def test_how_long_it_lasted_is_shown() -> None:
     metrics = Metrics()
-    metrics.read_number("zonerelay_restrained_seconds_total", lambda: 12.5)
+    metrics.read(lambda: {"zonerelay_restrained_seconds_total": 12.5})
     assert "zonerelay_restrained_seconds_total 12.5" in metrics.exposition().decode()

@@ -46,10 +46,10 @@ from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import (
     MetricTotals,
     PerMinute,
-    ReadMetrics,
     ZoneQueue,
     exposition,
-    reload_metrics,
+    queue_figures,
+    reload_figures,
 )
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.tables import build_tables
@@ -443,10 +443,9 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         metrics.accepted(1000, 2)
         metrics.settled("default", "delivered", 0.3)
         queue = ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
-        metrics.attach_queue([queue].copy)
-        metrics.read_each("zonerelay_spool_free_bytes", {str(worker): 5000}.copy)
-        metrics.read_each("zonerelay_spool_min_free_bytes", {str(worker): 1000}.copy)
-        metrics.attach(ReadMetrics(partial(reload_metrics, 1000.0 + worker, worker == 0)))
+        metrics.read(partial(queue_figures, [queue], is_counted=True))
+        metrics.read({"zonerelay_spool_free_bytes": {str(worker): 5000}}.copy)
+        metrics.read(partial(reload_figures, 1000.0 + worker, worker == 0))
         metrics.last_delivered.value = 100 + worker
         accounts.take(worker, 1, metrics.families())
     text = exposition(accounts.families()).decode()
@@ -475,7 +474,7 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
 def families_of(*, ready: int, is_counted: bool) -> tuple[Family, ...]:
     metrics = Metrics()
     queue = ZoneQueue("default", ready=ready, active=0, deferred=0, held=0, oldest=9.0 * ready)
-    metrics.attach_queue([queue].copy, lambda: is_counted)
+    metrics.read(partial(queue_figures, [queue], is_counted=is_counted))
     return metrics.families()
 
 

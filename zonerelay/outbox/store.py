@@ -61,7 +61,7 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
-from zonerelay.telemetry.metrics.instruments import Readings
+from zonerelay.telemetry.metrics.instruments import Figures
 
 CLOSE_TIMEOUT = 5.0
 DROPPED = Outcome(Verdict.BOUNCED, Reply(554, "7.0", "dropped by the operator"), local=True, counts=False)
@@ -120,14 +120,14 @@ class OutboxStore:
         own = (f"the outbox cannot be used: {problem}",) if problem else ()
         return (*self._spool.problems(), *own, *self._mailboxes.problems())
 
-    def _figures(self) -> Mapping[str, Readings]:
+    def _figures(self) -> Mapping[str, Figures]:
         rows = self.reader.rows
         return {
-            "zonerelay_outbox_rows": [((each,), rows.get(each, 0)) for each in (QUEUED, PROCESSING, FAILED)],
-            "zonerelay_outbox_claims_total": [((), self.claims.claimed)],
-            "zonerelay_outbox_reaped_total": [((), self.keeper.reaped)],
-            "zonerelay_outbox_lag_seconds": [((), self.reader.lag)],
-            "zonerelay_outbox_up": [((), float(self.keeper.usable))],
+            "zonerelay_outbox_rows": {each: rows.get(each, 0) for each in (QUEUED, PROCESSING, FAILED)},
+            "zonerelay_outbox_claims_total": self.claims.claimed,
+            "zonerelay_outbox_reaped_total": self.keeper.reaped,
+            "zonerelay_outbox_lag_seconds": self.reader.lag,
+            "zonerelay_outbox_up": float(self.keeper.usable),
         }
 
     # --- claims

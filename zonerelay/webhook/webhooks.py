@@ -93,9 +93,7 @@ class Webhooks:
         metrics = self.events.metrics
         if settings:
             metrics.webhooks.attach(
-                lambda: {
-                    "zonerelay_webhook_queued": [((each.name,), each.queued) for each in self.couriers()]
-                }
+                lambda: {"zonerelay_webhook_queued": {each.name: each.queued for each in self.couriers()}}
             )
             metrics.webhook_events.declare(
                 (name, result) for name in wanted for result in ("delivered", "failed", "lost")

@@ -54,7 +54,7 @@ from zonerelay.store.open import open_record_store
 from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
-from zonerelay.telemetry.metrics.instruments import CpuDemand, ReadMetrics, reload_metrics
+from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
@@ -313,7 +313,8 @@ async def _assemble(
     worker.endpoints = Endpoints(worker, sandbox)
     if is_first:
         worker.report = DailyReport(worker, worker.endpoints)
-    _attach_metrics(worker)
+    worker.metrics.read(worker.endpoints.board.figures)
+    worker.metrics.declare_zones(zones.names)
     return worker
 
 
@@ -336,30 +337,6 @@ def _build_drop_directory(settings: Settings, context: WorkerContext, listeners:
         hostname=context.hostname,
         events=context.events,
     )
-
-
-def _attach_metrics(worker: Worker) -> None:
-    metrics, store, board = worker.metrics, worker.store, worker.endpoints.board
-    label, guard = str(worker.identity.index), space_guard(worker.settings.spool)
-    metrics.attach_queue(board.queues, store.is_counted)
-    metrics.attach(ReadMetrics(lambda: reload_metrics(worker.taken_up, worker.refused_at is None)))
-    metrics.read("zonerelay_destinations", board.destination_states)
-    metrics.read_each("zonerelay_orders", worker.orders.in_force)
-    metrics.read_each("zonerelay_source_penalties", worker.sending.sources.penalty_counts)
-    metrics.read_each("zonerelay_store_usable", lambda: {label: float(store.unhealthy() is None)})
-    metrics.read_each(
-        "zonerelay_spool_free_bytes", lambda: {} if (free := board.free_space) is None else {label: free}
-    )
-    metrics.read_each("zonerelay_spool_min_free_bytes", lambda: {label: guard})
-    metrics.read_number("zonerelay_orders_without_end", worker.orders.endless)
-    metrics.read_number(
-        "zonerelay_captured_messages", lambda: None if (found := board.captured) is None else found.messages
-    )
-    metrics.read_number(
-        "zonerelay_captured_bytes", lambda: None if (found := board.captured) is None else found.octets
-    )
-    metrics.read_number("zonerelay_restrained_seconds_total", lambda: worker.scheduler.throttle.seconds)
-    metrics.declare_zones(worker.zones.names)
 
 
 async def _start(worker: Worker, stack: AsyncExitStack) -> None:

@@ -16,7 +16,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from zonerelay.process.threads import STATUS
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.store.contract import QueueCounts, StoreError, Unhealthy
 from zonerelay.store.spool_paths import directories_of, spool_of
-from zonerelay.telemetry.metrics.instruments import ZoneQueue
+from zonerelay.telemetry.metrics.instruments import Figures, ZoneQueue, queue_figures, reload_figures
 from zonerelay.worker.parts import WorkerParts
 
 if TYPE_CHECKING:
@@ -195,13 +195,32 @@ class StatusBoard:
             overdue=max(self._clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
         )
 
-    def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
+    def figures(self) -> Mapping[str, Figures]:
+        """Return the numbers that each scrape reads."""
+        worker, captured = self._worker, self.captured
+        label = str(worker.identity.index)
+        return {
+            **queue_figures(self.queues(), is_counted=self._store.is_counted()),
+            **reload_figures(worker.taken_up, worker.refused_at is None),
+            "zonerelay_destinations": self._destination_states(),
+            "zonerelay_orders": worker.orders.in_force(),
+            "zonerelay_orders_without_end": worker.orders.endless(),
+            "zonerelay_source_penalties": worker.sending.sources.penalty_counts(),
+            "zonerelay_store_usable": {label: float(self._store.unhealthy() is None)},
+            "zonerelay_spool_free_bytes": {} if self.free_space is None else {label: self.free_space},
+            "zonerelay_spool_min_free_bytes": {label: space_guard(worker.settings.spool)},
+            "zonerelay_captured_messages": None if captured is None else captured.messages,
+            "zonerelay_captured_bytes": None if captured is None else captured.octets,
+            "zonerelay_restrained_seconds_total": self._scheduler.throttle.seconds,
+        }
+
+    def _destination_states(self) -> Mapping[tuple[str, str], int]:
         """Return how many destinations of each zone are suspended now, and how many are not."""
         found: Counter[tuple[str, str]] = Counter()
         for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
             found[queue_of(zone).label, "suspended"] += suspended
             found[queue_of(zone).label, "usable"] += usable
-        return found.items()
+        return found
 
     async def status(self) -> RelayStatus:
         """Return the status of the worker."""

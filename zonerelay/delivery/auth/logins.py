@@ -57,7 +57,7 @@ from zonerelay.smtp.client.sasl import (
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
     from zonerelay.telemetry.events.events import SmarthostEvents
-    from zonerelay.telemetry.metrics.instruments import Readings
+    from zonerelay.telemetry.metrics.instruments import Figures
 
 MAX_SHOWN = 200
 MAX_WORDS = 500
@@ -297,13 +297,13 @@ class Logins:
                 who = f"zone {account.zone} cannot log in{where} as {account.credential}"
                 yield f"{who}: {account.problem}"
 
-    def login_states(self) -> dict[str, Readings]:
+    def login_states(self) -> dict[str, Figures]:
         """Return whether accounts that have tried can log in, by zone and credential, as a metric."""
-        states = [
-            ((account.zone, account.credential), float(not account.problem))
+        states = {
+            (account.zone, account.credential): float(not account.problem)
             for account in self._accounts.values()
             if account.is_known and queue_of(account.zone).kind is not QueueKind.MAILBOX
-        ]
+        }
         return {"zonerelay_smarthost_login": states}
 
     async def close(self) -> None:

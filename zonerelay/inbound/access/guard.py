@@ -166,7 +166,7 @@ class Guard:
         self._clock = clock
         self._quotas = Quotas(records, clock, lambda user, level: events.quota_near(user, *level))
         self.configure(credentials)
-        events.metrics.read_each("zonerelay_user_quota_used_ratio", self._ratios)
+        events.metrics.read(lambda: {"zonerelay_user_quota_used_ratio": self._ratios()})
 
     def configure(self, credentials: Path) -> None:
         self._file = WatchedFile(file_beside(credentials), user_limits.read, events=self._events)

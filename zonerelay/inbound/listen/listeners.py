@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
 from typing import Any
@@ -135,9 +135,13 @@ class Listeners:
         self._farewells = Tasks()
         self._retiring: dict[asyncio.Task[None], AskedPolicy] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
-        events.metrics.read_number("zonerelay_inbound_memory_bytes", lambda: self._shared.memory.total)
-        events.metrics.attach_certificates(
-            lambda: [each for certificates in self._in_use() for each in certificates.expiries()]
+        events.metrics.read(
+            lambda: {
+                "zonerelay_inbound_memory_bytes": self._shared.memory.total,
+                "zonerelay_certificate_expiry_timestamp_seconds": earliest(
+                    each for certificates in self._in_use() for each in certificates.expiries()
+                ),
+            }
         )
 
     # The interface to other parts of the worker.
@@ -408,3 +412,8 @@ def _bounded(settings: ListenerSettings, policy: AskedPolicy | None) -> Listener
     if policy is None or WholeMessage not in policy.asked:
         return settings
     return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))
+
+
+def earliest(expiries: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the expiry of each certificate by its first name, the earliest of several for one name."""
+    return dict(sorted(expiries, key=lambda each: -each[1]))

@@ -33,12 +33,8 @@ from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 from zonerelay.telemetry.metrics.families import Family
-from zonerelay.telemetry.metrics.instruments import (
-    ReadMetrics,
-    collect,
-    exposition,
-    reload_metrics,
-)
+from zonerelay.telemetry.metrics.instruments import collect, exposition, reload_figures
+from zonerelay.telemetry.metrics.metrics import ReadMetrics
 
 METRICS_TIMEOUT = 2.0
 READINESS_TIMEOUT = 7.0
@@ -61,7 +57,7 @@ class RelayState:
         self.workers, self.listening, self.clock = workers, sockets, clock
         self._started = clock.now()
         self._registry = CollectorRegistry()
-        self._registry.register(ReadMetrics(lambda: reload_metrics(self.taken_up, self.refused is None)))
+        self._registry.register(ReadMetrics(lambda: reload_figures(self.taken_up, self.refused is None)))
         ProcessCollector(registry=self._registry)
 
     @property

@@ -34,7 +34,7 @@ from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
 from zonerelay.telemetry.logs.logs import OTHERS, LineLimits
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.instruments import Readings
+from zonerelay.telemetry.metrics.instruments import Figures
 from zonerelay.telemetry.metrics.metrics import RESULTS, Metrics
 
 Field = str | int | float | bool | None
@@ -128,12 +128,12 @@ class LimitEvents(_SubsystemEvents, frozen=True):
         zone.
         """
 
-        def places() -> Mapping[str, Readings]:
+        def places() -> Mapping[str, Figures]:
             numbers = Counter[tuple[str, ...]]()
             for zone, given in figures().items():
                 for state, number in zip(("held", "used", "wanted"), given, strict=True):
                     numbers[queue_of(zone).label, state] += number
-            return {"zonerelay_limits_places": numbers.items()}
+            return {"zonerelay_limits_places": numbers}
 
         self._metrics.limits.attach(places)
 

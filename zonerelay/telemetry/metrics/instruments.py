@@ -19,9 +19,9 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -82,16 +82,23 @@ def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
     )
 
 
+class _Families(Collector):
+    """Converts metric families to those of prometheus-client."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            metric = Metric(family.name, family.help, family.kind)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, dict(labels), value)
+            yield metric
+
+
 def exposition(families: Iterable[Family]) -> bytes:
     """Return the Prometheus text format."""
-
-    def metric_of(family: Family) -> Metric:
-        metric = Metric(family.name, family.help, family.kind)
-        for name, labels, value in family.samples:
-            metric.add_sample(name, dict(labels), value)
-        return metric
-
-    return generate_latest(ReadMetrics(lambda: map(metric_of, families)))
+    return generate_latest(_Families(families))
 
 
 class MetricTotals:
@@ -434,52 +441,23 @@ class Instruments(Collector):
             yield instrument.family()
 
 
-# Figures that other parts keep: a scrape reads them, so that no part keeps gauges in step. A `read` must
-# answer from memory. Labels are from the configuration.
+# Figures that other parts keep: a scrape reads them, so that no part keeps gauges in step.
+
+# Any: the value of the only label, or the values of several in the order of the labels
+Figures = float | Mapping[Any, float] | None
+"""The numbers of a metric by the values of its labels, or the number of a metric without labels."""
+ReadFigures = Callable[[], Mapping[str, Figures]]
+"""Returns figures by the names of their metrics (`metrics.READ`). It must answer from memory."""
 
 
-Readings = Iterable[tuple[tuple[str, ...], float]]
-"""Label values, in the order of the labels, and a number for each."""
-
-
-def gauge_of(
-    name: str,
-    help_text: str,
-    readings: Readings,
-    *labels: str,
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
-) -> Metric:
-    """Return the family. Samples beyond `MAX_LABEL_VALUES` are left out."""
-    family = kind(name, help_text, labels=labels)
-    for values, number in islice(readings, MAX_LABEL_VALUES):
-        family.add_metric(values, number)
-    return family
-
-
-class ReadMetrics(Collector):
-    """Metrics that are made at each scrape."""
-
-    def __init__(self, make: Callable[[], Iterable[Metric]]) -> None:
-        self._make = make
-
-    def collect(self) -> Iterable[Metric]:
-        return self._make()
-
-
-def reload_metrics(since: float, is_good: bool) -> Iterator[Metric]:
-    """Yield the time at which the active configuration was loaded, and whether the last reload succeeded. The
-    names follow Prometheus' own metrics for this.
+def reload_figures(since: float, is_good: bool) -> Mapping[str, Figures]:
+    """Return the time at which the active configuration was loaded, and whether the last reload succeeded.
+    The names follow Prometheus' own metrics for this.
     """
-    yield GaugeMetricFamily(
-        "zonerelay_config_last_reload_success_timestamp_seconds",
-        "Unix time at which the active configuration was loaded.",
-        since,
-    )
-    yield GaugeMetricFamily(
-        "zonerelay_config_last_reload_successful",
-        "1 if the last load of the configuration file succeeded, otherwise 0.",
-        float(is_good),
-    )
+    return {
+        "zonerelay_config_last_reload_success_timestamp_seconds": since,
+        "zonerelay_config_last_reload_successful": float(is_good),
+    }
 
 
 class ZoneQueue(NamedTuple):
@@ -496,45 +474,16 @@ class ZoneQueue(NamedTuple):
     """Seconds for which the deferred delivery that is due first has been due."""
 
 
-def queue_metrics(
-    read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]
-) -> Iterator[Metric]:
-    """Yield the queue gauges. Before the queue is counted there are no samples, because a number that is too
+def queue_figures(queues: Sequence[ZoneQueue], *, is_counted: bool) -> Mapping[str, Figures]:
+    """Return the queue gauges. Before the queue is counted there are no samples, because a number that is too
     low looks like a queue that has emptied.
     """
-    counted_now, queues = is_counted(), tuple(read())
-    counted = queues if counted_now else ()
+    counted = queues if is_counted else ()
     states = ("ready", "active", "deferred", "held")
-    numbers = [((each.zone, state), getattr(each, state)) for each in counted for state in states]
-    oldest = [((each.zone,), each.oldest) for each in counted]
-    overdue = [((each.zone,), each.overdue) for each in counted]
-    outbound = [((each.zone,), each.connections) for each in queues]
-    counting = "Workers that are still counting the deliveries in the queue."
-    late = "Seconds that have passed since the earliest deferred delivery became due."
-    yield gauge_of(SHARED_QUEUE, "Deliveries in the queue.", numbers, "zone", "state")
-    yield gauge_of(
-        "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", oldest, "zone"
-    )
-    yield gauge_of("zonerelay_queue_overdue_seconds", late, overdue, "zone")
-    yield GaugeMetricFamily("zonerelay_queue_counting", counting, int(not counted_now))
-    yield gauge_of("zonerelay_outbound_connections", "Open connections to peers.", outbound, "zone")
-
-
-class Subsystem(Instruments):
-    """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured.
-    `make` makes those that others keep.
-    """
-
-    def __init__(self, make: Callable[[Mapping[str, Readings]], Iterable[Metric]]) -> None:
-        super().__init__()
-        self._make = make
-        self._read: Callable[[], Mapping[str, Readings]] | None = None
-
-    def attach(self, read: Callable[[], Mapping[str, Readings]]) -> None:
-        """Set the function that reads the numbers that others keep, by the names of their metrics."""
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        if self._read is not None:
-            yield from super().collect()
-            yield from self._make(self._read())
+    return {
+        SHARED_QUEUE: {(each.zone, state): getattr(each, state) for each in counted for state in states},
+        "zonerelay_queue_oldest_seconds": {each.zone: each.oldest for each in counted},
+        "zonerelay_queue_overdue_seconds": {each.zone: each.overdue for each in counted},
+        "zonerelay_queue_counting": int(not is_counted),
+        "zonerelay_outbound_connections": {each.zone: each.connections for each in queues},
+    }

@@ -1,8 +1,8 @@
 """Defines the metrics of one worker, and writes them in the Prometheus text format.
 
 Every method is cheap and none raises: numbers are kept by `instruments.py`, those that others keep are read
-by `collectors.py`, and prometheus-client is only asked to write them down. Labels come from our own lists and
-the configuration: zones, outcomes, reasons.
+at each scrape (`READ`), and prometheus-client is only asked to write them down. Labels come from our own
+lists and the configuration: zones, outcomes, reasons.
 
 Outcomes: a result that ends a delivery counts once as `delivered`, `bounced` or `expired`; one that
 does not, as `deferred`. A connection lost after the final dot counts as `in_doubt` instead of
@@ -17,28 +17,26 @@ not exposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import (
+    MAX_LABEL_VALUES,
     OTHER,
     Instruments,
     LoopLag,
     PerMinute,
-    Readings,
-    ReadMetrics,
-    Subsystem,
-    ZoneQueue,
+    ReadFigures,
     collect,
-    gauge_of,
-    queue_metrics,
 )
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
@@ -256,9 +254,7 @@ class Metrics:
         self.per_minute = PerMinute(lambda: self._accepted.value, self._seconds.count)
         """Messages accepted, and deliveries."""
         self.loop_lag = LoopLag(lag.observe, self.per_minute.mark)
-        self.smarthosts, self.limits, self.outbox, self.webhooks = (
-            Subsystem(self.read_now) for _ in range(4)
-        )
+        self.smarthosts, self.limits, self.outbox, self.webhooks = (Subsystem() for _ in range(4))
         self.smarthost_logins = self.smarthosts.labelled(
             "zonerelay_smarthost_logins_total", "Logins at smarthosts.", "zone", "result"
         )
@@ -286,9 +282,7 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "The version of this relay.", registry=registry).info({"version": __version__})
-        lags = ReadMetrics(
-            lambda: self.read_now({"zonerelay_loop_lag_longest_seconds": [((), self.loop_lag.longest)]})
-        )
+        lags = ReadMetrics(lambda: {"zonerelay_loop_lag_longest_seconds": self.loop_lag.longest})
         for each in (self.smarthosts, self.limits, self.outbox, self.webhooks, made, lags):
             registry.register(each)
 
@@ -329,46 +323,9 @@ class Metrics:
             self.destinations_suspended.declare([(zone,)])
             self.tls_connections.declare((zone, *words) for words in TLS_RESULTS)
 
-    # ---- numbers of other parts: attach each once --------------------------------------------
-
-    def attach(self, collector: Collector) -> None:
-        """Register a collector. Every scrape reads it, so it must answer from memory."""
-        self._registry.register(collector)
-
-    def read(self, name: str, read: Callable[[], Readings]) -> None:
-        """Attach the function that reads a metric of `READ` at each scrape, with the values of its labels."""
-        self.attach(ReadMetrics(lambda: self.read_now({name: read()})))
-
-    @staticmethod
-    def read_now(found: Mapping[str, Readings]) -> Iterator[Metric]:
-        """Yield metrics of `READ`, with the values of their labels."""
-        return (READ[name](readings) for name, readings in found.items())
-
-    def read_number(self, name: str, read: Callable[[], float | None]) -> None:
-        """Attach the function that reads a metric without labels, or `None` if there is no number."""
-        self.read(name, lambda: () if (number := read()) is None else (((), number),))
-
-    def read_each(self, name: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Attach the function that reads a metric by the value of its only label."""
-        self.read(name, lambda: (((value,), number) for value, number in read().items()))
-
-    def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        """Attach the reader: `read` yields the first name and the expiry of each certificate of every
-        listener. Of several for one name, the one that expires first is shown.
-        """
-
-        def first() -> Mapping[str, float]:
-            found: dict[str, float] = {}
-            for name, expiry in read():
-                found[name] = min(expiry, found.get(name, expiry))
-            return found
-
-        self.read_each("zonerelay_certificate_expiry_timestamp_seconds", first)
-
-    def attach_queue(
-        self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
-    ) -> None:
-        self.attach(ReadMetrics(lambda: queue_metrics(read, is_counted)))
+    def read(self, read: ReadFigures) -> None:
+        """Attach a function that every scrape calls for metrics of `READ`."""
+        self._registry.register(ReadMetrics(read))
 
     def families(self) -> tuple[Family, ...]:
         """Return the metrics as plain values, for a supervisor that sums them."""
@@ -379,16 +336,36 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-def _gauge(name: str, help_text: str, *labels: str) -> tuple[str, Callable[[Readings], Metric]]:
-    return name, lambda readings: gauge_of(name, help_text, readings, *labels)
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
-def _counter(name: str, help_text: str, *labels: str) -> tuple[str, Callable[[Readings], Metric]]:
-    return name, lambda readings: gauge_of(name, help_text, readings, *labels, kind=CounterMetricFamily)
+def _gauge(name: str, help_text: str, *labels: str) -> tuple[str, tuple[_Kind, str, Sequence[str]]]:
+    return name, (GaugeMetricFamily, help_text, labels)
+
+
+def _counter(name: str, help_text: str, *labels: str) -> tuple[str, tuple[_Kind, str, Sequence[str]]]:
+    return name, (CounterMetricFamily, help_text, labels)
 
 
 READ = dict(
     (
+        _gauge(
+            "zonerelay_config_last_reload_success_timestamp_seconds",
+            "Unix time at which the active configuration was loaded.",
+        ),
+        _gauge(
+            "zonerelay_config_last_reload_successful",
+            "1 if the last load of the configuration file succeeded, otherwise 0.",
+        ),
+        _gauge("zonerelay_queue_deliveries", "Deliveries in the queue.", "zone", "state"),
+        _gauge("zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", "zone"),
+        _gauge(
+            "zonerelay_queue_overdue_seconds",
+            "Seconds that have passed since the earliest deferred delivery became due.",
+            "zone",
+        ),
+        _gauge("zonerelay_queue_counting", "Workers that are still counting the deliveries in the queue."),
+        _gauge("zonerelay_outbound_connections", "Open connections to peers.", "zone"),
         _gauge(
             "zonerelay_loop_lag_longest_seconds", "Longest event loop delay of the last one to two minutes."
         ),
@@ -444,3 +421,35 @@ READ = dict(
     )
 )
 """The metrics that others keep."""
+
+
+class ReadMetrics(Collector):
+    """Metrics of `READ`, made at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
+
+    def __init__(self, read: ReadFigures) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        for name, figures in self._read().items():
+            kind, help_text, labels = READ[name]
+            family = kind(name, help_text, labels=labels)
+            alone: Mapping[Any, float] = {} if figures is None else {(): figures}  # type: ignore[dict-item]
+            numbers = figures if isinstance(figures, Mapping) else alone
+            for values, number in islice(numbers.items(), MAX_LABEL_VALUES):
+                family.add_metric((values,) if isinstance(values, str) else values, number)
+            yield family
+
+
+class Subsystem(Instruments):
+    """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured."""
+
+    _read: ReadFigures | None = None
+
+    def attach(self, read: ReadFigures) -> None:
+        """Set the function that reads the numbers that others keep."""
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        if self._read is not None:
+            yield from super().collect()
+            yield from ReadMetrics(self._read).collect()
