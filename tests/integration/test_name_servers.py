@@ -19,8 +19,7 @@ from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, Ed
 from tests.support.ports import free_port
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.routing.dns import resolver
-from zonerelay.routing.dns.answers import DnsStatus
-from zonerelay.routing.dns.packets import A, ParsedAnswer
+from zonerelay.routing.dns.answers import A, DnsStatus, ParsedAnswer
 from zonerelay.routing.dns.resolver import DnspythonReason, NameServers
 
 FILES = Path("/proc/self/fd")

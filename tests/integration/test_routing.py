@@ -34,9 +34,8 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.routing.dns import resolver
-from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
+from zonerelay.routing.dns.answers import AAAA, DnsStatus, TlsaRecord
 from zonerelay.routing.dns.dnspython_client import DnspythonClient
-from zonerelay.routing.dns.packets import AAAA
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver, servers_of
 
 ZONES: Zones = {

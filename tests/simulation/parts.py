@@ -25,7 +25,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.process.setup import Identity
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.routing.dns.packets import ParsedAnswer
+from zonerelay.routing.dns.answers import ParsedAnswer
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.queue.body import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
@@ -150,7 +150,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
     with (
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
-        patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
+        patch("zonerelay.queue.settle.settler.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.queue.keeper.INTERVAL", 60.0),
         patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),

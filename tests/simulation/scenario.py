@@ -42,8 +42,7 @@ from zonerelay.limits.worker import keeper
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.process.setup import Identity, StartError
 from zonerelay.queue.zone.plan import WINDOW
-from zonerelay.routing.dns.answers import DnsStatus, MxRecord
-from zonerelay.routing.dns.packets import ParsedAnswer
+from zonerelay.routing.dns.answers import DnsStatus, MxRecord, ParsedAnswer
 from zonerelay.store.contract import StoreError
 
 BUSY = 120.0

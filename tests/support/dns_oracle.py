@@ -14,9 +14,16 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.resolver
 
-from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
+from zonerelay.routing.dns.answers import (
+    DnsStatus,
+    MxRecord,
+    ParsedAnswer,
+    Record,
+    RecordType,
+    TlsaRecord,
+    read_answer,
+)
 from zonerelay.routing.dns.dnspython_client import _is_authentic, _nxdomain_ttl, _text, _understand
-from zonerelay.routing.dns.packets import ParsedAnswer, RecordType, read_answer
 
 _HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 FAILURES = (dns.rcode.SERVFAIL, dns.rcode.REFUSED)

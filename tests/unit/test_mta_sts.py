@@ -18,7 +18,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply, Scope, Verdict
 from zonerelay.process.webclient import Resolve, Response, WebError
 from zonerelay.routing import mta_sts as sts_policies
-from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy
+from zonerelay.routing.destinations.mx import DestinationEntry, DestinationTable, by_policy
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver

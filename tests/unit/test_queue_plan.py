@@ -31,8 +31,7 @@ from zonerelay.model.reply import Outcome, Reply
 from zonerelay.queue.aio import SLICE, in_slices
 from zonerelay.queue.destination.destinations import PUT_OFF_RATE, Destination, Suspension, Transition, Work
 from zonerelay.queue.settle.bounces import DsnMaker
-from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
-from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER
+from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER, UNREADABLE_DELAY
 from zonerelay.queue.zone.plan import LOOKED_AT, MANY_PUT_OFF, ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest
 from zonerelay.routing.destinations.route import MxHost, Route

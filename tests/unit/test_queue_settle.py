@@ -18,7 +18,7 @@ from zonerelay.model.envelope import BodyType, Mailbox, Message, Notify, Ret
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.queue.settle import bounces as reports
-from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
+from zonerelay.queue.settle.settler import UNREADABLE_DELAY
 from zonerelay.store.contract import Finish, OwnMessage, Postpone, StoreCorruptError
 
 HOUR, DAY = 3600.0, 86400.0

@@ -22,10 +22,9 @@ from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin
 from zonerelay.model.queue_name import Priority
-from zonerelay.routing.destinations.destination_table import DestinationTable, on_terms
+from zonerelay.routing.destinations.mx import DestinationTable, on_terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand
-from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule
-from zonerelay.routing.zones.rule_index import FEW
+from zonerelay.routing.zones.route_rules import FEW, Headers, RoutedMail, RouteRule
 from zonerelay.routing.zones.zones import (
     MAX_NAMED,
     MAX_NOTE,

@@ -24,17 +24,20 @@ from zonerelay.config.endpoints import NameServer, parse_listen
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.addresses import OwnAddresses, is_address_of_this_machine, is_private
-from zonerelay.routing.dns import packets as dns_packets
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
-from zonerelay.routing.dns.packets import (
+from zonerelay.routing.dns import answers as dns_answers
+from zonerelay.routing.dns.answers import (
     AAAA,
     CNAME,
     MX,
     TLSA,
     TXT,
     A,
+    DnsAnswer,
+    DnsStatus,
+    MxRecord,
     ParsedAnswer,
     RecordType,
+    TlsaRecord,
     is_plain_name,
     is_truncated,
     question,
@@ -374,7 +377,7 @@ def test_a_denial_lives_as_long_as_its_soa_says() -> None:
     made.flags |= dns.flags.AD
     assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.NXDOMAIN, (), 50.0, authentic=True)
     found = reading(packet("MX"), KINDS["MX"])
-    assert found == ParsedAnswer(DnsStatus.NODATA, (), float(dns_packets.NO_SOA_TTL))
+    assert found == ParsedAnswer(DnsStatus.NODATA, (), float(dns_answers.NO_SOA_TTL))
 
 
 @pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED])
@@ -427,7 +430,7 @@ def test_no_packet_that_was_cut_off_and_none_with_more_behind_it_is_plain() -> N
 
 def test_a_question_is_what_dnspython_would_ask() -> None:
     asked = dns.message.from_wire(question(0x1234, NAME, MX.code, wants_dnssec=False))
-    other = dns.message.make_query(NAME, "MX", use_edns=0, payload=dns_packets.EDNS_PAYLOAD, id=0x1234)
+    other = dns.message.make_query(NAME, "MX", use_edns=0, payload=dns_answers.EDNS_PAYLOAD, id=0x1234)
     assert asked.to_wire() == other.to_wire()
     careful = dns.message.from_wire(question(1, NAME, MX.code, wants_dnssec=True))
     assert careful.flags == dns.flags.RD | dns.flags.AD

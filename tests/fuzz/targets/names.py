@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.dns_oracle import read_alike
-from zonerelay.routing.dns.packets import AAAA, CNAME, MX, TLSA, TXT, A, RecordType
+from zonerelay.routing.dns.answers import AAAA, CNAME, MX, TLSA, TXT, A, RecordType
 
 NAME = "mail.example.com"
 # Any: their records are of several types.

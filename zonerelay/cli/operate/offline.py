@@ -33,8 +33,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import BodyPiece, Explanation, MessageBody
 from zonerelay.operations.requests import Explain, QueueCat
 from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.destinations.destination_table import DestinationTable
-from zonerelay.routing.destinations.mx import MxRouter
+from zonerelay.routing.destinations.mx import DestinationTable, MxRouter
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
 from zonerelay.routing.zones.zones import Zones

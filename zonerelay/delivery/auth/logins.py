@@ -34,7 +34,7 @@ from zonerelay.config.settings import (
 from zonerelay.delivery.auth.accounts import Account, RefreshTokenFiles, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
 from zonerelay.delivery.peer import HostFailure, Terms
-from zonerelay.delivery.tls.verify import ENCRYPTED
+from zonerelay.delivery.tls.plan import ENCRYPTED
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.model.reply import Reply, Scope

@@ -42,8 +42,15 @@ from zonerelay.delivery.peer import (
     UntrustedCertificateError,
     open_socket,
 )
-from zonerelay.delivery.tls.plan import ResumingContext, TlsPolicy, TlsRequirements
-from zonerelay.delivery.tls.verify import ENCRYPTED, PeerVerification, handshake_words, prove
+from zonerelay.delivery.tls.plan import (
+    ENCRYPTED,
+    PeerVerification,
+    ResumingContext,
+    TlsPolicy,
+    TlsRequirements,
+    handshake_words,
+    prove,
+)
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationKey, MxHost, SiteKey
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo

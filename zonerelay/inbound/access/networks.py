@@ -96,7 +96,7 @@ class SenderDomains:
 # The [[access]] rules: they refuse, defer or accept clients, users and addresses.
 #
 # The first rule whose conditions all match decides; after `accept` no later rule is evaluated. The cost
-# depends neither on the number of rules (`routing/zones/rule_index`) nor on the number of their networks and
+# depends neither on the number of rules (`routing/zones/route_rules`) nor on the number of their networks and
 # address patterns.
 
 REFUSED = Reply(550, "7.1", "Access denied")

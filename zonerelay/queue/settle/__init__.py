@@ -1,4 +1,4 @@
-"""Settles deliveries after an attempt: `settler` decides by `disposition` and `retry`, and writes the result.
+"""Settles deliveries after an attempt: `settler` decides by `retry`, and writes the result.
 
 It keeps the writes until the store has accepted them. `bounces` makes the reports to senders.
 

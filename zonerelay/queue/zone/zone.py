@@ -62,8 +62,7 @@ from zonerelay.queue.destination.rates import Rates, Ticket
 from zonerelay.queue.orders.order import OPEN
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection import BacklogThrottle
-from zonerelay.queue.settle.disposition import LOCAL_ERROR, UNREADABLE, local_delay
-from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.settle.settler import LOCAL_ERROR, UNREADABLE, Settler, local_delay
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest, PriorityWindow
 from zonerelay.routing.destinations.route import Batch, DestinationKey, Route, SiteKey, Unroutable

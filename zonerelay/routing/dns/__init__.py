@@ -1,6 +1,6 @@
 """DNS: `resolver.Resolver` is the entry point, and `answers` has the values that it returns.
 
-`resolver` joins equal queries, reads the hosts file, sends queries over UDP with `packets`, and detects
+`resolver` joins equal queries, reads the hosts file, sends queries over UDP with `answers`, and detects
 outages. `dnspython_client` handles the queries and answers that are not plain.
 
 Code outside imports `resolver` and `answers`.

@@ -1,7 +1,7 @@
 """DNS by dnspython: any query, any answer, TCP, search lists and every failure. Only this module uses
 dnspython.
 
-The resolver uses it if a query or its answer is not plain (`packets.py`). It never raises: every failure is a
+The resolver uses it if a query or its answer is not plain (`answers.py`). It never raises: every failure is a
 status.
 """
 
@@ -25,8 +25,15 @@ import dns.resolver
 
 from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
-from zonerelay.routing.dns.answers import DnsStatus, Record
-from zonerelay.routing.dns.packets import EDNS_PAYLOAD, TRY_TIMEOUT, ParsedAnswer, RecordType, read_data
+from zonerelay.routing.dns.answers import (
+    EDNS_PAYLOAD,
+    TRY_TIMEOUT,
+    DnsStatus,
+    ParsedAnswer,
+    Record,
+    RecordType,
+    read_data,
+)
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):

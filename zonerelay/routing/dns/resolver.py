@@ -17,7 +17,7 @@ Every failure is a value. `destinations/mx.py` decides what it means for mail, a
 it is an outage of the name servers.
 
 The relay queries the name servers directly over UDP (`NameServers`), which costs a fifth of the CPU, and
-through dnspython (`dnspython_client.py`) if that returns no plain answer (`packets.py`). The servers are
+through dnspython (`dnspython_client.py`) if that returns no plain answer (`answers.py`). The servers are
 queried in turn, `TRY_TIMEOUT` seconds each, repeatedly until the time is up. A server that reports a failure
 is skipped. If every remaining server is silent, TimeoutError is raised. An answer that is not plain
 (truncated, malformed, an unreachable server) is not interpreted: dnspython sends the query again.
@@ -57,8 +57,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import cancel_all
-from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
-from zonerelay.routing.dns.packets import (
+from zonerelay.routing.dns.answers import (
     AAAA,
     CNAME,
     MX,
@@ -66,8 +65,14 @@ from zonerelay.routing.dns.packets import (
     TRY_TIMEOUT,
     TXT,
     A,
+    Addresses,
+    DnsAnswer,
+    DnsStatus,
+    MxRecord,
     ParsedAnswer,
+    Record,
     RecordType,
+    TlsaRecord,
     is_plain_name,
     is_truncated,
     question,
