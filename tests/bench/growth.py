@@ -244,11 +244,14 @@ def users(scale: float) -> None:
         )
         one = f"user{count // 2}@example.com"
         of = f"{count:,} users with limits"
-        beside = user_limits.change_beside(
-            path, one, lambda _, there: user_limits.changed(there, ["zones=bulk"])
-        )
         print_cost(
-            f"{of}: `user set`", lambda: credentials.change_user(path, one, lambda there: there, beside)
+            f"{of}: `user set`",
+            lambda: user_limits.change_user(
+                path,
+                one,
+                lambda there: there,
+                lambda _, there: user_limits.changed(there, ["zones=bulk"]),
+            ),
         )
         print_cost(f"{of}: users are read again", lambda: credentials.read(path, whole=True))
         print_cost(f"{of}: limits are read again", lambda: user_limits.read(limits, whole=True).of(one))

@@ -17,7 +17,6 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.capture import store as capture_store
 from zonerelay.config import user_limits
-from zonerelay.config.credentials.file import change_user
 from zonerelay.config.settings import (
     AuthSettings,
     ListenerAuth,
@@ -46,8 +45,7 @@ class House:
         def change(_: object, there: user_limits.UserLimits) -> user_limits.UserLimits:
             return user_limits.changed(there, list(assignments))
 
-        beside = user_limits.change_beside(self.credentials, name, change)
-        change_user(self.credentials, name, lambda there: there, beside)
+        user_limits.change_user(self.credentials, name, lambda there: there, change)
 
     def only(self, *assignments: str) -> None:
         """These and no others."""
@@ -263,22 +261,18 @@ async def test_mail_is_redirected_copied_and_captured(house: House) -> None:
 async def test_two_passwords_are_valid_while_one_is_rotated(house: House) -> None:
     second = user("shop", "battery staple").hash
     house.set()
-    beside = user_limits.change_beside(
-        house.credentials, "shop", lambda _, there: replace(there, second_hash=second)
+    user_limits.change_user(
+        house.credentials, "shop", lambda there: there, lambda _, there: replace(there, second_hash=second)
     )
-    change_user(house.credentials, "shop", lambda there: there, beside)
     for password in ("correct horse", "battery staple", "battery staple"):
         (await house.log_in(password)).close()
     with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
         await house.log_in("neither")
-    beside = user_limits.change_beside(
-        house.credentials, "shop", lambda _, there: replace(there, second_hash="")
-    )
-    change_user(
+    user_limits.change_user(
         house.credentials,
         "shop",
         lambda there: None if there is None else replace(there, hash=second),
-        beside,
+        lambda _, there: replace(there, second_hash=""),
     )
     (await house.log_in("battery staple")).close()
     with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):

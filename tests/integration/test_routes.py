@@ -19,7 +19,7 @@ from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.tls_client import trusting
-from zonerelay.cli.operate.explain import zone_of
+from zonerelay.cli.operate.queue import zone_of
 from zonerelay.config.settings import (
     AuthSettings,
     ListenerAuth,

@@ -260,7 +260,7 @@ def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
     adds = (
         "import sys; from pathlib import Path\n"
         "from zonerelay.config.credentials.file import User\n"
-        "from zonerelay.config.credentials.file import change_user\n"
+        "from zonerelay.config.user_limits import change_user\n"
         "from tests.support.credentials import user\n"
         "sys.stdin.readline()\n"
         "for n in range(20):\n"

@@ -26,7 +26,6 @@ from zonerelay.config.credentials import identities, passwords
 from zonerelay.config.credentials.file import (
     CredentialsError,
     User,
-    change_user,
     format_line,
     parse,
     parse_line,
@@ -37,6 +36,7 @@ from zonerelay.config.load import ConfigError, load_text, read
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import masked, quoted
 from zonerelay.config.settings import REPEATED, TABLES
+from zonerelay.config.user_limits import change_user
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.queue_name import Priority
 from zonerelay.transfer.others.slimta import _shown

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.credentials import file_of, user
 from zonerelay.cli.spool import home_files
 from zonerelay.config import user_limits
-from zonerelay.config.credentials.file import CredentialsError, change_user
+from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.settings import (
     AccessAction,
     AccessSettings,
@@ -24,7 +24,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
     UnsafeListener,
 )
-from zonerelay.config.user_limits import NONE, UserLimits, UserMode, changed
+from zonerelay.config.user_limits import NONE, UserLimits, UserMode, change_user, changed
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.access.networks import DEFERRED, MAX_REMEMBERED, REFUSED, AccessPolicy, AccessRules
 from zonerelay.inbound.cleanup.intake import deliveries_of
@@ -63,7 +63,6 @@ def test_every_guard_rail_comes_back_from_the_file() -> None:
     text = user_limits.parse(text, "file").changed('a"b\\@x.example', there)
     found = user_limits.parse(text, "file")
     assert [found.own(each) for each in found.users()] == [there, there]
-    assert found.lines, "a name with an escape is read as a whole"
     assert user_limits.parse(found.changed("a@x.example", NONE), "file").users() == ['a"b\\@x.example']
     back = [f"{each.partition('=')[0]}=" for each in EVERY]
     assert changed(there, back) == NONE
@@ -91,43 +90,41 @@ def test_what_makes_no_sense_is_refused_in_words(assignment: str, said: str) -> 
 WRONG = '[user.shop]\nmods = "copy"\n[user.other]\ndisabled = true\n'
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["a file that is read as a whole", "by user"])
-def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path, *, whole: bool) -> None:
+def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path) -> None:
     credentials = tmp_path / "credentials"
     credentials.write_text(file_of(user("shop"), user("other")))
     file = user_limits.file_beside(credentials)
-    file.write_text(WRONG + ('[user."a\\\\b"]\ndisabled = true\n' if whole else ""))
+    file.write_text(WRONG)
     found = user_limits.read(file)
     assert found.own("other") == UserLimits(disabled=True)
     with pytest.raises(CredentialsError, match=r"did you mean mode\? \(line 2\)"):
         found.of("shop")
 
     def change(name: str) -> None:
-        beside = user_limits.change_beside(credentials, name, lambda _, there: changed(there, ["zones=bulk"]))
-        change_user(credentials, name, lambda there: there, beside)
+        change_user(credentials, name, lambda there: there, lambda _, there: changed(there, ["zones=bulk"]))
 
-    before = file.read_text()
-    for name in ("shop", "other") if whole else ("shop",):
-        with pytest.raises(CredentialsError, match="did you mean mode"):
-            change(name)
-    assert file.read_text() == before
-    if not whole:
-        change("other")
-        assert file.read_text().startswith(WRONG.partition("[user.other")[0])
-        assert user_limits.read(file).own("other").zones == ("bulk",)
-        change_user(credentials, "shop", lambda _: None, user_limits.change_beside(credentials, "shop"))
-        assert user_limits.read(file).users() == ["other"]
+    with pytest.raises(CredentialsError, match="did you mean mode"):
+        change("shop")
+    assert file.read_text() == WRONG
+    change("other")
+    assert file.read_text().startswith(WRONG.partition("[user.other")[0])
+    assert user_limits.read(file).own("other").zones == ("bulk",)
+    change_user(credentials, "shop", lambda _: None)
+    assert user_limits.read(file).users() == ["other"]
 
 
 def test_a_file_without_tables_of_users_is_refused() -> None:
-    with pytest.raises(CredentialsError, match="is not valid TOML"):
-        user_limits.parse("[user.shop", "file")
-    for text in ("x = 1", "user = 1", "[[user]]", "x = 1\n[user.shop]\n"):
-        with pytest.raises(CredentialsError, match="expected only tables such as"):
+    for text in ("x = 1", "user = 1", "x = 1\n[user.shop]\n", 'user.shop = {mode = "capture"}\n'):
+        with pytest.raises(CredentialsError, match="file: expected only tables such as"):
             user_limits.parse(text, "file")
-    for text in ("[user.a]\n[user.a]\n", "[user.a]\n[user.'a']\n"):
-        with pytest.raises(CredentialsError, match="is not valid TOML"):
+    for text in ("[user.shop", "[[user]]", "[user.a.b]", "[other]"):
+        with pytest.raises(CredentialsError, match="file:2: expected only tables such as"):
+            user_limits.parse(f"# x\n{text}", "file")
+    for text in ("[user.a]\n[user.a]\n", "[user.a]\n[user.'a']\n", '[user."a\\\\"]\r\n[user."a\\u005c"]'):
+        with pytest.raises(CredentialsError, match="file:2: there is a table of this name"):
             user_limits.parse(text, "file")
+    with pytest.raises(CredentialsError, match="file:1: Unescaped"):
+        user_limits.parse('[user."\\q"]\n', "file")
 
 
 def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Path) -> None:
@@ -139,10 +136,9 @@ def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Pa
     )
 
     def change(*assignments: str) -> UserLimits:
-        beside = user_limits.change_beside(
-            credentials, "shop", lambda _, there: changed(there, list(assignments))
+        change_user(
+            credentials, "shop", lambda there: there, lambda _, there: changed(there, list(assignments))
         )
-        change_user(credentials, "shop", lambda there: there, beside)
         found = user_limits.read(file).of("shop")
         assert found is not None
         return found
@@ -168,7 +164,7 @@ def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:
     credentials.write_text(file_of(user("other")))
     file = user_limits.file_beside(credentials)
     file.write_text("[user.shop]\ndisabled = true\n")
-    change_user(credentials, "shop", lambda _: user("shop"), user_limits.change_beside(credentials, "shop"))
+    change_user(credentials, "shop", lambda _: user("shop"))
     assert user_limits.read(file).users() == []
 
 

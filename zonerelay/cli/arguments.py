@@ -265,10 +265,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("queue trace", "operate.queue:trace"),
         Command("queue cat", "operate.queue:cat"),
         *map(_change, ("retry", "hold", "release", "reroute", "bounce", "drop")),
-        Command("suspend", "operate.orders:suspend")
+        Command("suspend", "operate.queue:suspend")
         .flag("--hold", "Hold each delivery separately, so that it can be released alone")
         .flag("--list", "List active suspensions"),
-        Command("resume", "operate.orders:resume"),
+        Command("resume", "operate.queue:resume"),
         Command("acts", "operate.queue:acts"),
         Command("undo", "operate.queue:undo"),
         *(Command(f"webhook {verb}", "operate.plain:show") for verb in ("list", "test", "replay")),

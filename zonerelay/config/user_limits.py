@@ -13,8 +13,8 @@ The file for `/etc/zonerelay/credentials` is `/etc/zonerelay/credentials.rails.t
 limits. `zonerelay user set` writes it. A user whose table is invalid may do nothing until it is corrected. If
 the tables cannot be separated, this applies to every user.
 
-There may be 100,000 tables. Each is read when it is needed, and written without the others. A file in another
-TOML style (`user.shop = {…}`, multi-line strings) is read and written as a whole.
+There may be 100,000 tables. Each is read when it is needed, and written without the others. Another TOML
+style, such as `user.shop = {…}`, is refused.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from functools import cached_property
 from pathlib import Path
 
 from zonerelay.config.credentials.file import (
-    ChangeBeside,
     CredentialsError,
     User,
     check_name,
+    edited,
     locked,
     read_text,
     refuse_too_large,
     replace_file,
 )
+from zonerelay.config.credentials.file import parse as users_in
 from zonerelay.config.credentials.passwords import check_hash
 from zonerelay.config.load import read_options
 from zonerelay.config.options import convert, forms
@@ -59,9 +60,11 @@ _SUFFIX = ".rails.toml"
 _DEFAULT = ""
 """The key of the table [default]. User names are never empty."""
 _HEAD_OF_TABLE = re.compile(
-    r"""^[ \t]*\[(?:(default|user\.("[^"\\\n]+"|[A-Za-z0-9_-]+))\][ \t]*(?:\#.*)?$)?""", re.MULTILINE
+    r"""^[ \t]*\[(?:(default|user\.("(?:\\.|[^"\\\n])+"|'[^'\n]+'|[A-Za-z0-9_-]+))\][ \t]*(?:\#.*)?$)?""",
+    re.MULTILINE,
 )
 """Without a group, the line begins like a heading but is not one."""
+_ONLY_TABLES = 'expected only tables such as [user."name"] and [default]'
 _MOST = 1_000_000_000
 
 
@@ -152,14 +155,13 @@ KEYS = tuple(key for key in OPTIONS if key != "second_hash")
 
 @dataclass(slots=True)
 class UserLimitsFile:
-    """The tables of one file of user limits. `places` has the position of each user's table in the text, or
-    its content if the file was read as a whole. `_DEFAULT` is the key of the table [default].
+    """The tables of one file of user limits. `places` has the position of each user's table in the text.
+    `_DEFAULT` is the key of the table [default].
     """
 
     name: str
     text: str = ""
-    places: Mapping[str, tuple[int, int] | dict[str, object]] = dataclasses.field(default_factory=dict)
-    lines: Mapping[KeyPath, int] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     default: UserLimits = NONE
     _known: dict[str, UserLimits | CredentialsError] = dataclasses.field(default_factory=dict)
 
@@ -190,16 +192,9 @@ class UserLimitsFile:
         return _over(self.default, self.own(user)) if user in self.places else self.default
 
     def changed(self, user: str, table: UserLimits) -> str:
-        """Return the text of the file with a changed table of a user. Raise CredentialsError if a table is
-        invalid.
-        """
-        head = _HEAD.format(quote(Path(self.name).name.removesuffix(_SUFFIX)))
-        if self.lines:
-            tables = {each: self.own(each) for each in self.places} | {user: table}
-            return head + "".join(_written(name, each) for name, each in sorted(tables.items()))
-        text = self.text or head
-        place = self.places.get(user)
-        start, end = place if isinstance(place, tuple) else (len(text), len(text))
+        """Return the text of the file with a changed table of a user."""
+        text = self.text or _HEAD.format(quote(Path(self.name).name.removesuffix(_SUFFIX)))
+        start, end = self.places.get(user, (len(text), len(text)))
         before, behind = text[:start].rstrip("\n"), text[end:].lstrip("\n")
         return f"{before}\n{_written(user, table)}" + (f"\n{behind}" if behind else "")
 
@@ -208,14 +203,12 @@ class UserLimitsFile:
         path: KeyPath = ("user", user) if user != _DEFAULT else ("default",)
         if user != _DEFAULT:
             check_name(user)
-        table, lines = self.places[user], self.lines
-        if isinstance(table, tuple):
-            part = self.text[slice(*table)]
-            document = tomllib.loads(part)
-            above = self.text.count("\n", 0, table[0])
-            lines = {key: above + line for key, line in line_numbers(part).items()}
-            table = document["user"][user] if user != _DEFAULT else document["default"]
-        report = Report(lines)
+        start, end = self.places[user]
+        document = tomllib.loads(self.text[start:end])
+        table = document["user"][user] if user != _DEFAULT else document["default"]
+        above = self.text.count("\n", 0, start)
+        lines = line_numbers(self.text[start:end])
+        report = Report({key: above + line for key, line in lines.items()})
         options = OPTIONS if user != _DEFAULT else {key: OPTIONS[key] for key in KEYS}
         for key in dict(table).keys() - options.keys():
             report.refuse((*path, key), f"unknown key{did_you_mean(key, options)}")
@@ -254,41 +247,35 @@ def read(path: Path, *, whole: bool = False) -> UserLimitsFile:
 
 
 def parse(content: str, file_name: str) -> UserLimitsFile:
-    """Return the tables in a text. Raise CredentialsError if the whole text is unusable."""
-    places = _places(content)
-    if places is not None:
-        found = UserLimitsFile(file_name, content, places)
-    else:
+    """Return the tables in a text. Raise CredentialsError if they cannot be separated."""
+    content = content.replace("\r\n", "\n")
+    heads = [*_HEAD_OF_TABLE.finditer(content)]
+    starts = [*(each.start() for each in heads), len(content)]
+    places: dict[str, tuple[int, int]] = {}
+    if any(line.strip() and not line.lstrip().startswith("#") for line in content[: starts[0]].split("\n")):
+        raise CredentialsError(f"{file_name}: {_ONLY_TABLES}")
+    for head, end in zip(heads, starts[1:], strict=True):
         try:
-            document = tomllib.loads(content)
-            lines = line_numbers(content)
-        except (ValueError, RecursionError) as error:
-            raise CredentialsError(f"{file_name}: is not valid TOML: {error}") from None
-        tables = document.pop("user", {})
-        if not isinstance(tables, dict) or document.keys() - {"default"}:
-            raise CredentialsError(f'{file_name}: expected only tables such as [user."name"] and [default]')
-        shared = {_DEFAULT: document["default"]} if document else {}
-        found = UserLimitsFile(file_name, content, tables | shared, lines)
-    if _DEFAULT in found.places:
+            name = _name_in(head)
+            if name in places:
+                raise ValueError("there is a table of this name already")
+        except ValueError as error:
+            line = content.count("\n", 0, head.start()) + 1
+            raise CredentialsError(f"{file_name}:{line}: {error}") from None
+        places[name] = (head.start(), end)
+    found = UserLimitsFile(file_name, content, places)
+    if _DEFAULT in places:
         found.default = found.own(_DEFAULT)
     return found
 
 
-def _places(content: str) -> dict[str, tuple[int, int] | dict[str, object]] | None:
-    """Return the positions of the tables, or None if the headings do not determine them."""
-    if '"""' in content or "'''" in content or "\r" in content:
-        return None
-    heads = [*_HEAD_OF_TABLE.finditer(content)]
-    starts = [*(each.start() for each in heads), len(content)]
-    if any(line.strip() and not line.lstrip().startswith("#") for line in content[: starts[0]].split("\n")):
-        return None
-    places: dict[str, tuple[int, int] | dict[str, object]] = {}
-    for head, end in zip(heads, starts[1:], strict=True):
-        name = _DEFAULT if head[1] == "default" else head[2].strip('"') if head[2] else None
-        if name is None or name in places:
-            return None
-        places[name] = (head.start(), end)
-    return places
+def _name_in(head: re.Match[str]) -> str:
+    """Return the name of the user in a heading. Raise ValueError if there is none."""
+    if head[1] is None:
+        raise ValueError(_ONLY_TABLES)
+    name = _DEFAULT if head[1] == "default" else head[2].strip('"')
+    # tomllib would take most of the time for 100,000 headings
+    return next(iter(tomllib.loads(head[0])["user"])) if "\\" in name or name[:1] == "'" else name
 
 
 def lines_of(rails: UserLimits) -> list[str]:
@@ -344,26 +331,45 @@ def _read(value: str, option: Option) -> object:
     return option.value_of(given)
 
 
-# Receives the current user and limits, and returns the new limits. It may raise an exception to change
-# nothing.
-ChangeRails = Callable[[User, UserLimits], UserLimits]
+# Receives the user, or None, and returns the new one, or None to remove the user.
+ChangeUser = Callable[[User | None], User | None]
+# Receives the new user and the limits, and returns the new limits.
+ChangeLimits = Callable[[User, UserLimits], UserLimits]
 
 
-def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> ChangeBeside:
-    """Return the function that `change_user` calls for the credentials file `path`. It removes the limits of
-    a removed user, and old limits of a user that is added. Raise CredentialsError if the file is invalid.
+def change_user(
+    path: Path, name: str, change: ChangeUser, change_limits: ChangeLimits = lambda _, there: there
+) -> bool:
+    """Change a user in the credentials file `path`, and its limits, under the lock; each function may raise
+    an exception to change nothing. The limits of a removed user are removed, and a new user never gets those
+    of an older one. Return whether the file was created.
+
+    Raise CredentialsError on failure, including for a file that was invalid before.
     """
+    path = Path(os.path.realpath(path))  # a symbolic link stays a link
     file = file_beside(path)
-
-    def changed_text(before: User | None, after: User | None) -> tuple[str | None, Path]:
-        there = read(file, whole=True)
-        if before is None or after is None:
-            return there.changed(name, NONE) if name in there.places else None, file
-        old = there.own(name)
-        new = old if change is None else change(after, old)
-        return None if (new, new.given) == (old, old.given) else there.changed(name, new), file
-
-    return changed_text
+    try:
+        with locked(path.parent):
+            missing = not path.exists()
+            text = "" if missing else read_text(path, whole=True)  # a file that is too large can be reduced
+            before = users_in(text, str(path)).get(name)
+            after, rails = change(before), read(file, whole=True)
+            texts = {path: edited(text, name, after)} if after != before else {}
+            if before is None or after is None:
+                tables = {file: rails.changed(name, NONE)} if name in rails.places else {}
+            else:
+                old = rails.own(name)
+                new = change_limits(after, old)
+                tables = {file: rails.changed(name, new)} if (new, new.given) != (old, old.given) else {}
+            # a new user never gets the limits of an older one
+            texts = tables | texts if before is None else texts | tables
+            for each, content in texts.items():
+                refuse_too_large(each, content)
+            for each, content in texts.items():
+                replace_file(each, content, like=path)
+            return missing
+    except OSError as error:
+        raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def change_default(credentials: Path, assignments: list[str]) -> None:

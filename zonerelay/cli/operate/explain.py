@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from zonerelay.cli.arguments import request_of
-from zonerelay.cli.operate.orders import order_line
+from zonerelay.cli.operate.queue import order_line, zone_of
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
@@ -107,17 +107,6 @@ def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Ce
     if row.next_turn is not None:
         yield "rate", text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
     yield "last reply", text.clean(row.reply)
-
-
-def zone_of(row: DeliveryRow) -> Text:
-    """Return the zone of a queued message, and the zone that a new message would get, if it is a different
-    one.
-    """
-    why = f" (when it was accepted: {text.clean(row.routed)})" if row.routed else ""
-    if not row.new_zone:
-        return Text(row.zone + why)
-    new = f"a new message would go to zone {row.new_zone} ({text.clean(row.new_why)})"
-    return Text(f"{row.zone}{why}; {new}; `queue reroute` moves it", "yellow")
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:

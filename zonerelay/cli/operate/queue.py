@@ -22,10 +22,9 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 from rich.table import Table
+from rich.text import Text
 
 from zonerelay.cli.arguments import request_of
-from zonerelay.cli.operate.explain import zone_of
-from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
@@ -206,6 +205,17 @@ def _delivery_facts(
     yield "reply", text.clean(row.reply)
     if row.in_doubt:
         yield "in doubt", "the connection was lost after the whole message was sent: it may have arrived"
+
+
+def zone_of(row: answers.DeliveryRow) -> Text:
+    """Return the zone of a queued message, and the zone that a new message would get, if it is a different
+    one.
+    """
+    why = f" (when it was accepted: {text.clean(row.routed)})" if row.routed else ""
+    if not row.new_zone:
+        return Text(row.zone + why)
+    new = f"a new message would go to zone {row.new_zone} ({text.clean(row.new_why)})"
+    return Text(f"{row.zone}{why}; {new}; `queue reroute` moves it", "yellow")
 
 
 def trace(arguments: Namespace) -> int:
@@ -436,3 +446,96 @@ def undo(arguments: Namespace) -> int:
     changed, status = output.answered(connect(arguments), request, answers.ChangeResult, "Undo")
     output.print_one(changed, partial(_tell, request), as_json=arguments.json)
     return FAILED if changed.busy else status
+
+
+# --- suspensions and hold rules, for queued and new mail ---------------------------------------------------
+
+
+def suspend(arguments: Namespace) -> int:
+    if arguments.list:
+        return _list_orders(arguments)
+    request = request_of(arguments, requests.Suspend, effect="hold" if arguments.hold else "suspend")
+    if request.about == requests.Selectors():
+        raise CliError(
+            "no mail selected: specify --zone, --domain, --sender or another selector, or --all", USAGE
+        )
+    if not request.reason:
+        raise CliError(
+            "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
+        )
+    answer, status = output.answered(connect(arguments), request, answers.OrderResult, "Suspend")
+    if arguments.json:
+        output.print_document(answer)
+        return status
+    now, order = time.time(), answer.order
+    end = "until resumed" if order.until is None else f"until {text.when(order.until)}"
+    print(f"Order {order.id}{'' if answer.new else ', which was in force already'}: {what_of(order)}, {end}.")
+    print(f"To end it: zonerelay resume {order.id}")
+    for line in _clock(answer, now):
+        output.chatter().print(line)
+    return status
+
+
+def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
+    if given.order.stop_clock or given.first_expiry is None:
+        return
+    at, until = given.first_expiry, given.order.until
+    if until is not None and until < at:
+        return
+    when = "now already" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
+    yield (
+        f"The first of this mail is too old: {when}. It waits all the same, and has one attempt after the"
+        " end, but returns to its sender if that fails. --stop-clock prevents that."
+    )
+
+
+def resume(arguments: Namespace) -> int:
+    request = request_of(arguments, requests.Resume)
+    ended, status = output.answered(connect(arguments), request, answers.OrdersResult, "Resume")
+    output.print_one(ended, _tell_ended, as_json=arguments.json)
+    return status if ended.orders else FAILED
+
+
+def _tell_ended(ended: answers.OrdersResult) -> None:
+    for order in ended.orders:
+        print(f"Order {order.id} is over: {what_of(order)}.")
+    if not ended.orders:
+        output.chatter().print("There is no such order (zonerelay suspend --list shows those in force).")
+    if ended.released:
+        print(f"{text.deliveries(ended.released)} released that it held.")
+
+
+def _list_orders(arguments: Namespace) -> int:
+    orders, end = connect(arguments).all(requests.Orders(), answers.OrderRow)
+    now = time.time()
+    nothing = "There are no active suspensions."
+    output.print_rows(orders, lambda rows: orders_table(rows, now), nothing, as_json=arguments.json)
+    return output.completeness(end)
+
+
+def what_of(order: answers.OrderRow) -> str:
+    """Return a description of the suspension or hold rule."""
+    doing = "holds" if order.effect == "hold" else "rejects and suspends" if order.refuse else "suspends"
+    return f"{doing} {text.clean(order.about)}{' with its clock stopped' if order.stop_clock else ''}"
+
+
+def order_line(order: answers.OrderRow, now: float) -> Text:
+    """Return a one-line description of the suspension or hold rule."""
+    end = "" if order.until is None else f" until {text.when(order.until)}"
+    line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
+    return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")
+
+
+def orders_table(orders: Sequence[answers.OrderRow], now: float) -> Table:
+    rows = [
+        (
+            order.id,
+            Text(what_of(order), style="yellow"),
+            text.clean(order.who),
+            text.span(now - order.since),
+            "–" if order.until is None else text.until(order.until, now),
+            text.clean(order.reason),
+        )
+        for order in orders
+    ]
+    return output.table(["order", "what", "by", "for", "ends", "reason"], rows, cut=("what", "reason"))

@@ -19,7 +19,7 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from zonerelay.cli.operate.orders import orders_table
+from zonerelay.cli.operate.queue import orders_table
 from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError

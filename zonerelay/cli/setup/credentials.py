@@ -36,10 +36,10 @@ from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import identities, passwords
-from zonerelay.config.credentials.file import CredentialsError, User, change_user
+from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.config.settings import Settings
-from zonerelay.config.user_limits import UserLimits
+from zonerelay.config.user_limits import ChangeLimits, UserLimits, change_user
 from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
@@ -107,7 +107,7 @@ def _add(arguments: Namespace, path: Path) -> None:
             raise _exists(name, path)
         return User(name, hashed, senders, priority)
 
-    made = change_user(path, name, add, user_limits.change_beside(path, name))
+    made = change_user(path, name, add)
     _say(f"User {text.clean(name)} was added to {path}.")
     _show(arguments, password)
     _advise(path, made=made)
@@ -183,7 +183,7 @@ def _change(
     path: Path,
     name: str,
     change: Callable[[User], User | None],
-    change_rails: user_limits.ChangeRails | None = None,
+    change_limits: ChangeLimits = lambda _, there: there,
 ) -> None:
     """Change an existing user, and its limits. Raise CliError if there is no such user."""
 
@@ -192,7 +192,7 @@ def _change(
             raise _unknown(name, path)
         return change(there)
 
-    change_user(path, name, known, user_limits.change_beside(path, name, change_rails))
+    change_user(path, name, known, change_limits)
 
 
 def _default(arguments: Namespace, path: Path) -> None:

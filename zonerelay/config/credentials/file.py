@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,8 +166,8 @@ def check_sender(pattern: str) -> str:
     return str(convert.text(pattern, _SENDER))
 
 
-# Edits the credentials file and the file of users' limits next to it: it changes one user at a time, and
-# replaces each file atomically.
+# Edits the credentials file, and the file of users' limits next to it (`user_limits.change_user`). Each file
+# is replaced atomically.
 #
 # A relay that reads at that moment, or that starts after a power failure, sees the old file or the new one.
 # Mode, owner, comments and the order of lines are preserved. The lock is on the directory, because the file
@@ -175,49 +175,8 @@ def check_sender(pattern: str) -> str:
 
 NEW_FILE_MODE = 0o640
 
-# Receives the current user, if there is one, and returns the new one, or None to remove the user. It may
-# raise an exception to change nothing.
-Change = Callable[[User | None], User | None]
 
-
-# Receives the old and the new user, and returns the new text of the file of limits, or `None` to leave it
-# unchanged, and the path of that file. It may raise an exception to change nothing.
-ChangeBeside = Callable[[User | None, User | None], tuple[str | None, Path]]
-
-
-def _nothing(_: User | None, __: User | None) -> tuple[str | None, Path]:
-    return None, Path()
-
-
-def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _nothing) -> bool:
-    """Apply one change under the lock. Return whether the file was created.
-
-    Raise CredentialsError on failure, including for a file that was invalid before.
-    """
-    path = Path(os.path.realpath(path))  # a symbolic link stays a link
-    try:
-        with locked(path.parent):
-            missing = not path.exists()
-            text = "" if missing else read_text(path, whole=True)  # a file that is too large can be reduced
-            before = parse(text, str(path)).get(name)
-            after = change(before)
-            kept, file = beside(before, after)
-            edited = _edited(text, name, after) if after != before else None
-            for each, new in ((path, edited), (file, kept)):
-                if new is not None:
-                    refuse_too_large(each, new)
-            if before is None and kept is not None:  # a new user never gets the limits of an older one
-                replace_file(file, kept, like=path)
-            if edited is not None:
-                replace_file(path, edited)
-            if before is not None and kept is not None:
-                replace_file(file, kept, like=path)
-            return missing
-    except OSError as error:
-        raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
-
-
-def _edited(text: str, name: str, after: User | None) -> str:
+def edited(text: str, name: str, after: User | None) -> str:
     """Return the text after replacing, removing or appending the user's line."""
     lines = text.removesuffix("\n").split("\n") if text else []
     kept: list[str] = []
