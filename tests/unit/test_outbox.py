@@ -286,7 +286,8 @@ async def test_rows_and_the_mail_of_the_spool_have_half_of_each_claim() -> None:
             on_lost=lambda _: None,
         ),
     )
-    keeper.usable, keeper._held_until = True, float("inf")
+    keeper._unusable.clear()
+    keeper._held_until = float("inf")
     store = OutboxStore(spool, keeper, Mailboxes([], clock.monotonic), counts_rows=False)
     people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.com"]})
     ids = MessageIdSource(clock)

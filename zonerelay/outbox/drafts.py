@@ -90,9 +90,9 @@ class _RowFile(msgspec.Struct):
     content_id: str = ""
 
 
-def recipients_of(row: Mapping[str, object], default_author: str = "") -> RowRecipients:
+def recipients_of(row: Mapping[str, object]) -> RowRecipients:
     """Return the author and the recipients of a row. Raises BadRowError."""
-    author = address(_text(row.get("from_address")) or default_author, "from_address")
+    author = address(_text(row.get("from_address")) or _text(row.get("mailbox_address")), "from_address")
     to = _addresses(row, "to_addresses")
     cc = _addresses(row, "cc_addresses")
     bcc = _addresses(row, "bcc_addresses")

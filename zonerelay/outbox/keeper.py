@@ -50,6 +50,8 @@ LONGEST_LEASE = 3600.0
 server's clock was set back, and would keep a dead relay's mail until the clock has caught up.
 """
 REAP_PAGES = 100
+LINKS = 6
+"""Connections for statements. Five of them may read large rows at the same time."""
 
 _log = logging.getLogger("zonerelay.outbox")
 
@@ -78,38 +80,40 @@ class OutboxKeeper:
     """Keeps the connections and the lease of one relay in the database of the outbox.
 
     It calls `heard` if an application may have inserted rows, and `paused` and `resumed(kept)` before and
-    after a failure; `kept` is whether earlier claims still belong to this relay. It calls `regained` if the
-    lease had lapsed and no other relay has taken advantage of that. Statements use `_links`; `_control`
-    carries the lease and `_writer` the outcomes.
+    after a failure; `kept` is whether earlier claims still belong to this relay. It calls `resumed` too if
+    the lease had lapsed and no other relay has taken advantage of that. Statements use `_links`, and
+    `_control` carries the lease.
     """
 
     def __init__(self, access: DatabaseAccess, name: str, around: OutboxContext) -> None:
-        self._links = DatabasePool(lambda: DatabaseConnection.open(access))
+        self._links = DatabasePool(lambda: DatabaseConnection.open(access), LINKS)
         self._access = access
         self._lease = access.lease
         self._control: DatabaseConnection | None = None
-        self._writer: DatabaseConnection | None = None
         self._closed = False
-        self._recovering = False
+        self._unusable = asyncio.Event()
+        self._unusable.set()
         self._pause = FIRST_PAUSE
         self._beat_every = min(access.lease / BEATS, LONGEST_BEAT)
         self._renew_timeout = max(1.0, self._beat_every)
         self._held_until = float("-inf")
         self._tasks = Tasks()
         self.session = ""
-        self.usable = False
         self.problem = ""
         self.reaped = 0
         self.heard: Callable[[], None] = lambda: None
         self.paused: Callable[[], None] = lambda: None
         self.resumed: Callable[[bool], None] = lambda kept: None
-        self.regained: Callable[[], None] = lambda: None
         self.statements = OutboxStatements(names_of(around.settings))
         self._name = name
         self.around = around
         self._claimed_under = ""
 
     # --- availability
+
+    @property
+    def usable(self) -> bool:
+        return not self._unusable.is_set()
 
     @property
     def holds_lease(self) -> bool:
@@ -124,11 +128,6 @@ class OutboxKeeper:
     def check_usable(self) -> None:
         if not self.usable:
             raise StoreError(f"the outbox cannot be used: {self.problem or 'it is closed'}")
-
-    def writing_link(self) -> DatabaseConnection:
-        """Return the connection for outcomes. Raises StoreError if it is down."""
-        self.check_usable()
-        return _connected(self._writer)
 
     async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
         """Run a statement. Raises StoreError. A lost connection pauses every user of the session."""
@@ -149,14 +148,12 @@ class OutboxKeeper:
         """
         try:
             await self._connect()
-        except StoreError as error:
+        except StoreOpenError:
             self._cut()
-            if isinstance(error, StoreOpenError):
-                raise
-            self.failed(error)
-        else:
-            self._begin_use()
-        self._tasks.start(self._beat())
+            raise
+        except StoreError as error:
+            self._report(error)
+        self._tasks.start(self._run())
 
     async def close(self) -> None:
         """End the session. Call this after the last write."""
@@ -166,15 +163,18 @@ class OutboxKeeper:
             with contextlib.suppress(StoreError):
                 await self._control.fetch(self.statements.retire, self.session)
                 await self._reap_orphans(self._control)
-        self.usable = False
-        await self._hang_up()
+        self._unusable.set()
+        if self._control is not None:
+            await self._control.close()
+        await self._links.close()
 
     # --- connecting
 
     async def _connect(self) -> None:
-        """Connect, prepare the tables, renew or begin the session, and clean up after a failure. Raises
-        StoreError.
+        """Connect, prepare the tables, renew or begin the session, and clean up after a failure. Then start
+        to use the database. Raises StoreError.
         """
+        self._cut()
         control = self._control = await DatabaseConnection.open(self._access)
         if self.around.settings.create_tables:
             await tables.create(control, self.statements.names)
@@ -183,36 +183,25 @@ class OutboxKeeper:
         if not (self.session and await self._renew()):
             rows = await self._take_lease(control, self.statements.register, self._name, self._lease)
             self.session = rows[0][0]
-        writer = self._writer = await DatabaseConnection.open(self._access)
-        for link in (control, writer):
-            link.on_end(functools.partial(self._ended, link))
+        control.on_end(functools.partial(self._ended, control))
         await self._after_beat()
-
-    def _cut(self) -> None:
-        for link in (self._control, self._writer):
-            if link is not None:
-                link.cut()
-        self._control = self._writer = None
-        self._links.cut()
-
-    def _ended(self, link: DatabaseConnection) -> None:
-        if link in {self._control, self._writer}:
-            self.failed(StoreError("the database has ended the connection"))
-
-    async def _hang_up(self) -> None:
-        for link in (self._control, self._writer):
-            if link is not None:
-                await link.close()
-        await self._links.close()
-
-    def _begin_use(self) -> None:
         # A session that began in a failed attempt to connect has no claims.
         kept = self.session == self._claimed_under
         self._claimed_under = self.session
-        self.usable = True
+        self._unusable.clear()
         self.problem = ""
         self.resumed(kept)
         self.heard()
+
+    def _cut(self) -> None:
+        if self._control is not None:
+            self._control.cut()
+            self._control = None
+        self._links.cut()
+
+    def _ended(self, link: DatabaseConnection) -> None:
+        if link is self._control:
+            self.failed(StoreError("the database has ended the connection"))
 
     # --- the lease
 
@@ -226,25 +215,33 @@ class OutboxKeeper:
             self._held_until = sent + self._lease
         return rows
 
-    async def _beat(self) -> None:
+    async def _run(self) -> None:
+        """Renew the lease while the database is usable, and connect again when it is not."""
         while True:
-            await asyncio.sleep(self._beat_every)
-            if self._recovering:
-                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._unusable.wait(), self._beat_every)
             try:
-                if not await self._renew():
+                if not self.usable:
+                    await asyncio.sleep(self._pause)
+                    self._pause = min(self._pause * 2, LONGEST_PAUSE)
+                    await self._connect()
+                    _log.warning("the outbox can be used again")
+                elif await self._renew():
+                    self._pause = FIRST_PAUSE
+                    await self._after_beat()
+                else:
                     # Another relay has ended this session as dead. This relay begins again under a new one.
                     self.failed(
                         StoreError("the lease has run out: other relays may have taken over the rows")
                     )
-                    continue
-                self._pause = FIRST_PAUSE
-                await self._after_beat()
             except TransactionConflictError:
                 continue  # another relay does the same just now; the next beat does the rest
             except StoreError as error:
-                self.failed(error)
-            except Exception as error:  # noqa: BLE001 - a bug must not end the heart: the lease ends with it
+                if self.usable:
+                    self.failed(error)
+                else:
+                    self._report(error)
+            except Exception as error:  # noqa: BLE001 - without this task the lease ends, and nobody reconnects
                 self.around.events.error("outbox.connect", error)
 
     async def _renew(self) -> bool:
@@ -253,7 +250,7 @@ class OutboxKeeper:
         values = (self.statements.renew, self.session, self._lease)
         rows = await self._take_lease(_connected(self._control), *values, timeout=self._renew_timeout)
         if rows and had_lapsed and self.usable:
-            self.regained()
+            self.resumed(True)
         return bool(rows)
 
     async def _after_beat(self) -> None:
@@ -279,32 +276,11 @@ class OutboxKeeper:
     # --- failures
 
     def failed(self, error: StoreError) -> None:
-        """Stop using the database until all connections are restored."""
-        if self._closed or self._recovering:
-            return
-        self._recovering = True
-        self.usable = False
-        self._report(error)
-        self.paused()
-        self._tasks.start(self._recover())
-
-    async def _recover(self) -> None:
-        while True:
-            await asyncio.sleep(self._pause)
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
-            self._cut()
-            try:
-                await self._connect()
-            except StoreError as error:
-                self._cut()
-                self._report(error)
-            except Exception as error:  # noqa: BLE001 - without this task the relay never comes back
-                self.around.events.error("outbox.connect", error)
-            else:
-                self._recovering = False
-                self._begin_use()
-                _log.warning("the outbox can be used again")
-                return
+        """Stop using the database until it is connected again."""
+        if self.usable and not self._closed:
+            self._unusable.set()
+            self._report(error)
+            self.paused()
 
     def _report(self, error: StoreError) -> None:
         if str(error) != self.problem:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence, Set
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import MAX_ROW, MessageId, row_id
@@ -82,22 +82,14 @@ class OutboxReader:
 
     async def row(self, row: int) -> Row | None:
         """Return an open row, leaving out the recipients that are being attempted. Raises BadRowError."""
-        return await self._one(await self._keeper.fetch(self._statements.one, row))
+        return self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:
         """Claim a queued row. Raises BadRowError."""
-        return await self._one(await self._keeper.fetch(self._statements.lock, row, session))
+        return self._one(await self._keeper.fetch(self._statements.lock, row, session))
 
-    async def _one(self, rows: Sequence[Columns]) -> Row | None:
-        if not rows:
-            return None
-        return read_row(rows[0], self._around.settings.zone, await self._mailbox(rows[0]))
-
-    async def _mailbox(self, columns: Columns) -> Mailbox | None:
-        if columns[3] is None:
-            return None
-        found = await self._keeper.fetch(self._statements.mailboxes, [columns[3]])
-        return Mailbox.read(found[0]) if found else None
+    def _one(self, rows: Sequence[Columns]) -> Row | None:
+        return read_row(rows[0], self._around.settings.zone) if rows else None
 
     # --- all rows
 
@@ -109,7 +101,7 @@ class OutboxReader:
             for columns in rows:
                 last = columns[0]
                 try:
-                    row = read_row(columns, self._around.settings.zone, await self._mailbox(columns))
+                    row = read_row(columns, self._around.settings.zone)
                 except BadRowError:
                     continue
                 for delivery in row.open():
@@ -172,11 +164,6 @@ class OutboxWriter:
         """Return whether a write of this claim is pending."""
         return (row, token) in self._waiting
 
-    def go_on(self) -> None:
-        """Resume writing, because the database is back."""
-        if self._waiting:
-            self._wanted.set()
-
     def forget(self) -> None:
         """Drop all writes, because every claim was lost."""
         self._done(list(self._waiting.values()), set())
@@ -196,14 +183,9 @@ class OutboxWriter:
             await asyncio.sleep(GATHERING)
             self._wanted.clear()
             while self._waiting:
-                batch = list(self._waiting.values())[:MAX_TOGETHER]
-                if not await self._safely(batch):
+                if not await self._safely(list(self._waiting.values())[:MAX_TOGETHER]):
                     await asyncio.sleep(PAUSE)
-                    break
-            if self._waiting:
-                self._wanted.set()
-            else:
-                self._idle.set()
+            self._idle.set()
 
     async def _safely(self, batch: Sequence[RowWrite]) -> bool:
         try:
@@ -215,7 +197,9 @@ class OutboxWriter:
     async def _write(self, batch: Sequence[RowWrite]) -> bool:
         """Write a batch. Return false if the same batch is to be tried again later."""
         try:
-            kept = await self._update(batch)
+            columns: Iterable[Sequence[object]] = zip(*batch, strict=True)
+            rows = await self._keeper.fetch(self._keeper.statements.write, *map(list, columns))
+            kept = {row[0] for row in rows}
         except StatementRejectedError as error:
             if len(batch) > 1:
                 return all([await self._write([each]) for each in batch])
@@ -232,11 +216,6 @@ class OutboxWriter:
             return False
         self._done(batch, kept)
         return True
-
-    async def _update(self, batch: Sequence[RowWrite]) -> set[int]:
-        columns: Iterable[Sequence[object]] = zip(*batch, strict=True)
-        link, statement = self._keeper.writing_link(), self._keeper.statements.write
-        return {row[0] for row in await link.fetch(statement, *map(list, columns))}
 
     def _done(self, batch: Sequence[RowWrite], kept: set[int]) -> None:
         for write in batch:
@@ -278,13 +257,10 @@ class ClaimWindow:
         self._full: set[QueueName] = set()
         self._wants_room = False
 
-    def __contains__(self, queue: QueueName) -> bool:
-        return queue in self._counts
-
     @property
-    def queues(self) -> set[QueueName]:
+    def queues(self) -> Set[QueueName]:
         """Return the queues that have claimed rows."""
-        return set(self._counts)
+        return self._counts.keys()
 
     def full(self) -> Collection[QueueName]:
         """Return the queues that must not claim at present."""
@@ -324,11 +300,6 @@ class ClaimWindow:
             return True
         return self._wants_room and self._total <= MOST + RESERVE - FEW
 
-    def clear(self) -> None:
-        self._counts.clear()
-        self._full.clear()
-        self._total = 0
-
 
 class OutboxClaims:
     """Claims rows, and holds the claims and the deliveries that can be attempted. `forget` is called with the
@@ -359,7 +330,6 @@ class OutboxClaims:
         keeper.heard = self.look
         keeper.paused = self._paused
         keeper.resumed = self._resumed
-        keeper.regained = self._tell_all
 
     # --- the claimer
 
@@ -457,7 +427,7 @@ class OutboxClaims:
         """
         try:
             mailbox = self._mailbox_of(columns)
-            row = read_row(columns, self._around.settings.zone, mailbox)
+            row = read_row(columns, self._around.settings.zone)
             if mailbox is None and row.zone not in self._around.known_zones():
                 raise BadRowError("no zone with this name is configured")
             if mailbox is None or not (problem := mailbox.problem()):
@@ -527,7 +497,7 @@ class OutboxClaims:
         self._forget(row.message_id)
         if self._window.remove(row.queue):
             self.look()
-        if row.queue not in self._window:
+        if row.queue not in self._window.queues:
             self._ready.pop(row.queue, None)
 
     def lose(self, rows: Collection[Row]) -> None:
@@ -557,16 +527,12 @@ class OutboxClaims:
 
     def _resumed(self, kept: bool) -> None:
         if kept:
-            self.writer.go_on()
             self.doubt()
-            self._tell_all()
+            for queue in list(self._window.queues):
+                self._around.on_news(queue)
         else:
             self.lose(list(self.rows.values()))
             self.writer.forget()
-
-    def _tell_all(self) -> None:
-        for queue in self._window.queues:
-            self._around.on_news(queue)
 
     # --- ready deliveries
 

@@ -25,7 +25,6 @@ from zonerelay.model.queue_name import Priority, mailbox_zone, queue_of
 from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
 from zonerelay.outbox.drafts import BadRowError, RowContent, RowRecipients, recipients_of
-from zonerelay.outbox.rows.mailboxes import Mailbox as TableMailbox
 from zonerelay.store.postgres.driver import Columns
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -217,16 +216,14 @@ class Row:
         return RowWrite(self.id, self.token, status, attempts, error_log, state, delay)
 
 
-def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) -> Row:
+def read_row(columns: Columns, default_zone: str) -> Row:
     """Create a row from these columns. Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses exceed {MAX_PEOPLE} bytes")
     created = -1 if columns[5] is None else columns[5]
     if not 0 <= columns[0] <= MAX_ROW or not 0 <= created <= MAX_CREATED:
         raise BadRowError("id is negative or larger than 2^60, or created_at is missing or out of range")
-    people = recipients_of(
-        dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
-    )
+    people = recipients_of(dict(zip(PEOPLE, columns[_PEOPLE], strict=True)))
     is_small = len(columns) > _SMALL and columns[_SMALL]
     return Row(
         columns[0],
