@@ -12,7 +12,7 @@ from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events,
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.model.reply import Attempt, Reply
-from zonerelay.queue.aio import SLICE, Slices
+from zonerelay.process.tasks import SLICE, Slices
 from zonerelay.queue.settle import settler as journal
 from zonerelay.queue.settle.settler import AtomicWrite, OutcomeLog
 from zonerelay.store.contract import Finish, Postpone

@@ -28,7 +28,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, MessageId
 from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Outcome, Reply
-from zonerelay.queue.aio import SLICE, in_slices
+from zonerelay.process.tasks import SLICE, in_slices
 from zonerelay.queue.destination.destinations import PUT_OFF_RATE, Destination, Suspension, Transition, Work
 from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER, UNREADABLE_DELAY
@@ -544,7 +544,7 @@ async def test_an_error_half_way_puts_the_rest_off() -> None:
 async def test_what_waits_is_handed_to_the_new_settings_although_an_old_attempt_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.aio.SLICE", 0.0)
+    monkeypatch.setattr("zonerelay.process.tasks.SLICE", 0.0)
     relay = Relay(zones=[ZoneSettings(max_connections=1)])
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()

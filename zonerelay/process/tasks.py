@@ -1,22 +1,27 @@
-"""Background tasks that end with their owner, alarms, and components whose start is retried.
+"""Background tasks that end with their owner, work in slices, alarms, and components whose start is retried.
 
-Failure: the loop's exception handler reports an exception that no caller awaits.
+Failure: the loop's exception handler reports an exception that no caller awaits, unless `Tasks` has an
+`on_error`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+Step = TypeVar("Step")
 
 
 class Tasks:
-    """The background tasks of one owner, on one event loop."""
+    """The background tasks of one owner, on one event loop. Unlike in a TaskGroup, the other tasks continue
+    when one fails. `on_error` reports the error of a task.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self._on_error = on_error
         self._running: set[asyncio.Task[Any]] = set()  # Any: tasks may have any result
 
     def __len__(self) -> int:
@@ -28,6 +33,13 @@ class Tasks:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        if (on_error := self._on_error) is not None:
+
+            def ended(task: asyncio.Task[T]) -> None:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    on_error(error)
+
+            task.add_done_callback(ended)
         return task
 
     async def wait(self, timeout: float | None = None) -> bool:
@@ -75,6 +87,63 @@ class RepeatedWork(ABC):
 
     @abstractmethod
     async def _run(self) -> None: ...
+
+
+SLICE = 0.005
+"""Seconds of work on the event loop before other tasks get their turn. A longer step is a slice of its own.
+"""
+
+
+class NextIteration:
+    """Runs a function once in the next iteration of the event loop, however often it is requested before."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._asked = False
+
+    def ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._asked = False
+        self._call()
+
+
+class Slices:
+    """Limits long work on the event loop to `SLICE` seconds per iteration, over all tasks that share this
+    object.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._is_open = False
+        self._until = 0.0
+
+    async def next(self) -> None:
+        """Wait, before a step of work, for the next loop iteration if the slice of this one is used up."""
+        while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a round of the loop, not an event
+            await asyncio.sleep(0)
+        if not self._is_open:
+            self._is_open = True
+            self._until = self._monotonic() + SLICE
+            asyncio.get_running_loop().call_soon(self._close)
+
+    def _close(self) -> None:
+        """Close the slice, because the event loop has started a new iteration."""
+        self._is_open = False
+
+
+async def in_slices(steps: Iterable[Step], monotonic: Callable[[], float]) -> AsyncIterator[Step]:
+    """Yield the result of each step. The time that the caller spends on a result counts towards the slice.
+
+    The data that the steps work on may change between two slices.
+    """
+    slices = Slices(monotonic)
+    for step in steps:
+        await slices.next()
+        yield step
 
 
 LONGEST_TIMER = 60.0

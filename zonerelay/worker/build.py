@@ -37,8 +37,8 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
+from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STATUS
-from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import DIRECTORY, Bin, Journal
 from zonerelay.queue.operator.operations import Operations
@@ -357,7 +357,7 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
         stack.push_async_callback(worker.report.close)
         await worker.report.configure(settings)
     events, operations = worker.events, worker.operations
-    background = Tasks("queue.background", events)
+    background = Tasks(partial(events.error, "queue.background"))
     stack.push_async_callback(background.cancel)
     background.start(worker.clock_watch.run(worker.store.last_message_id()))
     background.start(worker.dropped.run())

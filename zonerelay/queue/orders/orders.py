@@ -27,9 +27,8 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Mailbox, Message, Origin
 from zonerelay.process.files import FileState, file_state
-from zonerelay.process.tasks import Alarm
+from zonerelay.process.tasks import Alarm, Tasks
 from zonerelay.process.threads import FILES
-from zonerelay.queue.aio import Tasks
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import StoreError
@@ -156,7 +155,7 @@ class Orders:
     def __post_init__(self, home: Path) -> None:
         self._file = OrdersFile(home)
         self._lock = asyncio.Lock()
-        self._tasks = Tasks("queue.orders", self.events)
+        self._tasks = Tasks(partial(self.events.error, "queue.orders"))
         self._alarm = Alarm(self.clock.now, lambda: self._tasks.start(self._expire()))
         self._stamp: FileState = ()
         self._all: list[Order] = []

@@ -53,6 +53,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 
@@ -66,7 +67,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import NULL_SENDER, OUTBOX, Envelope, Mailbox, Message, MessageId, Notify
 from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
-from zonerelay.queue.aio import NextIteration, Slices, Tasks
+from zonerelay.process.tasks import NextIteration, Slices, Tasks
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.routing.zones.zones import DEFAULT_ZONE
@@ -336,7 +337,7 @@ class OutcomeLog:
         self._clock = clock
         self._events = events
         self._slices = slices
-        self._tasks = Tasks("queue.journal", events)
+        self._tasks = Tasks(partial(events.error, "queue.journal"))
         self._flush_once = NextIteration(self._flush)
         self._timer: asyncio.TimerHandle | None = None
         self._gathered: list[AtomicWrite] = []
@@ -644,7 +645,7 @@ class Settler:
         self.configure(zones=zones, retry=retry, bounce=bounce)
         self._slices = Slices(clock.monotonic)
         self.outcome_log = OutcomeLog(store, events, self._slices, clock)
-        self._tasks = Tasks("queue.settle", events)
+        self._tasks = Tasks(partial(events.error, "queue.settle"))
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_PendingOutcomes | UnattemptedDeliveries] = set()
 

@@ -48,8 +48,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
-from zonerelay.process.tasks import Alarm
-from zonerelay.queue.aio import NextIteration, Tasks, in_slices
+from zonerelay.process.tasks import Alarm, NextIteration, Tasks, in_slices
 from zonerelay.queue.destination.destinations import (
     PUT_OFF_MOST,
     PUT_OFF_RATE,
@@ -162,8 +161,8 @@ class Zone:
             throttle=parts.throttle,
             gate=self.gate,
         )
-        self._errands = Tasks("queue.errand", parts.events)
-        self._attempts = Tasks("queue.lane", parts.events)
+        self._errands = Tasks(partial(parts.events.error, "queue.errand"))
+        self._attempts = Tasks(partial(parts.events.error, "queue.lane"))
         self._spare: list[asyncio.Future[Work | None]] = []
         self._pump_soon = NextIteration(self.pump)
         self._next_turn = Alarm(parts.clock.monotonic, self.pump)
