@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import smtplib
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.capture import store as capture_store
 from zonerelay.config import user_limits
+from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import (
     AuthSettings,
     ListenerAuth,
@@ -25,6 +26,7 @@ from zonerelay.config.settings import (
     UnsafeListener,
     ZoneSettings,
 )
+from zonerelay.config.user_limits import UserLimits
 from zonerelay.inbound.limits import usage_file
 
 LISTENER = ListenerSettings(
@@ -42,10 +44,14 @@ class House:
         self.sink = sink
 
     def set(self, *assignments: str, name: str = "shop") -> None:
-        def change(_: object, there: user_limits.UserLimits) -> user_limits.UserLimits:
-            return user_limits.changed(there, list(assignments))
+        self.change(name, lambda there, limits: (there, user_limits.changed(limits, list(assignments))))
 
-        user_limits.change_user(self.credentials, name, lambda there: there, change)
+    def change(self, name: str, change: Callable[[User, UserLimits], tuple[User, UserLimits]]) -> None:
+        def known(there: User | None, limits: UserLimits) -> tuple[User, UserLimits]:
+            assert there is not None
+            return change(there, limits)
+
+        user_limits.change_user(self.credentials, name, known)
 
     def only(self, *assignments: str) -> None:
         """These and no others."""
@@ -261,19 +267,12 @@ async def test_mail_is_redirected_copied_and_captured(house: House) -> None:
 async def test_two_passwords_are_valid_while_one_is_rotated(house: House) -> None:
     second = user("shop", "battery staple").hash
     house.set()
-    user_limits.change_user(
-        house.credentials, "shop", lambda there: there, lambda _, there: replace(there, second_hash=second)
-    )
+    house.change("shop", lambda there, limits: (there, replace(limits, second_hash=second)))
     for password in ("correct horse", "battery staple", "battery staple"):
         (await house.log_in(password)).close()
     with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
         await house.log_in("neither")
-    user_limits.change_user(
-        house.credentials,
-        "shop",
-        lambda there: None if there is None else replace(there, hash=second),
-        lambda _, there: replace(there, second_hash=""),
-    )
+    house.change("shop", lambda there, limits: (replace(there, hash=second), replace(limits, second_hash="")))
     (await house.log_in("battery staple")).close()
     with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
         await house.log_in()

@@ -260,11 +260,12 @@ def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
     adds = (
         "import sys; from pathlib import Path\n"
         "from zonerelay.config.credentials.file import User\n"
-        "from zonerelay.config.user_limits import change_user\n"
+        "from zonerelay.config.user_limits import NONE, change_user\n"
         "from tests.support.credentials import user\n"
         "sys.stdin.readline()\n"
         "for n in range(20):\n"
-        "    change_user(Path(sys.argv[1]), f'{sys.argv[2]}{n}', lambda _: user(f'{sys.argv[2]}{n}'))\n"
+        "    name = f'{sys.argv[2]}{n}'\n"
+        "    change_user(Path(sys.argv[1]), name, lambda *_: (user(name), NONE))\n"
     )
     processes = [
         subprocess.Popen([sys.executable, "-c", adds, str(shell.file), name], stdin=subprocess.PIPE)

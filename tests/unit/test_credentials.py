@@ -8,6 +8,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ from zonerelay.config.load import ConfigError, load_text, read
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import masked, quoted
 from zonerelay.config.settings import REPEATED, TABLES
-from zonerelay.config.user_limits import change_user
+from zonerelay.config.user_limits import NONE, UserLimits, change_user
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.queue_name import Priority
 from zonerelay.transfer.others.slimta import _shown
@@ -175,18 +176,18 @@ def test_a_file_is_not_read_without_end(file: Path, monkeypatch: pytest.MonkeyPa
 def test_a_change_keeps_comments_order_and_the_other_users(file: Path) -> None:
     file.write_text(f"# first\n{format_line(user('a'))}\n\n# second\n{format_line(user('b'))}")
     changed = user("a", "another password", "example.com")
-    assert not change_user(file, "a", lambda _: changed)
-    change_user(file, "c", lambda _: user("c"))
+    assert not change_user(file, "a", lambda *_: (changed, NONE))
+    change_user(file, "c", lambda *_: (user("c"), NONE))
     assert file.read_text() == (
         f"# first\n{format_line(changed)}\n\n# second\n{format_line(user('b'))}\n{format_line(user('c'))}\n"
     )
-    change_user(file, "b", lambda _: None)
+    change_user(file, "b", None)
     assert set(credentials.read(file)) == {"a", "c"}
     assert "# second\n" in file.read_text()
 
 
 def test_a_new_file_is_not_for_everybody(file: Path) -> None:
-    assert change_user(file, "app", lambda _: user())
+    assert change_user(file, "app", lambda *_: (user(), NONE))
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert credentials.read(file) == {"app": user()}
     assert list(file.parent.iterdir()) == [file]
@@ -196,7 +197,7 @@ def test_mode_and_owner_stay(file: Path) -> None:
     file.write_text("")
     file.chmod(0o644)
     before = file.stat()
-    change_user(file, "app", lambda _: user())
+    change_user(file, "app", lambda *_: (user(), NONE))
     after = file.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_ino != before.st_ino
@@ -219,7 +220,7 @@ def test_the_owner_is_given_back_or_nothing_is_changed(file: Path, monkeypatch: 
     monkeypatch.setattr(os, "fstat", of_somebody_else)
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(CredentialsError, match="change it as that user or as"):
-        change_user(file, "app", lambda _: user())
+        change_user(file, "app", lambda *_: (user(), NONE))
     assert asked == [(file.stat().st_uid, file.stat().st_gid)]
     assert file.read_text() == "# there\n"
     assert list(file.parent.iterdir()) == [file]
@@ -230,7 +231,7 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     target.write_text("")
     link = tmp_path / "link"
     link.symlink_to("target")
-    change_user(link, "app", lambda _: user())
+    change_user(link, "app", lambda *_: (user(), NONE))
     assert link.is_symlink()
     assert set(credentials.read(target)) == {"app"}
 
@@ -238,7 +239,7 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
 def test_nothing_is_written_on_top_of_a_file_that_is_wrong(file: Path) -> None:
     file.write_text("app:what is this\n")
     with pytest.raises(CredentialsError, match="credentials:1: "):
-        change_user(file, "b", lambda _: user("b"))
+        change_user(file, "b", lambda *_: (user("b"), NONE))
     assert file.read_text() == "app:what is this\n"
 
 
@@ -246,13 +247,13 @@ def test_a_change_that_is_refused_leaves_the_file_alone(file: Path) -> None:
     file.write_text(file_of(user()))
     before = file.stat().st_ino, file.stat().st_mtime_ns, file.read_text()
 
-    def refuse(there: User | None) -> None:
+    def refuse(there: User | None, _: UserLimits) -> NoReturn:
         assert there == user()
         raise LookupError
 
     with pytest.raises(LookupError):
         change_user(file, "app", refuse)
-    change_user(file, "app", lambda there: there)
+    change_user(file, "app", lambda *_: (user(), NONE))
     assert (file.stat().st_ino, file.stat().st_mtime_ns, file.read_text()) == before
     assert list(file.parent.iterdir()) == [file]
 
@@ -265,14 +266,14 @@ def test_a_full_disk_leaves_the_file_alone(file: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CredentialsError, match="No space left"):
-        change_user(file, "app", lambda _: user())
+        change_user(file, "app", lambda *_: (user(), NONE))
     assert file.read_text() == "# there\n"
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match="nowhere does not exist: create it"):
-        change_user(tmp_path / "nowhere" / "credentials", "app", lambda _: user())
+        change_user(tmp_path / "nowhere" / "credentials", "app", lambda *_: (user(), NONE))
 
 
 # ---- hashes ----------------------------------------------------------------------------------

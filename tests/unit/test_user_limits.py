@@ -101,7 +101,7 @@ def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path)
         found.of("shop")
 
     def change(name: str) -> None:
-        change_user(credentials, name, lambda there: there, lambda _, there: changed(there, ["zones=bulk"]))
+        change_user(credentials, name, lambda _, there: (user(name), changed(there, ["zones=bulk"])))
 
     with pytest.raises(CredentialsError, match="did you mean mode"):
         change("shop")
@@ -109,7 +109,7 @@ def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path)
     change("other")
     assert file.read_text().startswith(WRONG.partition("[user.other")[0])
     assert user_limits.read(file).own("other").zones == ("bulk",)
-    change_user(credentials, "shop", lambda _: None)
+    change_user(credentials, "shop", None)
     assert user_limits.read(file).users() == ["other"]
 
 
@@ -136,9 +136,7 @@ def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Pa
     )
 
     def change(*assignments: str) -> UserLimits:
-        change_user(
-            credentials, "shop", lambda there: there, lambda _, there: changed(there, list(assignments))
-        )
+        change_user(credentials, "shop", lambda _, there: (user("shop"), changed(there, list(assignments))))
         found = user_limits.read(file).of("shop")
         assert found is not None
         return found
@@ -164,7 +162,7 @@ def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:
     credentials.write_text(file_of(user("other")))
     file = user_limits.file_beside(credentials)
     file.write_text("[user.shop]\ndisabled = true\n")
-    change_user(credentials, "shop", lambda _: user("shop"))
+    change_user(credentials, "shop", lambda *_: (user("shop"), NONE))
     assert user_limits.read(file).users() == []
 
 

@@ -331,18 +331,14 @@ def _read(value: str, option: Option) -> object:
     return option.value_of(given)
 
 
-# Receives the user, or None, and returns the new one, or None to remove the user.
-ChangeUser = Callable[[User | None], User | None]
-# Receives the new user and the limits, and returns the new limits.
-ChangeLimits = Callable[[User, UserLimits], UserLimits]
+# Receives the user, or None if there is none, and the limits, and returns the new ones.
+Change = Callable[[User | None, UserLimits], tuple[User, UserLimits]]
 
 
-def change_user(
-    path: Path, name: str, change: ChangeUser, change_limits: ChangeLimits = lambda _, there: there
-) -> bool:
-    """Change a user in the credentials file `path`, and its limits, under the lock; each function may raise
-    an exception to change nothing. The limits of a removed user are removed, and a new user never gets those
-    of an older one. Return whether the file was created.
+def change_user(path: Path, name: str, change: Change | None) -> bool:
+    """Change a user in the credentials file `path`, and its limits, under the lock; `None` removes both.
+    `change` may raise an exception to change nothing. A new user never gets the limits of an older one.
+    Return whether the file was created.
 
     Raise CredentialsError on failure, including for a file that was invalid before.
     """
@@ -353,14 +349,15 @@ def change_user(
             missing = not path.exists()
             text = "" if missing else read_text(path, whole=True)  # a file that is too large can be reduced
             before = users_in(text, str(path)).get(name)
-            after, rails = change(before), read(file, whole=True)
-            texts = {path: edited(text, name, after)} if after != before else {}
-            if before is None or after is None:
-                tables = {file: rails.changed(name, NONE)} if name in rails.places else {}
+            rails = read(file, whole=True)
+            if change is None:
+                after, new, is_new = None, NONE, name in rails.places
             else:
-                old = rails.own(name)
-                new = change_limits(after, old)
-                tables = {file: rails.changed(name, new)} if (new, new.given) != (old, old.given) else {}
+                old = NONE if before is None else rails.own(name)
+                after, new = change(before, old)
+                is_new = (new, new.given) != (old, old.given) if before else name in rails.places
+            texts = {path: edited(text, name, after)} if after != before else {}
+            tables = {file: rails.changed(name, new)} if is_new else {}
             # a new user never gets the limits of an older one
             texts = tables | texts if before is None else texts | tables
             for each, content in texts.items():

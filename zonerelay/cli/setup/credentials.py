@@ -39,7 +39,7 @@ from zonerelay.config.credentials import identities, passwords
 from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.config.settings import Settings
-from zonerelay.config.user_limits import ChangeLimits, UserLimits, change_user
+from zonerelay.config.user_limits import NONE, UserLimits, change_user
 from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
@@ -102,10 +102,10 @@ def _add(arguments: Namespace, path: Path) -> None:
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
-    def add(there: User | None) -> User:
+    def add(there: User | None, _: UserLimits) -> tuple[User, UserLimits]:
         if there is not None:
             raise _exists(name, path)
-        return User(name, hashed, senders, priority)
+        return User(name, hashed, senders, priority), NONE
 
     made = change_user(path, name, add)
     _say(f"User {text.clean(name)} was added to {path}.")
@@ -118,12 +118,10 @@ def _passwd(arguments: Namespace, path: Path) -> None:
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
-    _change(
-        path,
-        name,
-        lambda there: dataclasses.replace(there, hash=hashed),
-        lambda _, there: dataclasses.replace(there, second_hash=""),
-    )
+    def only(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+        return dataclasses.replace(there, hash=hashed), dataclasses.replace(limits, second_hash="")
+
+    _change(path, name, only)
     _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
     _show(arguments, password)
     _advise(path, made=False)
@@ -131,7 +129,7 @@ def _passwd(arguments: Namespace, path: Path) -> None:
 
 def _remove(arguments: Namespace, path: Path) -> None:
     name = _known(arguments, path).name
-    _change(path, name, lambda _: None)
+    change_user(path, name, None)
     _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
 
 
@@ -161,7 +159,7 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
     own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
     others = [each for each in assignments if each not in own]
 
-    def change(there: User) -> User:
+    def change(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
         for each in own:
             key, _, value = each.partition("=")
             if key == "senders":
@@ -170,29 +168,24 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
             else:
                 priority = credentials.check_priority(value) if value else None
                 there = dataclasses.replace(there, priority=priority)
-        return there
+        return there, user_limits.changed(limits, others, _IN_THE_LINE)
 
     with refused(ValueError, after="; nothing was changed", status=USAGE):
-        _change(path, name, change, lambda _, there: user_limits.changed(there, others, _IN_THE_LINE))
+        _change(path, name, change)
     _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
     if others:
         _advise(user_limits.file_beside(path), made=False)
 
 
-def _change(
-    path: Path,
-    name: str,
-    change: Callable[[User], User | None],
-    change_limits: ChangeLimits = lambda _, there: there,
-) -> None:
+def _change(path: Path, name: str, change: Callable[[User, UserLimits], tuple[User, UserLimits]]) -> None:
     """Change an existing user, and its limits. Raise CliError if there is no such user."""
 
-    def known(there: User | None) -> User | None:
+    def known(there: User | None, limits: UserLimits) -> tuple[User, UserLimits]:
         if there is None:
             raise _unknown(name, path)
-        return change(there)
+        return change(there, limits)
 
-    change_user(path, name, known, change_limits)
+    change_user(path, name, known)
 
 
 def _default(arguments: Namespace, path: Path) -> None:
@@ -218,12 +211,12 @@ def _rotate(arguments: Namespace, path: Path) -> None:
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
-    def second(_: User, there: UserLimits) -> UserLimits:
-        if there.second_hash:
+    def second(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+        if limits.second_hash:
             raise _rotating(name)
-        return dataclasses.replace(there, second_hash=hashed)
+        return there, dataclasses.replace(limits, second_hash=hashed)
 
-    _change(path, name, lambda there: there, second)
+    _change(path, name, second)
     shown = text.clean(name)
     _say(f"{shown} has two passwords now. zonerelay user rotate {shown} --finish ends the old one.")
     _show(arguments, password)
@@ -232,18 +225,16 @@ def _rotate(arguments: Namespace, path: Path) -> None:
 
 def _finish_rotation(arguments: Namespace, path: Path) -> None:
     name = _known(arguments, path).name
-    hashed = _rails(path, name).second_hash
-    if not hashed:
-        raise CliError(
-            f"{text.clean(name)} has one password; add a second one with: zonerelay user rotate NAME"
-        )
 
-    def drop(_: User, there: UserLimits) -> UserLimits:
-        if there.second_hash != hashed:
-            raise CliError("the passwords were changed by someone else; nothing was changed")
-        return dataclasses.replace(there, second_hash="")
+    def drop(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+        if not limits.second_hash:
+            raise CliError(
+                f"{text.clean(name)} has one password; add a second one with: zonerelay user rotate NAME"
+            )
+        hashed = limits.second_hash
+        return dataclasses.replace(there, hash=hashed), dataclasses.replace(limits, second_hash="")
 
-    _change(path, name, lambda there: dataclasses.replace(there, hash=hashed), drop)
+    _change(path, name, drop)
     _say(f"The old password of {text.clean(name)} is refused from now on.")
 
 
