@@ -42,6 +42,7 @@ from zonerelay.store.leveldb.damage.directory import (
     write_mark,
 )
 from zonerelay.store.leveldb.damage.format import (
+    data_blocks,
     identities_in,
     operations_of,
     read_log,
@@ -49,7 +50,6 @@ from zonerelay.store.leveldb.damage.format import (
     write_log,
 )
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
-from zonerelay.store.leveldb.damage.table import data_blocks
 from zonerelay.store.leveldb.offline import check_leveldb, repair_leveldb
 from zonerelay.store.leveldb.spool import LevelDb
 

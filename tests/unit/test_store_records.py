@@ -16,8 +16,15 @@ from zonerelay.model.envelope import Mailbox, MessageId, Notify
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store import records
-from zonerelay.store.leveldb.damage.format import operations_of, read_log, write_log
-from zonerelay.store.leveldb.damage.table import KeyVersion, as_batch, data_blocks, has_index
+from zonerelay.store.leveldb.damage.format import (
+    KeyVersion,
+    as_batch,
+    data_blocks,
+    has_index,
+    operations_of,
+    read_log,
+    write_log,
+)
 from zonerelay.store.leveldb.engine import plyvel
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

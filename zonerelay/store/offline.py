@@ -31,8 +31,7 @@ from zonerelay.store.keys.port import Engine, NodeTakenError
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.offline import READ_BUFFER, check_leveldb, repair_leveldb, take_snapshot
-from zonerelay.store.leveldb.scan import SpoolKeys
-from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys
 from zonerelay.store.objects.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
 from zonerelay.store.objects.engine import ObjectEngine, epoch_of
 from zonerelay.store.open import seen_directory, shared_engine

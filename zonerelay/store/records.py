@@ -17,6 +17,7 @@ import re
 import urllib.parse
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Mailbox, Message, MessageId, Notify
@@ -138,14 +139,14 @@ def decode_message(message_id: MessageId, raw: bytes) -> Message:
 
 
 class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
-    """The fields of `Delivery` that are not in its key."""
+    """The fields of `Delivery` between its key and `unknown`, in the same order."""
 
     created: float
     attempts: int = 0
     next_attempt: float = 0.0
     held: bool = False
     warned: bool = False
-    notify: int = 0
+    notify: int = Notify.UNSET  # as in `Delivery`, because only the same object is omitted
     orcpt: str = ""
     last: Attempt | None = None
     act: str = ""
@@ -250,19 +251,9 @@ def parse_due(raw: bytes) -> float:
 
 
 def encode_delivery(delivery: Delivery) -> bytes:
-    record = DeliveryRecord(
-        delivery.created,
-        delivery.attempts,
-        delivery.next_attempt,
-        delivery.held,
-        delivery.warned,
-        int(delivery.notify),
-        delivery.orcpt,
-        delivery.last,
-        delivery.act,
-    )
-    raw = encoded(f"delivery {delivery.message_id}", record)
-    return b"%b,%b" % (raw[:-1], delivery.unknown[1:]) if delivery.unknown else raw
+    _, _, _, *fields, unknown = structs.astuple(delivery)
+    raw = encoded(f"delivery {delivery.message_id}", DeliveryRecord(*fields))
+    return b"%b,%b" % (raw[:-1], unknown[1:]) if unknown else raw
 
 
 def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
@@ -289,10 +280,6 @@ def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
         unknown = _unknown(record, raw)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"unreadable delivery {_shown(delivery_key(key))}: {error}") from error
-    return delivery_of(key, record, unknown)
-
-
-def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") -> Delivery:
     return Delivery(
         queue=key.queue,
         message_id=key.message_id,
@@ -302,7 +289,7 @@ def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") 
         next_attempt=record.next_attempt,
         held=record.held,
         warned=record.warned,
-        notify=_NOTIFY[record.notify & _NOTIFY_MASK],
+        notify=_NOTIFY[int(record.notify) & _NOTIFY_MASK],
         orcpt=record.orcpt,
         last=record.last,
         act=record.act,

@@ -32,8 +32,7 @@ from zonerelay.store.keys.group_commit import GroupCommitter, JobFailure, Submit
 from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches
-from zonerelay.store.leveldb.scan import SpoolReads, run_through
-from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb, SpoolReads, run_through
 from zonerelay.store.queue.keeper import MOST_KINDS, QueueKeeper
 from zonerelay.store.queue.reads import PAGE_ROWS, QueueReads
 from zonerelay.store.queue.store import PartitionStore

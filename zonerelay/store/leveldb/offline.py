@@ -41,11 +41,18 @@ from zonerelay.store import check, records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.port import Op, Write
 from zonerelay.store.leveldb.damage import directory as files
-from zonerelay.store.leveldb.damage.format import Manifest, named_in, read_manifest, write_log
-from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
+from zonerelay.store.leveldb.damage.format import (
+    Manifest,
+    as_batch,
+    damaged_blocks,
+    data_blocks,
+    has_index,
+    named_in,
+    read_manifest,
+    write_log,
+)
 from zonerelay.store.leveldb.engine import damaged_tables, repair_database
-from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through
-from zonerelay.store.leveldb.spool import LevelDb, judge_format
+from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys, SpoolReads, judge_format, run_through
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 READ_BUFFER = 4 * 1024 * 1024
