@@ -298,7 +298,8 @@ async def test_what_is_to_be_sent_after_the_lease_has_lapsed_waits_for_the_lease
         store.keeper._held_until = float("-inf")  # as after a standstill
         await running.until(lambda: not held._attempted(held.rows.values()), what="given back")
         assert not sink.messages
-        await store.keeper._renew()
+        assert store.keeper._control is not None
+        await store.keeper._renew(store.keeper._control)
         for each in (first, row):
             assert (await bed.until(running, each, "sent", timeout=4))["attempts"] == 1
     assert len(sink.messages) == 2

@@ -27,7 +27,7 @@ from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.sql import OutboxStatements
 from zonerelay.outbox.database.tables import TableNames
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.contract import Lost, StoreError, StoreOpenError, Unhealthy
+from zonerelay.store.contract import Lost, StoreError, StoreOpenError
 from zonerelay.store.postgres.driver import (
     Columns,
     ConnectionLostError,
@@ -180,11 +180,11 @@ class OutboxKeeper:
             await tables.create(control, self.statements.names)
         self.statements.use(has_priority=await tables.check(control, self.statements.names))
         await control.listen(self.statements.names.channel, lambda _text: self.heard())
-        if not (self.session and await self._renew()):
+        if not (self.session and await self._renew(control)):
             rows = await self._take_lease(control, self.statements.register, self._name, self._lease)
             self.session = rows[0][0]
         control.on_end(functools.partial(self._ended, control))
-        await self._after_beat()
+        await self._after_beat(control)
         # A session that began in a failed attempt to connect has no claims.
         kept = self.session == self._claimed_under
         self._claimed_under = self.session
@@ -221,14 +221,14 @@ class OutboxKeeper:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._unusable.wait(), self._beat_every)
             try:
-                if not self.usable:
+                if not self.usable or self._control is None:
                     await asyncio.sleep(self._pause)
                     self._pause = min(self._pause * 2, LONGEST_PAUSE)
                     await self._connect()
                     _log.warning("the outbox can be used again")
-                elif await self._renew():
+                elif await self._renew(self._control):
                     self._pause = FIRST_PAUSE
-                    await self._after_beat()
+                    await self._after_beat(self._control)
                 else:
                     # Another relay has ended this session as dead. This relay begins again under a new one.
                     self.failed(
@@ -244,18 +244,17 @@ class OutboxKeeper:
             except Exception as error:  # noqa: BLE001 - without this task the lease ends, and nobody reconnects
                 self.around.events.error("outbox.connect", error)
 
-    async def _renew(self) -> bool:
+    async def _renew(self, control: DatabaseConnection) -> bool:
         """Renew the lease with a durable write, and return false if the session has ended."""
         had_lapsed = not self.holds_lease
         values = (self.statements.renew, self.session, self._lease)
-        rows = await self._take_lease(_connected(self._control), *values, timeout=self._renew_timeout)
+        rows = await self._take_lease(control, *values, timeout=self._renew_timeout)
         if rows and had_lapsed and self.usable:
             self.resumed(True)
         return bool(rows)
 
-    async def _after_beat(self) -> None:
+    async def _after_beat(self, control: DatabaseConnection) -> None:
         """Release the claims of dead relays."""
-        control = _connected(self._control)
         # Other relays may have longer leases than this one.
         await control.fetch(self.statements.bound, max(LONGEST_LEASE, 4 * self._lease))
         await control.fetch(self.statements.bury, self.session, self._name)
@@ -286,9 +285,3 @@ class OutboxKeeper:
         if str(error) != self.problem:
             self.problem = str(error)
             _log.error("the outbox cannot be used: %s", self.problem)
-
-
-def _connected(link: DatabaseConnection | None) -> DatabaseConnection:
-    if link is None:
-        raise StoreError(Unhealthy.DATABASE_DOWN)
-    return link

@@ -47,7 +47,6 @@ class Unhealthy(StrEnum):
     SERVER_DOWN = "the spool's server is unreachable"
     SERVER_DENIES = "the user of the spool's server lacks privileges"
     SERVER_UNSAFE = "the spool's server may lose acknowledged writes"
-    DATABASE_DOWN = "the database cannot be used"
     NO_LEASE = "the lease on the queue has expired"
 
 

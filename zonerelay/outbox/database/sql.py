@@ -38,7 +38,8 @@ _HEAD = """m.id, m.claim_token::text, left(m.zone, 256), m.mailbox_id, coalesce(
 HEAD_COLUMNS = 10
 
 _OWN = ("from_address", "sender", "to_addresses", "cc_addresses", "bcc_addresses")
-_PEOPLE_COLUMNS = ", ".join((*(f"CASE WHEN p.ok THEN m.{name} END" for name in _OWN), "b.from_address"))
+_MAILBOX_ADDRESS = "(SELECT b.from_address FROM <mailboxes> b WHERE b.id = m.mailbox_id LIMIT 1)"
+_PEOPLE_COLUMNS = ", ".join((*(f"CASE WHEN p.ok THEN m.{name} END" for name in _OWN), _MAILBOX_ADDRESS))
 PEOPLE = (*_OWN, "mailbox_address")
 """The names of the columns with the addresses of a row and of its mailbox."""
 _CONTENT = ("m.subject", "m.text_body", "m.html_body", "m.headers::text")
@@ -51,8 +52,7 @@ _ZONE = (
 _QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN ';bulk' ELSE '' END"
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
 _WORD = re.compile("<[a-z]+>")
-_CHECKED = f"""CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p
-    LEFT JOIN <mailboxes> b ON b.id = m.mailbox_id"""
+_CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
 class OutboxStatements:

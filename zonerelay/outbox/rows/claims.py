@@ -32,7 +32,7 @@ from zonerelay.model.queue_name import MAILBOXES, QueueName, mailbox_zone, queue
 from zonerelay.outbox.drafts import BadRowError, RowContent
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, RowWrite, keys_of, put_off, read_row, refused
+from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row, RowWrite, keys_of, put_off, read_row
 from zonerelay.process.tasks import Alarm, cancel_all
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
 from zonerelay.store.postgres.driver import Columns, StatementRejectedError, TransactionConflictError
@@ -476,7 +476,7 @@ class OutboxClaims:
 
     def _refused(self, row: int, token: str, attempts: int, problem: str) -> None:
         self._around.events.row_refused(row, problem)
-        self.writer.put(refused(row, token, attempts, problem))
+        self.writer.put(RowWrite(row, token, FAILED, attempts, problem, None, None))
 
     def _written(self, write: RowWrite, kept: bool) -> None:
         """Process a completed write. `kept` is false if another relay has the row."""

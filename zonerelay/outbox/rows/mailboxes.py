@@ -92,13 +92,6 @@ class Mailbox:
             return None
         return CredentialSettings(name=self.zone, user=self.user, password=self.zone)
 
-    def password(self, keys: Sequence[bytes]) -> str:
-        """Decrypt the password. Raises SecretError."""
-        try:
-            return unseal(self.sealed, keys, host=self.host, port=self.port, user=self.user)
-        except PasswordError as error:
-            raise SecretError(f"smtp_password_encrypted of mailbox {self.id} {error}") from None
-
 
 class ZoneHost(Protocol):
     """The part of the scheduler that mailboxes need. `dismiss` returns false while mail of the zone is being
@@ -187,11 +180,14 @@ class Mailboxes:
                 self._known.pop(zone, None)
 
     def password(self, zone: str) -> str:
-        """Return the password of a mailbox. Raises SecretError."""
-        mailbox = self._known.get(zone)
-        if mailbox is None:
+        """Decrypt the password of a mailbox. Raises SecretError."""
+        box = self._known.get(zone)
+        if box is None:
             raise SecretError("the mailbox is no longer in the table")
-        return mailbox.password(self._keys)
+        try:
+            return unseal(box.sealed, self._keys, host=box.host, port=box.port, user=box.user)
+        except PasswordError as error:
+            raise SecretError(f"smtp_password_encrypted of mailbox {box.id} {error}") from None
 
     def problems(self) -> Iterator[str]:
         for mailbox in self._known.values():

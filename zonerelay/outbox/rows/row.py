@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import MAX_ROW, OUTBOX, Envelope, Mailbox, Origin, Recipient, row_id
@@ -168,27 +169,23 @@ class Row:
     def finish(self, delivery: Delivery, failure: Outcome | None, now: float, redact: Redactor) -> None:
         attempts = delivery.attempts + (1 if failure is None or failure.counts else 0)
         if failure is None:
-            state = RecipientProgress(done=SENT, attempts=attempts, at=now)
+            state = RecipientProgress(done=SENT, at=now)
         else:
-            state = _with_reply(failure.attempt(now), attempts, redact, delivery.recipient, done=FAILED)
-        self._settle(delivery.recipient, state)
+            state = replace(_with_reply(failure.attempt(now), redact, delivery.recipient), done=FAILED)
+        self._settle(delivery.recipient, state, attempts)
 
     def postpone(self, delivery: Delivery, redact: Redactor) -> None:
-        last = delivery.last
-        to = delivery.recipient
-        state = RecipientProgress() if last is None else _with_reply(last, delivery.attempts, redact, to)
-        state = msgspec.structs.replace(
-            state,
-            attempts=delivery.attempts,
+        state = replace(
+            _with_reply(delivery.last, redact, delivery.recipient),
             next=max(delivery.next_attempt, 0.0),
             held=delivery.held,
             act=delivery.act,
         )
-        self._settle(delivery.recipient, state)
+        self._settle(delivery.recipient, state, delivery.attempts)
 
-    def _settle(self, recipient: Mailbox, state: RecipientProgress) -> None:
-        self.states[recipient] = state
-        self.attempts = max(self.attempts, state.attempts)
+    def _settle(self, recipient: Mailbox, state: RecipientProgress, attempts: int) -> None:
+        self.states[recipient] = replace(state, attempts=attempts)
+        self.attempts = max(self.attempts, attempts)
         self.out.discard(recipient)
 
     # --- stored values
@@ -243,22 +240,15 @@ def put_off(columns: Columns, problem: str) -> RowWrite:
     return RowWrite(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 
-def refused(row: int, token: str, attempts: int, problem: str) -> RowWrite:
-    """Return the write that fails a row for good."""
-    return RowWrite(row, token, FAILED, attempts, problem, None, None)
-
-
 def keys_of(row: Row) -> Iterable[DeliveryKey]:
     return (DeliveryKey(row.queue, row.message_id, each) for each in row.out)
 
 
-def _with_reply(
-    attempt: Attempt, attempts: int, redact: Redactor, recipient: Mailbox, *, done: str = ""
-) -> RecipientProgress:
+def _with_reply(attempt: Attempt | None, redact: Redactor, recipient: Mailbox) -> RecipientProgress:
+    if attempt is None:
+        return RecipientProgress()
     reply = attempt.reply
     return RecipientProgress(
-        done=done,
-        attempts=attempts,
         at=attempt.at,
         code=reply.code,
         detail=reply.detail,
