@@ -173,7 +173,7 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
         client = ControlClient(control_socket_path(chosen))
         for request in (requests.Ping(), requests.Explain(address="x@example.com")):
             assert await asyncio.to_thread(sentence, client, request) == "", request
-        asking = Runner(running.worker.endpoints.handler, running.worker.events.error)
+        asking = Runner(running.worker.handler, running.worker.events.error)
         assert (await asking.one(requests.PartMetrics(), MetricFamilies, "")).families
         assert reason in (await asking.one(requests.PartReadiness(), UnreadyReasons, "")).reasons
         everything = requests.Filter()

@@ -322,7 +322,7 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
         places = {number: tmp_path / f"worker-{number}.sock" for number in range(2)}
         trouble = one.worker.events.error
         servers: list[CallSocket | ControlSocket] = [
-            CallSocket(places[number], each.worker.endpoints.handler, on_error=trouble)
+            CallSocket(places[number], each.worker.handler, on_error=trouble)
             for number, each in enumerate(both)
         ]
         servers.append(control_socket(tmp_path / "both.sock", FanOut(Workers(places)), trouble))

@@ -84,7 +84,7 @@ class Node:
             identity=self.identity,
         )
         self.worker = await process.finish(built)
-        self.handler = self.worker.endpoints.handler
+        self.handler = self.worker.handler
 
     async def stop(self) -> list[asyncio.Task[Any]]:
         """Return the tasks that remain. Raise ProcessDiedError if it is killed meanwhile."""

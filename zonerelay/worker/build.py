@@ -116,11 +116,11 @@ async def build(
             stack.callback(events.close)
             stack.callback(metrics.loop_lag.stop)
             metrics.loop_lag.start()
-            worker = await _assemble(
+            worker, endpoints = await _assemble(
                 settings, context, stack, history=history, sandbox=sandbox, share_failure=share_failure
             )
             worker.key_problem = key_problem
-            await _start(worker, stack)
+            await _start(worker, endpoints, stack)
             worker.running = stack.pop_all()
     except (StoreError, ListenError, ControlError, ValueError) as error:
         raise StartError(str(error)) from error
@@ -164,7 +164,7 @@ async def _assemble(
     history: History | None,
     sandbox: Sandbox | None,
     share_failure: Callable[[str], None],
-) -> Worker:
+) -> tuple[Worker, Endpoints]:
     """Open the queue and create the parts. None of them does anything yet."""
     identity, events, clock = context.identity, context.events, context.clock
     home = settings.spool.path.parent
@@ -273,7 +273,7 @@ async def _assemble(
         clock=clock,
         secret=secrets.token_bytes(32),
         records=partial(_usage_records, settings, context),
-        open_http=lambda rules, submit: assembled.endpoints.open_http(rules, submit),
+        open_http=lambda rules, submit: endpoints.open_http(rules, submit),
         srs=lambda: sending.srs,
         webhooks=lambda: assembled.webhooks,
         orders=orders,
@@ -292,7 +292,6 @@ async def _assemble(
         waited_for=orders.waited_for,
         binned=dropped.look,
     )
-    is_first = identity.index == 0 and not identity.drains_spool
     assembled = worker = Worker(
         tables=tables,
         context=context,
@@ -308,14 +307,16 @@ async def _assemble(
         dropped=dropped,
         clock_watch=clock_watch,
         history=history,
-        drop=_build_drop_directory(settings, context, listeners) if is_first else None,
+        drop=_build_drop_directory(settings, context, listeners) if _is_first(identity) else None,
     )
-    worker.endpoints = Endpoints(worker, sandbox)
-    if is_first:
-        worker.report = DailyReport(worker, worker.endpoints)
-    worker.metrics.read(worker.endpoints.board.figures)
     worker.metrics.declare_zones(zones.names)
-    return worker
+    endpoints = Endpoints(worker, sandbox)
+    return worker, endpoints
+
+
+def _is_first(identity: Identity) -> bool:
+    """Return whether the worker does what one worker does for the whole relay."""
+    return identity.index == 0 and not identity.drains_spool
 
 
 def _usage_records(settings: Settings, context: WorkerContext) -> RecordStore:
@@ -339,13 +340,13 @@ def _build_drop_directory(settings: Settings, context: WorkerContext, listeners:
     )
 
 
-async def _start(worker: Worker, stack: AsyncExitStack) -> None:
+async def _start(worker: Worker, endpoints: Endpoints, stack: AsyncExitStack) -> None:
     """Start each part, after adding its stop to the stack."""
     settings, identity = worker.settings, worker.identity
     stack.push_async_callback(worker.sending.close)
     await worker.sending.start()
-    stack.push_async_callback(worker.endpoints.close)
-    await worker.endpoints.open()
+    stack.push_async_callback(endpoints.close)
+    await endpoints.open()
     stack.push_async_callback(worker.close_settler)
     stack.push_async_callback(worker.close_webhooks)
     await worker.configure_webhooks(settings)
@@ -353,9 +354,11 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     await worker.scheduler.start()
     stack.push_async_callback(worker.orders.stop)
     worker.orders.start()
-    if worker.report is not None:
-        stack.push_async_callback(worker.report.close)
-        await worker.report.configure(settings)
+    if _is_first(identity):
+        report = DailyReport(worker, endpoints)
+        stack.push_async_callback(report.close)
+        await report.configure(settings)
+        worker.reloaded = report.configure
     events, operations = worker.events, worker.operations
     background = Tasks(partial(events.error, "queue.background"))
     stack.push_async_callback(background.cancel)

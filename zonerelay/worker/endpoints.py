@@ -26,8 +26,8 @@ from zonerelay.process.tasks import Component, RetriedComponents
 from zonerelay.process.threads import FILES
 from zonerelay.queue.operator.clock_watch import NAME
 from zonerelay.store.open import acknowledge_loss
-from zonerelay.worker.parts import WorkerParts
 from zonerelay.worker.status import StatusBoard
+from zonerelay.worker.worker import Worker
 
 if TYPE_CHECKING:
     from zonerelay.admin.operators import Operators, Sandbox
@@ -36,22 +36,18 @@ if TYPE_CHECKING:
 class Endpoints:
     """What a worker has for operators. Call `open` once, and `close` even if `open` has failed."""
 
-    def __init__(self, worker: WorkerParts, sandbox: Sandbox | None) -> None:
+    def __init__(self, worker: Worker, sandbox: Sandbox | None) -> None:
         self._worker = worker
         self._sandbox = sandbox
         self._events = worker.events
-        self._admin: AdminServer | None = None
-        self.parts = RetriedComponents(
+        worker.opened = RetriedComponents(
             self._events.error, lambda part: self._events.lifecycle("restored", part=part)
         )
         self._operators: list[Operators] = []
         orders = OrderAnswers(worker.orders, worker.operations, lambda: worker.zones.names)
         self.board = StatusBoard(worker, orders)
-        self.handler = _build_handler(worker, self.board, orders)
-
-    @property
-    def http_port(self) -> int | None:
-        return None if self._admin is None else self._admin.port
+        worker.metrics.read(self.board.figures)
+        worker.handler = _build_handler(worker, self.board, orders)
 
     async def open(self) -> None:
         """Open the endpoints. An endpoint that cannot be opened is retried in the background while mail is
@@ -64,23 +60,23 @@ class Endpoints:
         control: Component
         if identity.supervised:
             path = control_socket_path(settings, identity.index)
-            control = CallSocket(path, self.handler, on_error=on_error)
+            control = CallSocket(path, self._worker.handler, on_error=on_error)
         else:
             control = ControlSocket(control_socket_path(settings), self._own_operators, on_error=on_error)
         what = "commands cannot be processed", "control-socket"
-        await self.parts.open(*what, control, ControlError, final=(final,))
+        await self._worker.opened.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
             await self._serve_http(settings)
 
     async def _serve_http(self, settings: Settings) -> None:
-        admin = self._admin = AdminServer(
+        http = self._worker.http = AdminServer(
             settings.admin,
             self.board,
             self._own_operators,
             on_error=self._events.error,
             inherited=self._worker.identity.inherited,
         )
-        await self.parts.open("HTTP is not served", "admin-http", admin, AdminError)
+        await self._worker.opened.open("HTTP is not served", "admin-http", http, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
         """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
@@ -93,13 +89,13 @@ class Endpoints:
         return SubmissionServer(operators, rules)
 
     def _own_operators(self) -> Operators:
-        return self._build_operators(self.handler, self._worker.listeners.submit)
+        return self._build_operators(self._worker.handler, self._worker.listeners.submit)
 
     def _relay(self) -> Handler:
         """Return the handler that answers for the whole relay."""
         if self._worker.identity.supervised:
             return RelayHandler(relay_socket_path(self._worker.settings))
-        return self.handler
+        return self._worker.handler
 
     async def relay_status(self) -> RelayStatus:
         """Return the status of the whole relay. Raise ControlError."""
@@ -128,13 +124,13 @@ class Endpoints:
 
     async def close(self) -> None:
         """Close the endpoints. Call it before the store is closed."""
-        await self.parts.close()
+        await self._worker.opened.close()
         for each in self._operators:
             await each.asking.close()
         await self.board.close()
 
 
-def _build_handler(worker: WorkerParts, board: StatusBoard, orders: OrderAnswers) -> ControlHandler:
+def _build_handler(worker: Worker, board: StatusBoard, orders: OrderAnswers) -> ControlHandler:
     context, operations, courier = worker.context, worker.operations, worker.sending.courier
     return ControlHandler(
         operations=operations,
@@ -154,14 +150,14 @@ def _build_handler(worker: WorkerParts, board: StatusBoard, orders: OrderAnswers
     )
 
 
-async def _acknowledge(worker: WorkerParts, loss: str) -> bool:
+async def _acknowledge(worker: Worker, loss: str) -> bool:
     """Dismiss a loss of the spool, or confirm a leap of the clock."""
     if loss == NAME:
         return worker.clock_watch.confirm()
     return await acknowledge_loss(worker.queue.spool, loss)
 
 
-def _build_bodies(worker: WorkerParts) -> Bodies:
+def _build_bodies(worker: Worker) -> Bodies:
     def zone(name: str) -> ZoneSettings | None:
         found = worker.scheduler.zone(name)
         return found.settings if found.is_served else None
@@ -169,7 +165,7 @@ def _build_bodies(worker: WorkerParts) -> Bodies:
     return Bodies(worker.store, worker.sending.renderer, zone=zone, read=worker.events.body_read)
 
 
-def _build_explainer(worker: WorkerParts, board: StatusBoard, orders: OrderAnswers) -> Explainer:
+def _build_explainer(worker: Worker, board: StatusBoard, orders: OrderAnswers) -> Explainer:
     sending, listeners = worker.sending, worker.listeners
     return Explainer(
         zones=worker.zones,

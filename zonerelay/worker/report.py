@@ -22,7 +22,7 @@ from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.store.contract import OwnMessage
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.parts import WorkerParts
+from zonerelay.worker.worker import Worker
 
 NOTE = "report.sent"
 LOOK_EVERY = 30.0
@@ -33,7 +33,7 @@ LONGEST = 7 * 24 * 3600.0
 class DailyReport:
     """Sends the daily report. `configure` starts and stops it. Call `close` once."""
 
-    def __init__(self, worker: WorkerParts, endpoints: Endpoints) -> None:
+    def __init__(self, worker: Worker, endpoints: Endpoints) -> None:
         self._worker, self._endpoints = worker, endpoints
         self._hostname = worker.context.hostname
         self._tasks = Tasks()

@@ -36,7 +36,7 @@ from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.store.contract import QueueCounts, StoreError, Unhealthy
 from zonerelay.store.spool_paths import directories_of, spool_of
 from zonerelay.telemetry.metrics.instruments import Figures, ZoneQueue, queue_figures, reload_figures
-from zonerelay.worker.parts import WorkerParts
+from zonerelay.worker.worker import Worker
 
 if TYPE_CHECKING:
     from zonerelay.capture.store import Capture, Totals
@@ -55,7 +55,7 @@ FRESH_FOR = 1.0
 class ReadinessCheck:
     """Collects the reasons why a worker is not ready. Nothing in it raises an exception."""
 
-    def __init__(self, worker: WorkerParts, *, timeout: float = PROBE_TIMEOUT) -> None:
+    def __init__(self, worker: Worker, *, timeout: float = PROBE_TIMEOUT) -> None:
         self._worker, self._timeout = worker, timeout
         self._running: asyncio.Task[None] | None = None
         self._failure: str | None = None
@@ -107,7 +107,7 @@ class ReadinessCheck:
 class StatusBoard:
     """Collects the numbers of `status` and of the queue gauges (implements `admin.http_server.Monitored`)."""
 
-    def __init__(self, worker: WorkerParts, orders: OrderAnswers) -> None:
+    def __init__(self, worker: Worker, orders: OrderAnswers) -> None:
         self._worker = worker
         self._orders = orders
         self.readiness = ReadinessCheck(worker)

@@ -13,28 +13,42 @@ Otherwise it stays, and `tell` reports the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from zonerelay.admin.http import AdminServer
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
+from zonerelay.control.handler import ControlHandler
+from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
+from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import MessageIdSource
 from zonerelay.model.queue_name import QueueKind, QueueName
+from zonerelay.process.tasks import RetriedComponents
 from zonerelay.process.threads import OPERATORS
+from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.operator.journal import Bin
+from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.orders.orders import Orders
+from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.outbound import build_webhooks
-from zonerelay.worker.parts import WorkerParts
-from zonerelay.worker.queue import number_of
-from zonerelay.worker.report import DailyReport
-from zonerelay.worker.tables import build_tables
+from zonerelay.worker.outbound import OutboundSide, build_webhooks
+from zonerelay.worker.queue import MailQueue, number_of
+from zonerelay.worker.tables import Tables, build_tables
+
+if TYPE_CHECKING:
+    from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 LOOK_EVERY = 1.0
 IN_BIN = "dropped mail is kept for a day, so that `zonerelay undo` can restore it"
@@ -67,16 +81,45 @@ def _trouble(store: Store) -> str:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Worker(WorkerParts):
-    """A running worker. `running` holds what `stop` ends, which is to be called once."""
+class Worker:
+    """A running worker and its parts. `settings` are the active ones. `opened` are the endpoints for
+    operators. `running` holds what `stop` ends, which is to be called once.
+    """
 
+    tables: Tables
+    context: WorkerContext
+    queue: MailQueue
+    zones: Zones
+    ids: MessageIdSource
+    scheduler: Scheduler
+    settler: Settler
+    sending: OutboundSide
+    listeners: Listeners
+    orders: Orders
+    operations: Operations
+    dropped: Bin
+    clock_watch: ClockWatch
+    history: History | None
     drop: DropDirectory | None
-    report: DailyReport | None = None
-    endpoints: Endpoints = field(init=False)
+    webhooks: Webhooks | None = None
+    """None until a webhook is configured, or the spool has events of one."""
+    reloaded: Callable[[Settings], Awaitable[None]] | None = None
+    """Called with the settings that a reload has activated."""
+    http: AdminServer | None = None
+    handler: ControlHandler = field(init=False)
+    opened: RetriedComponents = field(init=False)
     running: AsyncExitStack = field(init=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        context = self.context
+        self.settings, self.store = self.tables.settings, self.queue.store
+        self.identity, self.events, self.clock = context.identity, context.events, context.clock
+        self.metrics = self.events.metrics
+        self.taken_up = self.clock.now()
+        """The time at which the active configuration was loaded."""
+        self.refused_at: float | None = None
+        """The time at which the last reload was refused, or None."""
+        self.draining = False
         self.key_problem = ""
         self.problems: Sequence[str] = ()
         self._left_over = ""
@@ -148,8 +191,8 @@ class Worker(WorkerParts):
         self.scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.tables = tables = structs.replace(tables, settings=taken_up(self.settings, settings))
         self.settings = tables.settings
-        if self.report is not None:
-            await self.report.configure(self.settings)
+        if self.reloaded is not None:
+            await self.reloaded(self.settings)
         if not self.identity.drains_spool:
             self.problems = (*self.problems, *await self.listeners.reload(self.settings, tables.rules))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
@@ -219,16 +262,17 @@ class Worker(WorkerParts):
 
     @property
     def http_port(self) -> int | None:
-        return self.endpoints.http_port
+        return None if self.http is None else self.http.port
 
     def failed_elsewhere(self, text: str) -> None:
         """Count a failed login at another worker."""
         self.listeners.failed_elsewhere(text)
 
     def all_problems(self) -> tuple[str, ...]:
+        """Return the problems of all parts."""
         asked = (
             self.drop,
-            self.endpoints.parts,
+            self.opened,
             self.sending,
             self.scheduler,
             self.store,
