@@ -41,7 +41,7 @@ from zonerelay.inbound.access.networks import AccessRules, SenderDomains
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.state.context import SharedContext
-from zonerelay.inbound.state.rewriting import RewriteRules
+from zonerelay.inbound.state.transaction import RewriteRules
 from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock

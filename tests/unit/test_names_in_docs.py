@@ -38,7 +38,7 @@ from zonerelay.config.toml_text import options
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.message.dkim.dns_record import RecordStatus
+from zonerelay.message.dkim.keys import RecordStatus
 from zonerelay.operations.requests import CHANGES
 from zonerelay.outbox.database.tables import WRITTEN_BY_APPLICATIONS
 from zonerelay.smtp.client.reputation import CLASSES

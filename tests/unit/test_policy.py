@@ -28,7 +28,7 @@ from zonerelay.inbound.policy.api import (
     accept,
     refuse,
 )
-from zonerelay.inbound.policy.loading import load_authenticator, load_policy
+from zonerelay.inbound.policy.runner import load_authenticator, load_policy
 from zonerelay.message.header.address_fields import edit_header
 from zonerelay.model.reply import Reply
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import RewriteScope, RewriteSettings
-from zonerelay.inbound.state.rewriting import (
+from zonerelay.inbound.state.transaction import (
     MAX_NAMED,
     MAX_NOTES,
+    NO_EDITS,
+    MailTransaction,
     RewriteRules,
-    notes_of,
     wishes_of_both,
 )
-from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.model.envelope import NULL_SENDER, Mailbox, Notify, Origin, Recipient, recipient_key
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.smtp.server.params import MailCommand
@@ -210,7 +210,7 @@ def test_whoever_wants_to_be_told_is_told(one: Notify, other: Notify, wanted: No
 def test_notes_are_bounded() -> None:
     rules = [rule(f"old{n}.example", f"@new{n}.example") for n in range(40)]
     recipients = [to(f"{n}@old{n % 40}.example") for n in range(1000)]
-    notes = [*notes_of(rewritten(rules, recipients))]
+    notes = [*rewritten(rules, recipients).rewriting_notes()]
     assert len(notes) == MAX_NOTES
     assert notes[0].startswith("rewritten recipient rewrite=1: 0@new0.example, 40@new0.example, ")
     assert notes[0].endswith(f" and {25 - MAX_NAMED} more")

@@ -28,7 +28,7 @@ from zonerelay.delivery.source import SourceSelection
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.state.context import dropped_headers
-from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
+from zonerelay.inbound.state.transaction import RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError

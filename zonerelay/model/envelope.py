@@ -22,6 +22,7 @@ millisecond is kept and the sequence counts on; `last` carries that promise over
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import NewType
 
 import msgspec
@@ -146,6 +147,10 @@ class Recipient(msgspec.Struct, frozen=True, kw_only=True):
     address: Mailbox
     notify: Notify = Notify.UNSET
     orcpt: str = ""
+
+
+def mailboxes(recipients: Iterable[Recipient]) -> tuple[Mailbox, ...]:
+    return tuple(recipient.address for recipient in recipients)
 
 
 OUTBOX = "outbox"

@@ -24,7 +24,7 @@ from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key
 from zonerelay.inbound.cleanup.submit import SubmitOptions, SubmittedEnvelope
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
-from zonerelay.inbound.state.rewriting import ZoneHeader
+from zonerelay.inbound.state.transaction import ZoneHeader
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.envelope import (

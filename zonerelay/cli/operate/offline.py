@@ -27,7 +27,7 @@ from zonerelay.control.handler import Bodies
 from zonerelay.delivery.auth.logins import first_for, senders_of
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.source import SourceSelection
-from zonerelay.inbound.state.rewriting import RewriteRules
+from zonerelay.inbound.state.transaction import RewriteRules
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import BodyPiece, Explanation, MessageBody

@@ -96,7 +96,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         for at, row in enumerate(getattr(settings, table)):
             _patterns(getattr(row, key), (table, at, key), report)
     for at, rewrite in enumerate(settings.rewrite):
-        from zonerelay.inbound.state.rewriting import target
+        from zonerelay.inbound.state.transaction import target
 
         with report.refusing(("rewrite", at, "to"), ValueError):
             target(rewrite.to)
@@ -239,7 +239,7 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
         return
     from zonerelay.inbound.policy import PolicyContext
     from zonerelay.inbound.policy.api import WholeMessage
-    from zonerelay.inbound.policy.loading import load_authenticator, load_policy
+    from zonerelay.inbound.policy.runner import load_authenticator, load_policy
 
     context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
     if listener.authenticator:

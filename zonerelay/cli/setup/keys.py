@@ -36,15 +36,18 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, read_key_file, read_selector, resolve_hostname
-from zonerelay.message.dkim.dns_record import (
+from zonerelay.message.dkim.keys import (
+    DkimEntry,
+    DkimKeys,
     RecordFinding,
     RecordStatus,
     judge,
+    load_private_key,
+    new_private_key,
     record_name,
     record_text,
     strings,
 )
-from zonerelay.message.dkim.keys import DkimEntry, DkimKeys, load_private_key, new_private_key
 from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.certificate import IssuedCertificate, Name, issue, written

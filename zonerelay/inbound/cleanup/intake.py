@@ -60,8 +60,7 @@ from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, LookupResult
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
-from zonerelay.inbound.state.rewriting import notes_of
-from zonerelay.inbound.state.transaction import NO_EDITS, HeaderEdits, HeaderRules, MailTransaction, mailboxes
+from zonerelay.inbound.state.transaction import NO_EDITS, ClientRewrites, HeaderEdits, MailTransaction
 from zonerelay.message.dkim.signature import BodyHash
 from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.header.headers import (
@@ -75,7 +74,7 @@ from zonerelay.message.header.headers import (
     trace_fields,
 )
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, path
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, mailboxes, path
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf, zone_notes
@@ -441,7 +440,7 @@ class Intake:
             self._append(self._own_fields(self._header))
             self._append(held)
 
-    def _rewritten(self, rewrites: HeaderRules, held: bytes, size: int) -> bytes:
+    def _rewritten(self, rewrites: ClientRewrites, held: bytes, size: int) -> bytes:
         """Rewrite addresses in the first `size` bytes, which are the header."""
         lead = self._header.lead
         whole = lead + held[:size]
@@ -680,7 +679,7 @@ class Intake:
         if self._client_state.tls is not None:
             notes.append(f"cipher={self._client_state.tls.cipher}")
         if self.transaction.rewritten or self.transaction.rewrites is not None:
-            notes += notes_of(self.transaction)
+            notes += self.transaction.rewriting_notes()
         if self.transaction.release:
             notes.append(f"release={self.transaction.release:.0f}")
         return tuple(notes)
@@ -778,7 +777,7 @@ class WholeIntake(Intake):
         origin = client_state.origin
         if context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
-        changed_envelope.apply_mode(transaction)
+        transaction.apply_mode()
         before = self.envelope
         self.envelope = transaction.envelope(before.id, before.created, origin, before.priority)
         self._scanner = self._later

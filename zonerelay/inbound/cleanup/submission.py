@@ -45,8 +45,7 @@ from zonerelay.inbound.state.context import (
     UserLimitsLookup,
 )
 from zonerelay.inbound.state.replies import ServerReply, refused
-from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import NO_EDITS, RECIPIENT_COST, HeaderEdits, MailTransaction
+from zonerelay.inbound.state.transaction import NO_EDITS, RECIPIENT_COST, MailTransaction, renamed
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.envelope import Mailbox, MessageId, Notify, Recipient, Ret, recipient_key
 from zonerelay.smtp.server.params import MailCommand
@@ -69,7 +68,7 @@ class SubmittingClient:
         self.client_state = client_state
         self.transaction: MailTransaction | None = None
         self.delay = 0.0
-        self.edits: HeaderEdits = NO_EDITS
+        self.edits = NO_EDITS
         self.question: Question | None = None
         self._after_verdict: AfterVerdict | None = None
 
@@ -437,7 +436,7 @@ class SubmittingClient:
         elif context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
         if kind is Intake:
-            changed_envelope.apply_mode(transaction)
+            transaction.apply_mode()
         envelope = transaction.envelope(
             context.ids.next(),
             context.clock.now(),

@@ -33,8 +33,7 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import AskedPolicy, ListenerContext
 from zonerelay.inbound.state.replies import NextAction, ServerReply
-from zonerelay.inbound.state.transaction import mailboxes
-from zonerelay.model.envelope import Mailbox, MessageId, Recipient, recipient_key
+from zonerelay.model.envelope import Mailbox, MessageId, Recipient, mailboxes, recipient_key
 from zonerelay.smtp.server.params import MailCommand
 
 

@@ -1,6 +1,7 @@
 """One SMTP [[listener]], its sessions, and the mail that is submitted to it without SMTP.
 
-It owns the objects that they share. If an address cannot be used, the error of `start` explains why. Stopping
+It owns the objects that they share, and the listening socket: opened here, or inherited from the process that
+started this one. If an address cannot be used, the error of `start` explains why. Stopping
 has two steps: `stop_accepting`, then `drain`, which gives clients time to finish their transactions and waits
 for all commits.
 """
@@ -8,17 +9,20 @@ for all commits.
 from __future__ import annotations
 
 import asyncio
+import socket
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Generic, TypeVar
 
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.submit import Submissions
 from zonerelay.inbound.limits.memory import MemoryHolder
-from zonerelay.inbound.listen.listening_socket import ListeningSocket
+from zonerelay.inbound.listen.listening_socket import BACKLOG, ListenError, SiblingSockets, bound, explained
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import AskedPolicy, ListenerContext
-from zonerelay.process.sockets import NOTHING, InheritedSockets
+from zonerelay.process.sockets import NOTHING, InheritedSockets, bound_address, bound_path
 
 S = TypeVar("S", bound=MemoryHolder)
 TALKING = 1.0
@@ -34,7 +38,10 @@ class AnyListener(ABC, Generic[S]):
         self._admission: Admission[S] = Admission(
             context.settings, memory=context.memory, metrics=context.events.metrics
         )
-        self._socket = ListeningSocket(inherited, self._protocol)
+        self._inherited = inherited
+        self._server: asyncio.Server | None = None
+        self._siblings: SiblingSockets | None = None
+        self._path: Path | None = None
 
     @property
     def settings(self) -> ListenerSettings:
@@ -47,11 +54,33 @@ class AnyListener(ABC, Generic[S]):
     @property
     def addresses(self) -> list[str]:
         """The addresses that the socket is bound to, as in the configuration. Empty before `start`."""
-        return self._socket.addresses
+        return [] if self._server is None else [bound_address(each) for each in self._server.sockets]
 
     async def start(self) -> None:
         """Start to listen. Raise ListenError if the address cannot be used."""
-        await self._socket.start(self.settings.address)
+        address = self.settings.address
+        try:
+            self._server = await self._listen(address)
+        except ValueError as error:
+            raise ListenError(f"cannot listen on {address}: {error}") from error
+        except OSError as error:
+            raise ListenError(f"cannot listen on {address}: {explained(error)}") from error
+
+    async def _listen(self, text: str) -> asyncio.Server:
+        """Listen on the socket that this process has inherited for the address, or on a new one."""
+        loop, address = asyncio.get_running_loop(), parse_listen(text)
+        handed = self._inherited.take(text)
+        if handed is not None:
+            spare, others = self._inherited.take_more(text)
+            self._siblings = SiblingSockets(others, self._protocol, spare=spare) if others or spare else None
+            made = handed  # it stays open in the other process when this process closes it
+        elif address.is_unix:
+            self._path = Path(address.path)
+            made = bound_path(self._path)
+        else:
+            made = bound(address)
+        make = loop.create_unix_server if made.family == socket.AF_UNIX else loop.create_server
+        return await make(self._protocol, sock=made, backlog=BACKLOG)
 
     @abstractmethod
     def _protocol(self) -> asyncio.Protocol:
@@ -71,7 +100,14 @@ class AnyListener(ABC, Generic[S]):
 
     def stop_accepting(self) -> None:
         """Close the listening socket. Connections stay open."""
-        self._socket.close()
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        if self._siblings is not None:
+            self._siblings.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     @abstractmethod
     async def drain(self, timeout: float) -> None:

@@ -35,8 +35,7 @@ from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitSocket
 from zonerelay.inbound.policy import Policy, PolicyContext
 from zonerelay.inbound.policy.api import WholeMessage
-from zonerelay.inbound.policy.loading import load_authenticator, load_policy
-from zonerelay.inbound.policy.runner import PolicyRunner
+from zonerelay.inbound.policy.runner import PolicyRunner, load_authenticator, load_policy
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import (
     AcceptanceReporter,
@@ -46,7 +45,7 @@ from zonerelay.inbound.state.context import (
     SuspensionCheck,
     TlsContexts,
 )
-from zonerelay.inbound.state.rewriting import RewriteRules
+from zonerelay.inbound.state.transaction import RewriteRules
 from zonerelay.limits.shared import RecordStore
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock

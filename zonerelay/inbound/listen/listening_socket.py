@@ -1,7 +1,6 @@
-"""The listening socket of a listener: opened here, or inherited from the process that started this one.
+"""Makes and binds listening sockets, and accepts clients at those of other workers.
 
-The module makes and binds the socket for an address. If an address cannot be used, nothing listens, and the
-error message explains why.
+If an address cannot be used, the error message explains why.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
-from zonerelay.config.endpoints import ListenAddress, parse_listen
-from zonerelay.process.sockets import InheritedSockets, bound_address, bound_path
+from zonerelay.config.endpoints import ListenAddress
 
 BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
 
@@ -149,63 +146,3 @@ class SiblingSockets:
         self._coming.discard(task)
         if not task.cancelled():
             task.exception()  # the client has disconnected, which needs no report
-
-
-MakeProtocol = Callable[[], asyncio.Protocol]
-
-
-class ListeningSocket:
-    """A listening socket, opened here or inherited. `inherited` are the sockets that this process has
-    inherited; `protocol` makes the protocol of a new connection.
-    """
-
-    def __init__(self, inherited: InheritedSockets, protocol: MakeProtocol) -> None:
-        self._inherited = inherited
-        self._protocol = protocol
-        self._server: asyncio.Server | None = None
-        self._siblings: SiblingSockets | None = None
-        self._path: Path | None = None
-
-    @property
-    def addresses(self) -> list[str]:
-        """The addresses that the socket is bound to, as in the configuration. The list is empty before
-        `start`.
-        """
-        if self._server is None:
-            return []
-        return [bound_address(each) for each in self._server.sockets]
-
-    async def start(self, address: str) -> None:
-        """Start to listen. Raise ListenError if the address cannot be used."""
-        try:
-            self._server = await self._listen(address)
-        except ValueError as error:
-            raise ListenError(f"cannot listen on {address}: {error}") from error
-        except OSError as error:
-            raise ListenError(f"cannot listen on {address}: {explained(error)}") from error
-
-    async def _listen(self, text: str) -> asyncio.Server:
-        loop, address = asyncio.get_running_loop(), parse_listen(text)
-        handed = self._inherited.take(text)
-        if handed is not None:
-            spare, others = self._inherited.take_more(text)
-            self._siblings = SiblingSockets(others, self._protocol, spare=spare) if others or spare else None
-            made = handed  # it stays open in the other process when this process closes it
-        elif address.is_unix:
-            self._path = Path(address.path)
-            made = bound_path(self._path)
-        else:
-            made = bound(address)
-        make = loop.create_unix_server if made.family == socket.AF_UNIX else loop.create_server
-        return await make(self._protocol, sock=made, backlog=BACKLOG)
-
-    def close(self) -> None:
-        """Stop listening. Connections stay open."""
-        if self._server is None:
-            return
-        self._server.close()
-        self._server = None
-        if self._siblings is not None:
-            self._siblings.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """An operator's own code in the SMTP session: the interface for writing a policy, and the code that runs it.
 
-These names are the public interface of docs/send/policy.md and do not change. `api` declares them, `loading`
-imports the operator's class, and `runner` calls it in dedicated threads, within a time limit. Code written
+These names are the public interface of docs/send/policy.md and do not change. `api` declares them; `runner`
+imports the operator's class, and calls it in dedicated threads, within a time limit. Code written
 for aiosmtpd is called the same way: `aiosmtpd_handler` turns its hooks into steps, and `Changes` are its
 decisions.
 """

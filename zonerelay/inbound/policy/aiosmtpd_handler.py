@@ -28,8 +28,7 @@ from typing import Any, TypeVar, cast
 from aiosmtpd.smtp import MISSING, SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from zonerelay.inbound.policy import api
-from zonerelay.inbound.policy.api import Decision, Event
-from zonerelay.inbound.policy.runner import FailureKind, PolicyFailure
+from zonerelay.inbound.policy.api import Decision, Event, FailureKind, PolicyFailure
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MailCommand

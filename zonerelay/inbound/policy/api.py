@@ -13,11 +13,14 @@ they may make. The name of such a step is the name of the hook. `aiosmtpd_handle
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, dataclass_transform
+
+import msgspec
 
 from zonerelay.message.header.headers import MAX_WORD
 from zonerelay.model.clock import Clock, SystemClock
@@ -63,53 +66,51 @@ class ClientInfo:
     kept: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Event:
-    """The base class of the events of a session. `step` is also the name of the policy's method for it."""
+    """The base class of the events of a session, which are dataclasses. `step` is also the name of the
+    policy's method for it.
+    """
 
     step: ClassVar[str]
     client: ClientInfo = field(default_factory=ClientInfo)
 
+    def __init_subclass__(cls, *, step: str) -> None:
+        cls.step = step
+        dataclass(frozen=True, kw_only=True)(cls)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connect(Event):
+
+class Connect(Event, step="connect"):
     """Event: a client has connected."""
 
-    step: ClassVar[str] = "connect"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Helo(Event):
+class Helo(Event, step="helo"):
     """Event: the client sent EHLO (`extended`) or HELO. `client.helo` is still the name from an earlier EHLO,
     if there was one.
 
     `lines` are the lines of the reply to EHLO.
     """
 
-    step: ClassVar[str] = "helo"
     name: str
     extended: bool = True
     lines: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auth(Event):
+class Auth(Event, step="auth"):
     """Event: a client has logged in with a correct password. `client.user` is set after the policy has
     accepted it.
     """
 
-    step: ClassVar[str] = "auth"
     user: str
     mechanism: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mail(Event):
+class Mail(Event, step="mail"):
     """Event: the client sent MAIL. `sender` is `""` for the null sender. `size` is the size that the client
     announced, or 0.
     """
 
-    step: ClassVar[str] = "mail"
     sender: str
     size: int = 0
     body: str = "7BIT"
@@ -117,15 +118,13 @@ class Mail(Event):
     recipients: Mapping[str, Recipient] = field(default_factory=dict, repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rcpt(Event):
+class Rcpt(Event, step="rcpt"):
     """Event: the client sent RCPT. `recipients_so_far` is the number of recipients that the message already
     has.
 
     `mail` and `recipients` are internal to the relay, for aiosmtpd handlers.
     """
 
-    step: ClassVar[str] = "rcpt"
     sender: str
     recipient: str
     recipients_so_far: int = 0
@@ -133,26 +132,22 @@ class Rcpt(Event):
     recipients: Mapping[str, Recipient] = field(default_factory=dict, repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headers(Event):
+class Headers(Event, step="headers"):
     """Event: the header section of a message was received. `fields` are in order, unfolded, undecoded (RFC
     2047), at most 32 KB.
     """
 
-    step: ClassVar[str] = "headers"
     message_id: str
     sender: str
     recipients: tuple[str, ...]
     fields: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndOfData(Event):
+class EndOfData(Event, step="end_of_data"):
     """Event: the whole message was received but not yet acknowledged. Its header is on disk, so it cannot be
     edited.
     """
 
-    step: ClassVar[str] = "end_of_data"
     message_id: str
     sender: str
     recipients: tuple[str, ...]
@@ -315,51 +310,37 @@ def _check_value(name: str, value: str) -> None:
 ACCEPT = Decision()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rset(Event):
+class Rset(Event, step="handle_RSET"):
     """Event: the client sent RSET."""
 
-    step: ClassVar[str] = "handle_RSET"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noop(Event):
+class Noop(Event, step="handle_NOOP"):
     """Event: the client sent NOOP. `argument` is `""` if it has none."""
 
-    step: ClassVar[str] = "handle_NOOP"
     argument: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vrfy(Event):
+class Vrfy(Event, step="handle_VRFY"):
     """Event: a client that may relay sent VRFY. `address` is without its angle brackets."""
 
-    step: ClassVar[str] = "handle_VRFY"
     address: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quit(Event):
+class Quit(Event, step="handle_QUIT"):
     """Event: the client sent QUIT. The reply is always 221, whatever the hook returns."""
 
-    step: ClassVar[str] = "handle_QUIT"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeMessage(Event):
+class WholeMessage(Event, step="handle_DATA"):
     """Event: the whole message as sent by the client, with CRLF line ends and without dot-stuffing."""
 
-    step: ClassVar[str] = "handle_DATA"
     mail: MailCommand
     recipients: Mapping[str, Recipient]
     content: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PresentedLogin(Event):
+class PresentedLogin(Event, step="authenticator"):
     """Credentials that a client sent. The reply accepts or refuses; 4yz means a temporary failure."""
 
-    step: ClassVar[str] = "authenticator"
     user: str
     password: str = field(repr=False)
     mechanism: str
@@ -387,3 +368,19 @@ class Changes(Decision):
     @property
     def of_envelope(self) -> bool:
         return self.sender is not None or bool(self.added or self.removed)
+
+
+class FailureKind(enum.StrEnum):
+    """The kind of a failure, as a metric label. The list is fixed."""
+
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    BUSY = "busy"
+    BAD_DECISION = "bad-decision"
+
+
+class PolicyFailure(msgspec.Struct, frozen=True):
+    """A policy call failed or returned an unusable result. `detail` is for the operator."""
+
+    kind: FailureKind
+    detail: str

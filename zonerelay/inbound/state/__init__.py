@@ -3,5 +3,5 @@
 `replies` defines every reply of the server; `context` also handles the checks that must be awaited before a
 reply.
 
-Code outside inbound/ imports `rewriting` and `context`, to explain a message.
+Code outside inbound/ imports `transaction` and `context`, to explain a message.
 """

@@ -1,18 +1,9 @@
-"""Changes the envelope of a transaction: as an aiosmtpd handler wants it, and by the mode of a user.
+"""Changes the envelope of a transaction as an aiosmtpd handler wants it. No I/O.
 
 A handler may not do more than its client: the syntax of addresses, the permission to relay, the user's list
 of senders, the [[access]] rules and `max_recipients` also apply to the addresses that it sets. If a check
 fails, nothing has changed. An address with invalid syntax is the handler's error, so the reply is temporary
 (rule 3).
-
-The mode of a user (`config`) is applied to the complete envelope, before anything is stored. No I/O.
-
-- redirect: the whole message is sent to the user's mailbox, once. The first `MAX_FIELDS` of the original
-  recipients are listed in X-Original-To fields.
-- copy: the mailbox is an additional recipient, for which no DSN is sent.
-- capture, listed: `cleanup/intake` captures the mail that is not to be sent.
-
-So routes, durability, DSNs and the queue treat such mail like any other.
 """
 
 from __future__ import annotations
@@ -21,23 +12,17 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from zonerelay.config.user_limits import UserMode
 from zonerelay.inbound.access.guard import Allowance
-from zonerelay.inbound.policy.api import Changes
-from zonerelay.inbound.policy.runner import FailureKind
+from zonerelay.inbound.policy.api import Changes, FailureKind
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import ServerReply, refused
-from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import HeaderEdits, MailTransaction, mailboxes
-from zonerelay.model.envelope import Mailbox, Notify, Recipient, recipient_key
+from zonerelay.inbound.state.transaction import MailTransaction, renamed
+from zonerelay.model.envelope import Mailbox, Recipient, recipient_key
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.paths import CommandError, forward_path, require_ascii, reverse_path
-
-FIELD = "X-Original-To"
-MAX_FIELDS = 100
 
 UNUSABLE = refused(Reply(451, "3.0", "Policy not available now"), Reason.POLICY)
 
@@ -134,22 +119,3 @@ def _checked(parsed: tuple[Mailbox, str], *, smtputf8: bool) -> Mailbox:
     if not smtputf8:
         require_ascii(mailbox)
     return mailbox
-
-
-def apply_mode(transaction: MailTransaction) -> None:
-    """Apply the user's mode to the envelope, which is complete and rewritten."""
-    if transaction.allowance is None:
-        return
-    transaction.named = mailboxes(transaction.recipients.values())
-    rails = transaction.allowance.rails
-    mailbox = Mailbox(rails.mailbox)
-    if rails.mode is UserMode.REDIRECT:
-        fields = tuple((FIELD, each) for each in transaction.named[:MAX_FIELDS])
-        transaction.edits = transaction.edits.and_those_of(HeaderEdits(add=fields))
-        transaction.recipients = {recipient_key(mailbox): Recipient(address=mailbox)}
-        transaction.rewritten.append(("recipient mode=redirect", mailbox))
-    elif rails.mode is UserMode.COPY:
-        copy = Recipient(address=mailbox, notify=Notify.NEVER)
-        if recipient_key(mailbox) not in transaction.recipients:
-            transaction.recipients[recipient_key(mailbox)] = copy
-            transaction.rewritten.append(("recipient mode=copy", mailbox))

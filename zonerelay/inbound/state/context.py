@@ -33,7 +33,7 @@ from zonerelay.inbound.policy.api import PresentedLogin
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state.client_state import GrantTable, grant_table
 from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
-from zonerelay.inbound.state.rewriting import RewriteRules, ZoneHeader
+from zonerelay.inbound.state.transaction import RewriteRules, ZoneHeader
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock

@@ -1,8 +1,7 @@
-"""DKIM (RFC 6376): `keys` finds the keys of an author, `signature` finds the author's domain and signs,
-`body` hashes bodies.
+"""DKIM (RFC 6376): `keys` finds the keys of an author and judges their DNS records, `signature` finds the
+author's domain, hashes bodies and signs.
 
-`dns_record` writes and judges the record of a key. `keys` is the only module that imports cryptography, so it
-is imported only with a [[dkim]] entry.
+`keys` is the only module that imports cryptography, so it is imported only with a [[dkim]] entry.
 
 All modules are for code outside.
 """
