@@ -25,6 +25,8 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence, Set
+from itertools import islice
+from operator import attrgetter
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import MAX_ROW, MessageId, row_id
@@ -36,7 +38,6 @@ from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row, RowWrite,
 from zonerelay.process.tasks import Alarm, cancel_all
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
 from zonerelay.store.postgres.driver import Columns, StatementRejectedError, TransactionConflictError
-from zonerelay.store.queue.claims import ReadyMail
 
 COUNT_EVERY = 10.0
 MAX_TOGETHER = 500
@@ -319,7 +320,8 @@ class OutboxClaims:
         self._forget = forget
         self._statements = keeper.statements
         self._around = keeper.around
-        self._ready: defaultdict[QueueName, ReadyMail] = defaultdict(ReadyMail)
+        # In the order of claims.
+        self._ready: defaultdict[QueueName, dict[DeliveryKey, Delivery]] = defaultdict(dict)
         # Deliveries of lost rows whose attempts have not ended.
         self._lost: set[DeliveryKey] = set()
         self._window = ClaimWindow()
@@ -456,7 +458,7 @@ class OutboxClaims:
                 # be a duplicate.
                 self._lost.discard(delivery.key)
             else:
-                self._ready[row.queue].add(delivery.key, delivery)
+                self._ready[row.queue][delivery.key] = delivery
         return row.queue
 
     def _mailbox_of(self, columns: Columns) -> Mailbox | None:
@@ -549,11 +551,15 @@ class OutboxClaims:
         ready = self._ready.get(queue)
         if ready is None or since is not None or not self._keeper.may_begin:
             return []
-        return ready.take(
-            limit,
-            self._around.clock.now(),
-            lambda each: each.domain not in skip_domains if domain is None else each.domain == domain,
+        wanted = (
+            each
+            for each in ready.values()
+            if (each.domain not in skip_domains if domain is None else each.domain == domain)
         )
+        found = sorted(islice(wanted, limit), key=attrgetter("message_id"))
+        for each in found:
+            del ready[each.key]
+        return found
 
     def _attempted(self, rows: Iterable[Row]) -> list[DeliveryKey]:
         """Return the deliveries that were taken and are neither given back nor settled."""
@@ -569,9 +575,9 @@ class OutboxClaims:
 
     def give_back(self, key: DeliveryKey) -> None:
         if (row := self.settled(key)) is not None:
-            self._ready[key.queue].add(key, row.delivery(key.recipient, due=True))
+            self._ready[key.queue][key] = row.delivery(key.recipient, due=True)
 
     def withdraw(self, key: DeliveryKey) -> None:
         """Remove a delivery, because an operator has changed it, or its row has left."""
         if key.queue in self._ready:
-            self._ready[key.queue].remove(key)
+            self._ready[key.queue].pop(key, None)

@@ -132,20 +132,6 @@ class ReadyMail:
         self._turn_of_due = not self._turn_of_due
         return self.remove(key)
 
-    def take(self, limit: int, now: float, is_wanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Remove and return up to `limit` wanted deliveries that are due at `now`."""
-        found: list[Delivery] = []
-        others: list[Delivery] = []
-        while len(found) < limit:
-            due = self.first_due()
-            delivery = self.pop_either(self.first_fresh(), due if due is not None and due[0] <= now else None)
-            if delivery is None:
-                break
-            (found if is_wanted(delivery) else others).append(delivery)
-        for delivery in others:
-            self.add(delivery.key, delivery)
-        return found
-
 
 def _discard(entries: list[_Entry], entry: _Entry) -> None:
     """Remove an entry of a sorted list."""
