@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.policy
 import email.utils
@@ -20,7 +21,7 @@ from zonerelay.config.settings import OutboxSettings
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
-from zonerelay.model.clock import SystemClock
+from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.envelope import Mailbox, MessageIdSource, is_row, row_id, row_of
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Outcome, Reply, Verdict
@@ -29,12 +30,12 @@ from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, u
 from zonerelay.outbox.drafts import BadRowError, RowContent, address, draft_of, recipients_of
 from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows import claims
-from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, ClaimWindow
+from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, ClaimWindow, OutboxWriter
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.store.postgres.driver import DatabaseAccess
+from zonerelay.store.postgres.driver import DatabaseAccess, StatementRejectedError
 from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1_700_000_000.0
@@ -271,8 +272,8 @@ def test_numbers_that_the_database_would_not_take_are_not_written() -> None:
 # --- two halves of one queue
 
 
-async def test_rows_and_the_mail_of_the_spool_have_half_of_each_claim() -> None:
-    clock, spool = SystemClock(), MemoryStore()
+def connected(clock: Clock) -> OutboxKeeper:
+    """A keeper as it is while the database can be used, without one."""
     keeper = OutboxKeeper(
         DatabaseAccess("", str, "s", "test", 60.0),
         "relay",
@@ -288,6 +289,59 @@ async def test_rows_and_the_mail_of_the_spool_have_half_of_each_claim() -> None:
     )
     keeper._unusable.clear()
     keeper._held_until = float("inf")
+    return keeper
+
+
+async def test_a_change_is_stored_with_its_own_write_and_not_with_an_earlier_one_of_the_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper, asked, answer = connected(SystemClock()), asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def fetch(_: str, *columns: list[object]) -> list[list[object]]:
+        asked.release()
+        await answer.acquire()
+        return [columns[0]]
+
+    monkeypatch.setattr(keeper, "fetch", fetch)
+    writer = OutboxWriter(keeper, lambda *_: None)
+    write = row("a@example.com").write(NOW, REDACT)
+    writer.put(write)
+    await asked.acquire()
+    change = asyncio.create_task(writer.store(write._replace(status=QUEUED)))
+    await asyncio.sleep(0)
+    answer.release()
+    await asked.acquire()
+    await asyncio.wait([change], timeout=0.05)
+    assert not change.done()
+    answer.release()
+    await change
+    await writer.close(1.0)
+
+
+async def test_what_the_database_rejects_does_not_replace_a_newer_outcome_of_the_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper, written, failed = connected(SystemClock()), [], asyncio.Event()
+    monkeypatch.setattr(claims, "PAUSE", 0.0)
+    writer = OutboxWriter(keeper, lambda write, _: written.append(write))
+    first = row("a@example.com").write(NOW, REDACT)._replace(error_log="text")
+
+    async def fetch(_: str, *columns: list[object]) -> list[list[object]]:
+        if failed.is_set():
+            return [columns[0]]
+        failed.set()
+        writer.put(first._replace(status=SENT))
+        raise StatementRejectedError("no such value")
+
+    monkeypatch.setattr(keeper, "fetch", fetch)
+    await writer.store(first)
+    assert [write.status for write in written] == [SENT]
+    await writer.close(1.0)
+
+
+async def test_rows_and_the_mail_of_the_spool_have_half_of_each_claim() -> None:
+    clock, spool = SystemClock(), MemoryStore()
+    keeper = connected(clock)
     store = OutboxStore(spool, keeper, Mailboxes([], clock.monotonic), counts_rows=False)
     people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.com"]})
     ids = MessageIdSource(clock)

@@ -33,9 +33,8 @@ coalesce(octet_length(m.subject), 0) + coalesce(octet_length(m.text_body), 0)
         ELSE coalesce(octet_length(m.headers::text), 0) END"""
 
 _HEAD = """m.id, m.claim_token::text, left(m.zone, 256), m.mailbox_id, coalesce(m.attempts, 0),
-    extract(epoch FROM m.created_at)::float8, m.recipient_state::text, m.status,
-    extract(epoch FROM nullif(nullif(m.next_retry_at, 'infinity'), '-infinity'))::float8, <priority>"""
-HEAD_COLUMNS = 10
+    extract(epoch FROM m.created_at)::float8, m.recipient_state::text, <priority>"""
+HEAD_COLUMNS = 8
 
 _OWN = ("from_address", "sender", "to_addresses", "cc_addresses", "bcc_addresses")
 _MAILBOX_ADDRESS = "(SELECT b.from_address FROM <mailboxes> b WHERE b.id = m.mailbox_id LIMIT 1)"

@@ -206,9 +206,10 @@ class OutboxWriter:
                 return all([await self._write([each]) for each in batch])
             self._events.error("outbox.write", error)
             kept = set()
-            if batch[0].error_log is not None:
-                key = batch[0].id, batch[0].token
-                self._waiting[key] = batch[0]._replace(error_log=None, state=None)
+            (write,) = batch
+            if write.error_log is not None:
+                if self._waiting.get((write.id, write.token)) is write:
+                    self._waiting[write.id, write.token] = write._replace(error_log=None, state=None)
                 return False
         except TransactionConflictError:
             return False
@@ -223,8 +224,8 @@ class OutboxWriter:
             key = write.id, write.token
             if self._waiting.get(key) is write:
                 del self._waiting[key]
-            if (end := self._ends.pop(key, None)) is not None and not end.done():
-                end.set_result(None)
+                if end := self._ends.pop(key, None):
+                    end.set_result(None)
             self._written(write, write.id in kept)
 
 

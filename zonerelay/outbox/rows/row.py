@@ -226,7 +226,7 @@ def read_row(columns: Columns, default_zone: str) -> Row:
         columns[0],
         columns[1] or "",
         zone=mailbox_zone(columns[3]) if columns[3] is not None else columns[2] or default_zone,
-        priority=_PRIORITIES.get(columns[9], Priority.NORMAL),
+        priority=_PRIORITIES.get(columns[7], Priority.NORMAL),
         created=created,
         attempts=columns[4],
         people=people,
