@@ -79,8 +79,8 @@ def _targets(answer: dns.resolver.Answer) -> list[str]:
     return [_text(record.target) for record in answer.rrset or ()]
 
 
-def _strings(answer: dns.resolver.Answer) -> list[tuple[bytes, ...]]:
-    return [tuple(record.strings) for record in answer.rrset or ()]
+def _texts(answer: dns.resolver.Answer) -> list[str]:
+    return [b"".join(record.strings).decode("utf-8", "replace") for record in answer.rrset or ()]
 
 
 # `Any`: each parser has the type of its kind's records, which a dict cannot express.
@@ -90,5 +90,5 @@ _READERS: dict[str, Callable[[dns.resolver.Answer], list[Any]]] = {
     "AAAA": _ip_records,
     "TLSA": _tlsa_records,
     "CNAME": _targets,
-    "TXT": _strings,
+    "TXT": _texts,
 }

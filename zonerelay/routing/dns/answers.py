@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct, error
 from typing import Generic, NamedTuple, TypeVar
 
@@ -107,6 +107,8 @@ class Addresses(msgspec.Struct, frozen=True):
 _PREFERENCE = Struct("!H")
 _POINTER = 0xC0
 _MAX_LABEL, _MAX_NAME = 63, 253
+MAX_TEXT = 4096
+"""Bytes of the data of one TXT record."""
 _PLAIN_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.ASCII)
 _PLAIN_LABEL = re.compile(rb"[a-zA-Z0-9_-]*")
 
@@ -122,7 +124,8 @@ def need(is_plain: bool) -> None:
 
 
 class RecordType(NamedTuple, Generic[Record]):
-    """A DNS record type. `read` parses its data in a packet, between two offsets.
+    """A DNS record type. `read` parses its data in a packet, between two offsets, and `order` brings the
+    records of an answer into their order.
 
     `read` raises ComplexAnswerError, IndexError and struct.error.
     """
@@ -130,6 +133,7 @@ class RecordType(NamedTuple, Generic[Record]):
     name: str
     code: int
     read: Callable[[bytes, int, int], Record]
+    order: Callable[[tuple[Record, ...]], Sequence[Record]] = tuple
 
 
 # --- names
@@ -198,24 +202,26 @@ def _tlsa(packet: bytes, start: int, end: int) -> TlsaRecord:
     return TlsaRecord(usage, selector, matching, packet[start + 3 : end])
 
 
-def _strings(packet: bytes, start: int, end: int) -> tuple[bytes, ...]:
-    """Return the character-strings (RFC 1035 3.3.14)."""
-    need(start < end)
+def _text(packet: bytes, start: int, end: int) -> str:
+    """Return the character-strings (RFC 1035 3.3.14), joined. Longer text than `MAX_TEXT` serves no purpose
+    here.
+    """
+    need(start < end <= start + MAX_TEXT)
     strings = []
     while start < end:
         after = start + 1 + packet[start]
         strings.append(packet[start + 1 : after])
         start = after
     need(start == end)
-    return tuple(strings)
+    return b"".join(strings).decode("utf-8", "replace")
 
 
-MX = RecordType("MX", 15, _mx)
+MX = RecordType("MX", 15, _mx, sorted)
 CNAME = RecordType("CNAME", 5, read_name)
 A = RecordType("A", 1, _ipv4)
 AAAA = RecordType("AAAA", 28, _ipv6)
 TLSA = RecordType("TLSA", 52, _tlsa)
-TXT = RecordType("TXT", 16, _strings)
+TXT = RecordType("TXT", 16, _text)
 
 
 MAX_ALIASES = 15

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import ipaddress
 import re
 import socket
@@ -46,7 +45,7 @@ from enum import StrEnum
 from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -219,13 +218,7 @@ LOCAL_SERVER = "127.0.0.1"
 
 _NAME_SERVER = re.compile(r"\s*nameserver\s+(\S+)")
 _UNREACHABLE = b""
-
-
-class DnspythonReason(enum.Enum):
-    """The reason why dnspython has to send the query."""
-
-    TRUNCATED = "truncated"
-    OTHER = "other"
+_TRUNCATED = ParsedAnswer[Any](DnsStatus.NO_TCP, (), 0.0)  # Any: it has no records
 
 
 def servers_of(
@@ -272,9 +265,9 @@ class NameServers:
 
     async def ask(
         self, name: str, kind: RecordType[Record], *, lifetime: float
-    ) -> ParsedAnswer[Record] | DnspythonReason:
-        """Send a query and return the answer. `name` is plain. Raise TimeoutError after
-        `lifetime` seconds.
+    ) -> ParsedAnswer[Record] | None:
+        """Send a query and return the answer, with the status NO_TCP if it is truncated, or None if dnspython
+        has to send the query. `name` is plain. Raise TimeoutError after `lifetime` seconds.
         """
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
@@ -313,11 +306,11 @@ class NameServers:
             if is_answer and server in with_edns:
                 server.plain_until = 0.0 if edns else clock() + EDNS_PAUSE
             if reading is None:
-                return DnspythonReason.TRUNCATED if truncated else DnspythonReason.OTHER
+                return _TRUNCATED if truncated else None
             turns.popleft()
             if reading.status is not DnsStatus.SERVFAIL or not turns:
                 return reading
-        return DnspythonReason.OTHER
+        return None
 
 
 class _Server(msgspec.Struct, eq=False):
@@ -411,13 +404,13 @@ def _read_hosts(path: Path) -> Mapping[str, tuple[str, ...]]:
 Question = tuple[str, str]
 
 
-class AnswerCache(Generic[Record]):
-    """A bounded cache of DNS answers."""
+class AnswerCache:
+    """A bounded cache of DNS answers. The type of a question determines the type of its records."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._clock = clock
-        self._answers: BoundedDict[Question, DnsAnswer[Record]] = BoundedDict(max(limit, 1))
-        self._asking: dict[Question, asyncio.Task[DnsAnswer[Record]]] = {}
+        self._answers: BoundedDict[Question, DnsAnswer[Any]] = BoundedDict(max(limit, 1))
+        self._asking: dict[Question, asyncio.Task[DnsAnswer[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -451,10 +444,8 @@ MIN_TTL = 5.0
 FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as in Postfix since 3.9: a name with more addresses is an attack, not a mail system
 MAX_CONCURRENT = 200
+ANSWERS = 4  # of a domain: MX, A, AAAA, and TXT or TLSA
 LEAST_TIME = 0.1  # seconds for a query that is repeated although the time is nearly up
-MAX_TEXT = 4096  # bytes of one TXT record; longer ones serve no purpose here and are skipped
-
-Raw = TypeVar("Raw")
 
 
 class Resolver:
@@ -485,10 +476,7 @@ class Resolver:
         self._thorough: DnspythonClient | None = None
         self._resolv_conf: FileState = file_state(RESOLV_CONF)
         self._servers = self._use(servers_of(settings, RESOLV_CONF))
-        self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
-        self._ip_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
-        self._tlsa_cache: AnswerCache[TlsaRecord] = AnswerCache(settings.cache_size, clock)
-        self._txt_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
+        self._cache = AnswerCache(ANSWERS * settings.cache_size, clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     def when_restored(self, call: Callable[[float], object]) -> None:
@@ -522,7 +510,7 @@ class Resolver:
         """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
             return DnsAnswer(DnsStatus.NODATA, (), self._expires(0.0))
-        return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, MX, _sorted))
+        return await self._cached(domain, MX)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         """Return the addresses of a host, IPv6 and IPv4 alternately, so that a broken family costs only one
@@ -548,41 +536,36 @@ class Resolver:
 
     async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
         """Return the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
-        asked = AAAA if kind == "AAAA" else A
-        return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, tuple))
+        return await self._cached(name, AAAA if kind == "AAAA" else A)
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
         """Return the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
-        return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, tuple))
+        return await self._cached(name, TLSA)
 
     async def alias(self, name: str) -> DnsAnswer[str]:
         """Return the target of an ASCII name's CNAME, one step."""
-        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, tuple))
+        return await self._cached(name, CNAME)
 
     async def txt(self, name: str) -> DnsAnswer[str]:
-        """Return the TXT records of an ASCII name, each with its character-strings joined, without those over
-        `MAX_TEXT` bytes.
-        """
-        return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, TXT, _texts))
+        """Return the TXT records of an ASCII name, without those over `MAX_TEXT` bytes."""
+        return await self._cached(name, TXT)
 
     async def close(self) -> None:
         """Cancel the queries in progress."""
         await self.watch.close()
-        for cache in (self._mx_cache, self._ip_cache, self._tlsa_cache, self._txt_cache):
-            await cache.close()
+        await self._cache.close()
 
-    async def _ask(
-        self, name: str, kind: RecordType[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
-    ) -> DnsAnswer[Record]:
+    async def _cached(self, name: str, kind: RecordType[Record]) -> DnsAnswer[Record]:
+        return await self._cache.get((kind.name, name), lambda: self._ask(name, kind))
+
+    async def _ask(self, name: str, kind: RecordType[Record]) -> DnsAnswer[Record]:
         async with self._slots:
             reading = await self._read(name, kind, self.settings.timeout)
         self.watch.ended(name, reading.status)
         if self._observer is not None:
             self._observer.asked(reading.status.name.lower())
         status, ttl, longest = reading.status, reading.ttl, self.settings.negative_ttl
-        records = finish(reading.records)[:MAX_RECORDS] if status is DnsStatus.OK else ()
-        if status is DnsStatus.OK and not records:
-            status = DnsStatus.BAD
+        records = tuple(kind.order(reading.records))[:MAX_RECORDS]
         if records:
             longest = self.settings.max_ttl
         elif not status.is_definite:
@@ -598,11 +581,11 @@ class Resolver:
     async def _probe(self, name: str) -> DnsStatus:
         return (await self._read(name, A, self._probe_time)).status
 
-    async def _read(self, name: str, kind: RecordType[Raw], lifetime: float) -> ParsedAnswer[Raw]:
+    async def _read(self, name: str, kind: RecordType[Record], lifetime: float) -> ParsedAnswer[Record]:
         self._notice_changes()
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
-        found: ParsedAnswer[Raw] | DnspythonReason = DnspythonReason.OTHER
+        found: ParsedAnswer[Record] | None = None
         # libc's search list applies to addresses of names without dots.
         search = kind in (A, AAAA) and "." not in name and not self.settings.servers
         if is_plain_name(name) and not search:
@@ -610,15 +593,15 @@ class Resolver:
                 found = await self._servers.ask(name, kind, lifetime=lifetime)
             except TimeoutError:
                 return ParsedAnswer(DnsStatus.TIMEOUT, (), 0.0)
-        if not isinstance(found, DnspythonReason):
+        truncated = found is _TRUNCATED
+        if found is not None and not truncated:
             return found
         left = max(LEAST_TIME, ends - clock())
         if self._thorough is None:
             self._thorough = _thorough(self.settings, self._named)
-        truncated = found is DnspythonReason.TRUNCATED
         reading = await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
         if truncated and reading.status is DnsStatus.TIMEOUT:
-            return ParsedAnswer(DnsStatus.NO_TCP, (), 0.0)
+            return _TRUNCATED
         return reading
 
 
@@ -628,15 +611,6 @@ def _thorough(settings: DnsSettings, servers: Sequence[NameServer]) -> Dnspython
     )
 
     return DnspythonClient(settings, servers, RESOLV_CONF)
-
-
-def _sorted(records: tuple[MxRecord, ...]) -> tuple[MxRecord, ...]:
-    return tuple(sorted(records))
-
-
-def _texts(records: tuple[tuple[bytes, ...], ...]) -> tuple[str, ...]:
-    joined = [b"".join(strings) for strings in records]
-    return tuple(text.decode("utf-8", "replace") for text in joined if len(text) <= MAX_TEXT)
 
 
 def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:
