@@ -225,8 +225,9 @@ class SessionOpener:
                 record.note(failure.reply.text)
             raise
         ehlo_name = terms.ehlo_name(self.hostname)
-        greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self.settings, tls=self.tls)
-        greeter.record = record
+        greeter = _Greeter(
+            sock, host, ip, plan, ehlo_name=ehlo_name, settings=self.settings, tls=self.tls, record=record
+        )
         try:
             capabilities = await greeter.run()
             if login is not None:
@@ -243,15 +244,25 @@ class SessionOpener:
 
 
 class _Reader(SMTPProtocol):
-    """An aiosmtplib protocol that uses this project's reply parser, which skips lines without a code.
-    Unexpected bytes are kept, and then no further command is sent.
+    """An aiosmtplib protocol that uses this project's reply parser, which skips lines without a code, and
+    records a transcript. Unexpected bytes are kept, and then no further command is sent.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, record: SessionRecorder | None) -> None:
         super().__init__(loop)
         self.parser = ReplyParser()
+        self._record = record
+        self._is_challenged = False
+        """Whether the next line answers a challenge of AUTH."""
+
+    def write(self, data: bytes) -> None:
+        if self._record is not None:
+            self._record.command(data.removesuffix(b"\r\n"), secret=self._is_challenged)
+        super().write(data)
 
     def data_received(self, data: bytes) -> None:
+        if self._record is not None:
+            self._record.replies(data)
         self.parser.feed(data)
         waiter = self._response_waiter
         if waiter is None or waiter.done() or not self._response_pending:
@@ -262,6 +273,7 @@ class _Reader(SMTPProtocol):
             self._set_response_exception(waiter, aiosmtplib.SMTPResponseException(-1, str(error)))
         else:
             if reply is not None:
+                self._is_challenged = reply.code == 334
                 status = f"{reply.status} " if reply.detail else ""
                 waiter.set_result(aiosmtplib.SMTPResponse(reply.code, status + reply.text))
 
@@ -298,6 +310,7 @@ class _Greeter:
     ehlo_name: str
     settings: DeliverySettings
     tls: TlsPolicy
+    record: SessionRecorder | None
 
     def __post_init__(self, ip: str) -> None:
         self.address = join_port(ip, self.host.port)
@@ -305,8 +318,7 @@ class _Greeter:
         self.tls_words = ""
         """The TLS version, with the security of the connection if the plan required more: "TLSv1.3 dane"."""
         self.who = self.address if self.host.literal else f"{self.host.name} ({self.address})"
-        self.record: SessionRecorder | None = None
-        self._reader = _Reader(asyncio.get_running_loop())
+        self._reader = _Reader(asyncio.get_running_loop(), self.record)
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
@@ -348,7 +360,6 @@ class _Greeter:
             greeting = await reader.read_response(timeout=timeout)
             if greeting.code != 220:
                 raise aiosmtplib.SMTPConnectResponseError(greeting.code, greeting.message)
-            self._heard(greeting)
         except (aiosmtplib.SMTPException, OSError) as error:
             if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
                 raise self._broken_handshake(error) from error
@@ -372,8 +383,6 @@ class _Greeter:
 
     async def say(self, line: bytes) -> tuple[int, str]:
         """Send a line of a login and return the code and text of the reply. Raise HostFailure."""
-        if self.record is not None:
-            self.record.command(line, secret=not line.startswith(b"AUTH "))
         try:
             said = await self._reader.execute_command(line, timeout=self.settings.ehlo_timeout)
         except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
@@ -381,7 +390,6 @@ class _Greeter:
             raise HostFailure(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._failure(OpeningStep.AUTH, error) from error
-        self._heard(said)
         return said.code, said.message.strip()
 
     @property
@@ -397,14 +405,13 @@ class _Greeter:
 
     async def _introduce(self) -> Capabilities:
         """Send EHLO, or HELO to a server that does not know EHLO (RFC 5321 3.2)."""
-        timeout = self.settings.ehlo_timeout
         try:
             try:
-                return parse_ehlo((await self._introduced(b"EHLO", timeout)).message)
+                return parse_ehlo((await self._introduced(b"EHLO")).message)
             except aiosmtplib.SMTPHeloError as error:
                 if error.code < 500:
                     raise
-            await self._introduced(b"HELO", timeout)
+            await self._introduced(b"HELO")
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._failure(OpeningStep.EHLO, error) from error
         return Capabilities()
@@ -426,12 +433,8 @@ class _Greeter:
         context = self._context()
         timeout = self.settings.starttls_timeout
         try:
-            self._said(b"STARTTLS")
-            self._heard(
-                await self._reader.start_tls(context, server_hostname=self.plan.name, timeout=timeout)
-            )
+            await self._reader.start_tls(context, server_hostname=self.plan.name, timeout=timeout)
         except aiosmtplib.SMTPResponseException as error:
-            self._heard(error)
             if self.plan.may_fall_back and error.code >= 400 and error.code != 421:
                 return False
             said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
@@ -458,7 +461,7 @@ class _Greeter:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a connection that
         # breaks here is a failed handshake too. A refusal with a reply has arrived over TLS.
         try:
-            reply = await self._introduced(b"EHLO", self.settings.ehlo_timeout)
+            reply = await self._introduced(b"EHLO")
         except aiosmtplib.SMTPHeloError as error:
             raise self._failure(OpeningStep.EHLO, error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
@@ -466,26 +469,12 @@ class _Greeter:
         self._keep_session()
         return parse_ehlo(reply.message)
 
-    async def _introduced(self, verb: bytes, timeout: float) -> aiosmtplib.SMTPResponse:
-        name = self.ehlo_name.encode()
-        self._said(verb + b" " + name)
+    async def _introduced(self, verb: bytes) -> aiosmtplib.SMTPResponse:
+        name, timeout = self.ehlo_name.encode(), self.settings.ehlo_timeout
         reply = await self._reader.execute_command(verb, name, timeout=timeout)
-        self._heard(reply)
         if reply.code != 250:
             raise aiosmtplib.SMTPHeloError(reply.code, reply.message)
         return reply
-
-    def _said(self, line: bytes) -> None:
-        if self.record is not None:
-            self.record.command(line)
-
-    def _heard(self, reply: aiosmtplib.SMTPResponse | aiosmtplib.SMTPResponseException) -> None:
-        if self.record is not None:
-            *more, last = reply.message.encode("utf-8", "replace").split(b"\n")
-            code = b"%d" % reply.code
-            self.record.replies(
-                b"".join(code + b"-%s\r\n" % line for line in more) + code + b" %s\r\n" % last
-            )
 
     def _hold_transport(self) -> None:
         # aiosmtplib types it as BaseTransport; on a TCP socket it is a Transport, with TLS and without.
@@ -509,8 +498,6 @@ class _Greeter:
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
             self.record.note(f"{phase}: {error or type(error).__name__}")
-        elif phase is OpeningStep.GREETING and isinstance(error, aiosmtplib.SMTPResponseException):
-            self._heard(error)
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
             detail, text = said.detail or "3.0", f"{self.address} rejected the session at {phase}: {said}"
