@@ -26,7 +26,7 @@ from zonerelay.inbound.tls.certificates import build_context
 from zonerelay.inbound.tls.channel import TlsChannel, TlsFault
 from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.dkim.signature import RelaxedBody
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.addresses import ascii_domain
 
 COMMAND = ("cert", "self-signed")
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from zonerelay.config.settings import DkimSettings
 from zonerelay.message.dkim.keys import DkimKeys, load_private_key, new_private_key
 from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey, unsigned_fields
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.addresses import ascii_domain
 
 NOW = 1_780_000_000.0
 

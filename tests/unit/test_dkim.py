@@ -40,7 +40,7 @@ from zonerelay.message.dkim.signature import (
     author_domain,
     single_spaces,
 )
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.addresses import ascii_domain
 
 # How addresses are read is in test_address_list.
 AUTHORS = [

@@ -23,7 +23,13 @@ from tests.support.dns_oracle import read_alike
 from zonerelay.config.endpoints import NameServer, parse_listen
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.addresses import OwnAddresses, is_address_of_this_machine, is_private
+from zonerelay.routing.addresses import (
+    OwnAddresses,
+    ascii_domain,
+    is_address_of_this_machine,
+    is_literal,
+    is_private,
+)
 from zonerelay.routing.dns import answers as dns_answers
 from zonerelay.routing.dns.answers import (
     AAAA,
@@ -44,7 +50,6 @@ from zonerelay.routing.dns.answers import (
     read_answer,
 )
 from zonerelay.routing.dns.resolver import AnswerCache, Hosts, servers_of
-from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import literal_address
 
 

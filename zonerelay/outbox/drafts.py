@@ -18,7 +18,7 @@ from zonerelay.message.compose.compose import Address, AttachedFile, Draft
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Mailbox, domain_of
-from zonerelay.routing.idna import ascii_domain, is_literal
+from zonerelay.routing.addresses import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import CommandError, forward_path
 
 MAX_RECIPIENTS = 1000

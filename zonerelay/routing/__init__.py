@@ -1,7 +1,7 @@
 """Routing: the zone of a recipient (`zones`), the hosts of a domain (`destinations`), and what both need.
 
-`dns` resolves names, `mta_sts` keeps the policies of recipient domains, `idna` converts domain names, and
-`addresses` knows private and own IP addresses and matches addresses against networks.
+`dns` resolves names, `mta_sts` keeps the policies of recipient domains, and `addresses` knows private and
+own IP addresses, matches addresses against networks and converts domain names.
 
 The header of each sub-package names the modules that code outside may import. The import contracts in
 pyproject.toml enforce this.

@@ -1,21 +1,59 @@
-"""Classifies IP addresses: private ones, which public DNS must not lead to, and the relay's own.
+"""Classifies IP addresses (private ones, which public DNS must not lead to, and the relay's own), and
+converts domain names to the form that DNS and TLS have.
 
 `is_private` keeps a forged MX record from making the relay connect to loopback, the local network or a
 cloud's metadata service (169.254.169.254). It checks the address of the connection, not a name, because a
 name may resolve differently the next time. The table contains the IANA special-purpose registries (RFC 6890),
 so that it does not change with the Python version. Of IPv6, only global unicast addresses are public; one
 that embeds an IPv4 address is judged by that.
+
+Domain names become A-labels: lower case, without a final dot. Only this module uses the idna library (IDNA
+2008 with UTS #46 mapping). Plain ASCII names bypass the library, because it rejects characters of real names
+(underscores).
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import idna
+
 from zonerelay.config.endpoints import ListenAddress
 from zonerelay.config.settings import Network
+
+MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
+
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+
+
+@lru_cache(8192)
+def ascii_domain(domain: str) -> str:
+    """Return the ASCII form: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raise ValueError."""
+    name = domain.lower().removesuffix(".")
+    if not name.isascii():
+        name = _encode(name)
+    if not name or len(name) > MAX_NAME:
+        raise ValueError(f"a domain name must have 1 to {MAX_NAME} characters")
+    if not all(_LABEL.fullmatch(label) for label in name.split(".")):
+        raise ValueError("not a domain name")
+    return name
+
+
+def _encode(name: str) -> str:
+    try:
+        return idna.encode(name, uts46=True, std3_rules=True).decode("ascii").removesuffix(".")
+    except idna.IDNAError as error:
+        raise ValueError("not a valid internationalized domain name") from error
+
+
+def is_literal(domain: str) -> bool:
+    """Return whether a text has the form of an address literal, valid or not."""
+    return domain.startswith("[")
+
 
 # Matches a client's address against networks, for access rules, routes and the zone header.
 

@@ -32,10 +32,9 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
-from zonerelay.routing.addresses import is_private
+from zonerelay.routing.addresses import ascii_domain, is_private
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.idna import ascii_domain
 from zonerelay.telemetry.events.events import StsEvents
 
 # MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, and the hosts that it allows. Pure.

@@ -14,9 +14,8 @@ import msgspec
 
 from zonerelay.config.settings import REPEATED, Settings, read_key_file
 from zonerelay.inbound.listen.listeners import ListenerRules, build_rules
-from zonerelay.routing.addresses import networks_of
+from zonerelay.routing.addresses import ascii_domain, networks_of
 from zonerelay.routing.destinations.mx import DestinationTable
-from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.zones import Zones
 
 if TYPE_CHECKING:

@@ -51,9 +51,9 @@ from zonerelay.message.dkim.keys import (
 from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.certificate import IssuedCertificate, Name, issue, written
+from zonerelay.routing.addresses import ascii_domain
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.idna import ascii_domain
 from zonerelay.smtp.server.paths import literal_address
 
 

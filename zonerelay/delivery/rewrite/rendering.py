@@ -54,6 +54,7 @@ from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, Message, MessageId
 from zonerelay.model.reply import Reply
+from zonerelay.process.tasks import RepeatedWork
 from zonerelay.telemetry.events.events import Events
 
 
@@ -120,14 +121,13 @@ _AT_ONCE = 8  # digests that the thread gets at a time; their messages wait for 
 _Job = tuple[UnsignedField, asyncio.Future[bytes]]
 
 
-class DkimSigner:
+class DkimSigner(RepeatedWork):
     """Signs messages with DKIM. `threaded` enables a thread, which starts with the first slow signature."""
 
     def __init__(self, *, threaded: bool) -> None:
         self._threaded = threaded
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: deque[_Job] = deque()
-        self._is_busy = False  # the thread signs, or begins in the next loop iteration
 
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
         """Return the DKIM-Signature fields, each with its CRLF."""
@@ -141,37 +141,28 @@ class DkimSigner:
         return b"".join(fields)
 
     def _gathered(self, unsigned: UnsignedField) -> asyncio.Future[bytes]:
-        loop = asyncio.get_running_loop()
-        signature: asyncio.Future[bytes] = loop.create_future()
+        signature: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append((unsigned, signature))
-        if not self._is_busy:
-            self._is_busy = True
-            loop.call_soon(self._begin)
+        self.begin()
         return signature
 
-    def _begin(self) -> None:
-        jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
-        if len(jobs) > 1:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="dkim")
-            loop = asyncio.get_running_loop()
-            signed = loop.run_in_executor(self._thread, _signatures, jobs)
-            signed.add_done_callback(lambda done: self._end(jobs, done.result()))
-        else:
-            self._end(jobs, _signatures(jobs))
-
-    def _end(self, jobs: list[_Job], signatures: list[bytes | Exception]) -> None:
-        for (_, future), signature in zip(jobs, signatures, strict=True):
-            if future.done():
-                continue
-            if isinstance(signature, bytes):
-                future.set_result(signature)
+    async def _run(self) -> None:
+        while self._waiting:
+            jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+            if len(jobs) == 1:
+                signatures = _signatures(jobs)
             else:
-                future.set_exception(signature)
-        if self._waiting:
-            self._begin()
-        else:
-            self._is_busy = False
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, thread_name_prefix="dkim")
+                loop = asyncio.get_running_loop()
+                signatures = await loop.run_in_executor(self._thread, _signatures, jobs)
+            for (_, future), signature in zip(jobs, signatures, strict=True):
+                if future.done():
+                    continue
+                if isinstance(signature, bytes):
+                    future.set_result(signature)
+                else:
+                    future.set_exception(signature)
 
     def close(self) -> None:
         """End the thread. Waiting signatures are cancelled, later ones are made on the loop."""

@@ -52,10 +52,10 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import SystemTrust, trusting
+from zonerelay.routing.addresses import ascii_domain
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.idna import ascii_domain
 from zonerelay.smtp.client.replies import printable
 
 MAX_SESSIONS = 500

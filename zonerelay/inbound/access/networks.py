@@ -22,10 +22,9 @@ from msgspec import structs
 from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, UnsafeListener
 from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
-from zonerelay.routing.addresses import networks_of
+from zonerelay.routing.addresses import ascii_domain, is_literal, networks_of
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.zones.route_rules import RoutedMail, RuleConditions, asked, index_of
 from zonerelay.smtp.server.proxy_protocol import canonical
 

@@ -55,8 +55,7 @@ from zonerelay.model.envelope import (
     recipient_key,
 )
 from zonerelay.model.queue_name import Priority
-from zonerelay.routing.addresses import Networks, networks_of
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.addresses import Networks, ascii_domain, networks_of
 from zonerelay.routing.zones.address_patterns import AddressTable
 from zonerelay.smtp.client.transaction import original_recipient
 from zonerelay.smtp.server.params import MailCommand

@@ -2,7 +2,8 @@
 
 Both files are read completely first, so the checked content is the content that is used. Failures raise
 CertificateError, whose text names the wrong file and the remedy, and never contains any part of a key. Names
-are A-labels in lower case (`routing/idna`): those of subjectAltName, or the common name if there is none.
+are A-labels in lower case (`routing/addresses`): those of subjectAltName, or the common name if there
+is none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
 
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.addresses import ascii_domain
 
 MAX_FILE = 1024 * 1024  # a wrong path (a disk image, /dev/zero) must not be read into memory
 

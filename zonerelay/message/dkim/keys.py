@@ -130,7 +130,7 @@ class DkimKeys:
     """All DKIM keys; keys that `old` contains are not read again.
 
     `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
-    (routing/idna.py).
+    (routing/addresses.py).
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from zonerelay.config.endpoints import is_address
 from zonerelay.config.settings import CredentialSettings, TlsMode, ZoneSettings
 from zonerelay.model.queue_name import mailbox_zone
 from zonerelay.outbox.database.passwords import PasswordError, unseal
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.addresses import ascii_domain
 from zonerelay.store.postgres.driver import Columns
 
 IDLE = 600.0

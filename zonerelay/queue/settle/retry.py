@@ -96,10 +96,8 @@ class IsolatedBackoff:
         try:
             async with asyncio.timeout(self._timeout):
                 return await asyncio.shield(asyncio.wrap_future(call.answer))
-        except TimeoutError as error:
-            self._hanging = call.answer
-            self._events.error("retry.backoff", error, message_id=envelope.id)
         except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+            self._hanging = call.answer
             self._events.error("retry.backoff", error, message_id=envelope.id)
         return self._fallback
 

@@ -36,11 +36,10 @@ from zonerelay.config.endpoints import NextHop, NextHopKind, is_address, parse_n
 from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import NO_NAMES, Outcome, Reply, Scope, Verdict
-from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.addresses import OwnAddresses, ascii_domain, is_literal
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
-from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode, StsPolicies
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.routing.zones.route_rules import RuleIndex, TextIndex

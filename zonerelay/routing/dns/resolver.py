@@ -56,6 +56,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import cancel_all
+from zonerelay.routing.addresses import ascii_domain
 from zonerelay.routing.dns.answers import (
     AAAA,
     CNAME,
@@ -77,7 +78,6 @@ from zonerelay.routing.dns.answers import (
     question,
     read_answer,
 )
-from zonerelay.routing.idna import ascii_domain
 
 if TYPE_CHECKING:
     from zonerelay.routing.dns.dnspython_client import DnspythonClient

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from zonerelay.model.pattern import glob
-from zonerelay.routing.idna import ascii_domain, is_literal
+from zonerelay.routing.addresses import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import literal_address
 
 _ANY = "*"
