@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -33,7 +32,7 @@ from msgspec import structs
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import MAX_WORKERS, Envelope, Message, MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.process.tasks import Tasks, completed
+from zonerelay.process.tasks import Tasks, completed, gathered
 from zonerelay.process.threads import STORE
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext
@@ -61,7 +60,7 @@ from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenEr
 from zonerelay.store.queue.body import BodyWriter
 from zonerelay.store.queue.in_flight import in_batches
 from zonerelay.store.queue.partition_keeper import open_queue
-from zonerelay.store.queue.reads import PartitionsView, QueueReads
+from zonerelay.store.queue.reads import DeliveryPage, PartitionsView, QueueReads, scanned
 from zonerelay.store.queue.store import PartitionStore
 
 MOST_ADOPTED = 10_000
@@ -546,46 +545,26 @@ class NodeStore:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncGenerator[Delivery, None]:
+        async for delivery in scanned(lambda start, end: self._page(start, end, wanted), queue, after):
+            yield delivery
+
+    async def _page(self, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
+        """Return the deliveries of all partitions up to the end of the shortest page."""
         nodes = dict.fromkeys([*(held.node for held in self.held()), *self.others])
-        walks = [self._walk(node, queue, wanted, after) for node in nodes]
-        heads: list[tuple[bytes, int, Delivery]] = []
-        try:
-            for number, walk in enumerate(walks):
-                async for delivery in walk:
-                    heapq.heappush(heads, (records.delivery_key(delivery.key), number, delivery))
-                    break
-            while heads:
-                _, number, delivery = heads[0]
-                yield delivery
-                following = await anext(walks[number], None)
-                if following is None:
-                    heapq.heappop(heads)
-                else:
-                    heapq.heapreplace(heads, (records.delivery_key(following.key), number, following))
-        finally:
-            for walk in walks:
-                await walk.aclose()
+        pages = await gathered(self._page_of(node, start, end, wanted) for node in nodes)
+        low = min((page.low for page in pages if page.low is not None), default=None)
+        found = {records.delivery_key(each.key): each for page in pages for each in page.deliveries}
+        return DeliveryPage([found[key] for key in sorted(found) if low is None or key < low], low, [])
 
-    async def _walk(
-        self, node: int, queue: QueueName | None, wanted: Wanted, after: DeliveryKey | None
-    ) -> AsyncGenerator[Delivery, None]:
-        """Yield the deliveries of one partition, which may be adopted, dropped or lost during the scan."""
+    async def _page_of(self, node: int, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
+        """Return a page of one partition, which may be adopted, dropped or lost meanwhile."""
         while True:
-            reads = self._lists_of(node)
+            reads = self.reads_of(node)
             try:
-                async with contextlib.aclosing(reads.scan(queue, wanted=wanted, after=after)) as walk:
-                    async for delivery in walk:
-                        after = delivery.key
-                        yield delivery
-                return
+                return await reads.scan_page(start, end, wanted)
             except StoreError:
-                if reads is self._lists_of(node):
+                if reads.keys is self.reads_of(node).keys:
                     raise
-
-    def _lists_of(self, node: int) -> PartitionStore | QueueReads:
-        """Return the object that lists the deliveries of a partition at present."""
-        own = (held.queue for held in self.held() if held.node == node)
-        return next(own, None) or self.reads_of(node)
 
     # --- the whole queue
 
