@@ -15,9 +15,9 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store
+from zonerelay.transfer.files import UnusableMessage
 from zonerelay.transfer.loader import ImportRegister, ImportResult, Loader
 from zonerelay.transfer.others import reading
-from zonerelay.transfer.stored import UnusableMessage
 
 BUSY = "450 4.2.1 <x> mailbox busy"
 

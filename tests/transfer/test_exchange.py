@@ -21,10 +21,10 @@ from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.transfer import export, files
+from zonerelay.transfer import files
+from zonerelay.transfer.files import Source, StoredMessage, TransferError, UnusableMessage
 from zonerelay.transfer.loader import FILE, ImportRegister, ImportResult, Loader
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, adopted
-from zonerelay.transfer.stored import Source, StoredMessage, TransferError, UnusableMessage
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
 
@@ -65,8 +65,8 @@ async def commit(store: Store, envelope: Envelope, deliveries: list[Delivery], b
 async def export_to(path: Path, store: Store, wanted: QueueFilter = ALL) -> list[UnusableMessage]:
     faults: list[UnusableMessage] = []
     with files.writing(path) as target:
-        meant = await export.survey(store, wanted, NOW)
-        await export.export(
+        meant = await files.survey(store, wanted, NOW)
+        await files.export(
             store,
             meant,
             wanted,

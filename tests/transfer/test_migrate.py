@@ -33,8 +33,8 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import Finish, IdempotencyKey, StoredBeforeError, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
+from zonerelay.transfer.files import TransferError
 from zonerelay.transfer.migration import MigrationJournal
-from zonerelay.transfer.stored import TransferError
 
 
 def migrate(source: Path, target: Path, *more: str) -> int:

@@ -29,10 +29,10 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.store.leveldb.engine import plyvel
+from zonerelay.transfer.files import TransferError
 from zonerelay.transfer.others import exim as exim_reader
 from zonerelay.transfer.others import reading
 from zonerelay.transfer.others import slimta as slimta_reader
-from zonerelay.transfer.stored import TransferError
 
 BODY = b"""\
 Received: from client.example.org

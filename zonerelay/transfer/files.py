@@ -6,15 +6,20 @@ open deliveries (docs/store/spool-format.md, "Exported mail").
 Promises: nothing appears under the requested name before all of it is durable, and nothing existing is
 replaced. A target that is abandoned removes what it has written. Input is checked as if a client had sent it,
 because people edit files: addresses, ids and texts that other servers will read.
+
+An export reads selected mail out of a store, message by message, without changing the store. Memory: eight
+bytes per message, a hundred messages without their bodies, and chunks of one body.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import shutil
 import tarfile
 import tempfile
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,17 +30,69 @@ import msgspec
 
 from zonerelay import __version__, durable
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.queue_name import QueueName, parse_queue
+from zonerelay.model.envelope import LENGTH, Message, MessageId
+from zonerelay.model.queue_name import QueueName, parse_queue, queue_of
+from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
-from zonerelay.transfer.stored import Source, StoredMessage, TransferError, UnusableMessage
+from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
 
 FORMAT = 1
+DESCRIPTION_SIZE = 4096
+"""Bytes that the description or the records of a message take at most, as a rule."""
+_PAGE = 500
+_TOGETHER = 100
 _NAME = re.compile(r"(?:.*/)?([0-9a-f]{16})\.(eml|json)")
 _IN_MEMORY = 1024 * 1024
 _PIECE = 256 * 1024
 _QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
+
+
+# --- one message of a source with its open deliveries: the unit of every transfer
+
+NO_QUEUE = queue_of("")
+"""The queue of a delivery that the routes of this relay are to choose."""
+
+
+class TransferError(Exception):
+    """A source or a target cannot be used; the text is for the operator."""
+
+
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored message with its open deliveries. `key` identifies the message in its source permanently, so
+    that a second import recognizes it.
+
+    `body` starts from the first byte at each call. A message of another system (`is_ours` false) has no size,
+    headers and properties yet: they are determined from the body, which may have any line ends.
+    """
+
+    key: str
+    message: Message
+    deliveries: tuple[Delivery, ...]
+    body: Callable[[], AsyncIterator[bytes]]
+    weight: int = 0
+    """Octets that it has in memory."""
+    is_ours: bool = True
+
+
+class UnusableMessage(msgspec.Struct, frozen=True):
+    """A message that cannot be imported. It stays in its source."""
+
+    name: str
+    why: str
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Interface: a source of messages. Its two sizes are upper limits, for the check of free space and the
+    progress bar.
+    """
+
+    messages: int
+    octets: int
+    read: Callable[[], AsyncIterator[StoredMessage | UnusableMessage]]
+
+
+# --- the format
 
 
 class MessageDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +237,87 @@ def writing(path: Path) -> Iterator[Target]:
             durable.rename(draft, path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+# --- exporting a store
+
+
+class ExportSelection(msgspec.Struct):
+    """The selected messages of an export and their sizes."""
+
+    ids: array[int] = msgspec.field(default_factory=lambda: array("Q"))
+    octets: int = 0
+
+
+async def survey(store: QueueView, wanted: QueueFilter, now: float) -> ExportSelection:
+    """Find the messages that match, and their sizes. Raise StoreError if the store cannot be read."""
+    found = set[int]()
+    for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
+        async for delivery in store.scan(queue, wanted=wanted.may_match):
+            if wanted.matches(delivery, now) and wanted.matches_state(delivery.state(now)):
+                found.add(int(delivery.message_id, 16))
+    ids = sorted(found)
+    meant = ExportSelection()
+    for start in range(0, len(ids), _PAGE):
+        page = ids[start : start + _PAGE]
+        messages = await store.read_messages([_id(number) for number in page])
+        for number in page:
+            message = messages.get(_id(number))
+            if not wanted.needs_message or wanted.matches_sender(message):
+                meant.ids.append(number)
+                meant.octets += DESCRIPTION_SIZE + (0 if message is None else message.size)
+    return meant
+
+
+def _id(number: int) -> MessageId:
+    return MessageId(f"{number:0{LENGTH}x}")
+
+
+async def export(
+    store: QueueView,
+    meant: ExportSelection,
+    wanted: QueueFilter,
+    now: float,
+    target: Target,
+    *,
+    saw: Callable[[int, UnusableMessage | None], None],
+    change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
+) -> None:
+    """Write the messages to a target. `saw` is called with the number of deliveries written of each message,
+    or with the reason why it could not be written. `change` returns a delivery as it is to be written.
+
+    Raise OSError if the target cannot be written.
+    """
+    for start in range(0, len(meant.ids), _TOGETHER):
+        page = [_id(number) for number in meant.ids[start : start + _TOGETHER]]
+        messages = await store.read_messages(page)
+        asked = (store.deliveries_of(identity) for identity in page)
+        for identity, found in zip(page, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            try:
+                if isinstance(found, BaseException):
+                    raise found
+                deliveries = tuple(
+                    each
+                    for each in found
+                    if wanted.matches(each, now) and wanted.matches_state(each.state(now))
+                )
+                if deliveries:
+                    # The store omits unreadable messages from a list, and reports the reason when a single
+                    # one is read.
+                    message = messages.get(identity) or await store.read_message(identity)
+                    await target(
+                        StoredMessage(
+                            key=message.id,
+                            message=message,
+                            deliveries=tuple(change(message, each) for each in deliveries),
+                            body=partial(store.read_body, message.id),
+                        )
+                    )
+                saw(len(deliveries), None)
+            except MessageNotFoundError:
+                saw(0, None)
+            except (StoreError, ValueError) as error:
+                saw(0, UnusableMessage(identity, str(error)))
 
 
 # --- reading

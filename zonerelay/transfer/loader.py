@@ -39,7 +39,7 @@ from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.routing.zones.zones import ZoneChoice, Zones, zone_notes
 from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store
-from zonerelay.transfer.stored import NO_QUEUE, Source, StoredMessage, TransferError, UnusableMessage
+from zonerelay.transfer.files import NO_QUEUE, Source, StoredMessage, TransferError, UnusableMessage
 
 TOGETHER = 64
 """Messages that share a sync of the disk."""

@@ -57,7 +57,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, MessageId
 from zonerelay.process.tasks import gathered
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, Store, StoreCorruptError, StoreError
-from zonerelay.transfer.stored import TransferError, UnusableMessage
+from zonerelay.transfer.files import TransferError, UnusableMessage
 
 PAGE = 256
 MAX_WEIGHT = 32 * 1024 * 1024

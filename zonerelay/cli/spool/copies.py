@@ -54,9 +54,9 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueView, Store, StoredKey, StoreError
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import KEYS, is_shared
-from zonerelay.transfer import export, files, others
+from zonerelay.transfer import files, others
+from zonerelay.transfer.files import Source, TransferError, UnusableMessage
 from zonerelay.transfer.loader import ImportRegister, ImportResult, Loader
-from zonerelay.transfer.stored import Source, TransferError, UnusableMessage
 
 _BRACKETS = str.maketrans("", "", "[] ")
 
@@ -99,7 +99,7 @@ async def _export(
     octets = 0
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
-            octets += (await export.survey(store, wanted, now)).octets
+            octets += (await files.survey(store, wanted, now)).octets
     check_room(octets, place, 0)
     suspending = _suspending(settings, now)
 
@@ -128,7 +128,7 @@ async def write_mail(
     """Write the matching mail of one store, and report the progress and each message that cannot be
     written.
     """
-    meant = await export.survey(store, wanted, now)
+    meant = await files.survey(store, wanted, now)
     with output.progress(title) as reach:
 
         def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
@@ -139,7 +139,7 @@ async def write_mail(
                 _tell(skipped)
             reach(done.messages, max(len(meant.ids), done.messages))
 
-        await export.export(store, meant, wanted, now, target, saw=saw, change=change)
+        await files.export(store, meant, wanted, now, target, saw=saw, change=change)
 
 
 def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:
@@ -196,7 +196,7 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
         check_room(
-            source.octets + export.DESCRIPTION_SIZE * source.messages, place, settings.spool.min_free_space
+            source.octets + files.DESCRIPTION_SIZE * source.messages, place, settings.spool.min_free_space
         )
     register = ImportRegister(home)
     async with opened(settings) as store:
@@ -333,7 +333,7 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
             for worker in spools(settings.spool)
         ]
         now, octets = time.time(), home_files.octets_of(settings)
-        octets += sum([(await export.survey(each, ALL, now)).octets for each in views])
+        octets += sum([(await files.survey(each, ALL, now)).octets for each in views])
         check_room(octets, draft.parent, 0)
         for number, store in enumerate(views):
             # Keys first: the message of a key that arrives later would not be in the backup.

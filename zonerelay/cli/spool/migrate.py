@@ -55,9 +55,8 @@ from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.offline import living
 from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
-from zonerelay.transfer.export import ExportSelection, survey
+from zonerelay.transfer.files import ExportSelection, TransferError, UnusableMessage, survey
 from zonerelay.transfer.migration import Migration, MigrationJournal, MigrationResult
-from zonerelay.transfer.stored import TransferError, UnusableMessage
 
 FILE = "migration"
 STRETCH = 10_000

@@ -53,7 +53,7 @@ from zonerelay.store.offline import acknowledge_loss, check_spool, forget_queue,
 from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import directories_of, is_shared, remove_spool, spool_of, spools_beyond
 from zonerelay.transfer import files
-from zonerelay.transfer.stored import StoredMessage
+from zonerelay.transfer.files import StoredMessage
 from zonerelay.worker.worker import IN_BIN, until_empty
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 
 from zonerelay.store.context import driver
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.transfer.stored import Source, TransferError
+from zonerelay.transfer.files import Source, TransferError
 
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:

@@ -22,8 +22,8 @@ from msgspec import structs
 
 from zonerelay.model.envelope import Notify, Origin, Ret
 from zonerelay.model.reply import Attempt
+from zonerelay.transfer.files import Source, TransferError
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, attempt_of, source_of
-from zonerelay.transfer.stored import Source, TransferError
 
 _PIECE = 256 * 1024
 _MAX_HEADER_FILE = 16 * 1024 * 1024

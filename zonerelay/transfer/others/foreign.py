@@ -30,7 +30,7 @@ from zonerelay.model.envelope import (
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
-from zonerelay.transfer.stored import NO_QUEUE, Source, StoredMessage, UnusableMessage
+from zonerelay.transfer.files import NO_QUEUE, Source, StoredMessage, UnusableMessage
 
 T = TypeVar("T")
 

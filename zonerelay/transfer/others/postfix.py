@@ -23,8 +23,8 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.model.envelope import Notify, Origin, Ret
+from zonerelay.transfer.files import Source, TransferError
 from zonerelay.transfer.others import foreign
-from zonerelay.transfer.stored import Source, TransferError
 
 QUEUES = ("maildrop", "incoming", "active", "deferred", "hold")
 _PIECE = 256 * 1024

@@ -31,8 +31,8 @@ from urllib.parse import urlsplit
 from zonerelay.config.problems import masked
 from zonerelay.model.envelope import Origin
 from zonerelay.store.redis.connection import foreign_client
+from zonerelay.transfer.files import Source, TransferError
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, number_of, source_of
-from zonerelay.transfer.stored import Source, TransferError
 
 _PAGE = 1000
 

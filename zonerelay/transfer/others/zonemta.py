@@ -27,8 +27,8 @@ from zonerelay.model.envelope import Origin
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.leveldb.offline import take_snapshot
+from zonerelay.transfer.files import Source, TransferError
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, attempt_of, source_of
-from zonerelay.transfer.stored import Source, TransferError
 
 _FLOCK = "hhqqi0q"  # struct flock of fcntl(2), 64 bits
 
