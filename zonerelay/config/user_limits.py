@@ -30,17 +30,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from zonerelay.config.credentials.file import (
-    CredentialsError,
-    User,
-    check_name,
-    edited,
-    locked,
-    read_text,
-    refuse_too_large,
-    replace_file,
-)
-from zonerelay.config.credentials.file import parse as users_in
+from zonerelay.config.credentials import file as users
+from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.config.credentials.passwords import check_hash
 from zonerelay.config.load import read_options
 from zonerelay.config.options import convert, forms
@@ -202,7 +193,7 @@ class UserLimitsFile:
         """Return the limits in a table. Raise TypeError, ValueError or ConfigError if it is invalid."""
         path: KeyPath = ("user", user) if user != _DEFAULT else ("default",)
         if user != _DEFAULT:
-            check_name(user)
+            users.check_name(user)
         start, end = self.places[user]
         document = tomllib.loads(self.text[start:end])
         table = document["user"][user] if user != _DEFAULT else document["default"]
@@ -239,7 +230,7 @@ def read(path: Path, *, whole: bool = False) -> UserLimitsFile:
     `credentials.file.read`).
     """
     try:
-        return parse(read_text(path, whole=whole), str(path))
+        return parse(users.read_text(path, whole=whole), str(path))
     except CredentialsError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return UserLimitsFile(str(path))
@@ -345,10 +336,11 @@ def change_user(path: Path, name: str, change: Change | None) -> bool:
     path = Path(os.path.realpath(path))  # a symbolic link stays a link
     file = file_beside(path)
     try:
-        with locked(path.parent):
+        with users.locked(path.parent):
             missing = not path.exists()
-            text = "" if missing else read_text(path, whole=True)  # a file that is too large can be reduced
-            before = users_in(text, str(path)).get(name)
+            # a file that is too large can be reduced
+            text = "" if missing else users.read_text(path, whole=True)
+            before = users.parse(text, str(path)).get(name)
             rails = read(file, whole=True)
             if change is None:
                 after, new, is_new = None, NONE, name in rails.places
@@ -356,14 +348,14 @@ def change_user(path: Path, name: str, change: Change | None) -> bool:
                 old = NONE if before is None else rails.own(name)
                 after, new = change(before, old)
                 is_new = (new, new.given) != (old, old.given) if before else name in rails.places
-            texts = {path: edited(text, name, after)} if after != before else {}
+            texts = {path: users.edited(text, name, after)} if after != before else {}
             tables = {file: rails.changed(name, new)} if is_new else {}
             # a new user never gets the limits of an older one
             texts = tables | texts if before is None else texts | tables
             for each, content in texts.items():
-                refuse_too_large(each, content)
+                users.refuse_too_large(each, content)
             for each, content in texts.items():
-                replace_file(each, content, like=path)
+                users.replace_file(each, content, like=path)
             return missing
     except OSError as error:
         raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
@@ -375,10 +367,10 @@ def change_default(credentials: Path, assignments: list[str]) -> None:
     """
     file = file_beside(Path(os.path.realpath(credentials)))
     try:
-        with locked(file.parent):
+        with users.locked(file.parent):
             there = read(file, whole=True)
             text = there.changed(_DEFAULT, changed(there.default, assignments))
-            refuse_too_large(file, text)
-            replace_file(file, text, like=credentials)
+            users.refuse_too_large(file, text)
+            users.replace_file(file, text, like=credentials)
     except OSError as error:
         raise CredentialsError(f"{error.filename or file}: {error.strerror or error}") from error

@@ -24,6 +24,7 @@ import tomllib
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ from zonerelay.config.checks import advice, try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.credentials.identities import IdentitiesError, read_token_file
+from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret
 from zonerelay.config.load import ConfigError, read
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.settings import (
@@ -45,6 +47,7 @@ from zonerelay.config.settings import (
     ListenerSettings,
     ListenerTls,
     Settings,
+    read_key_file,
     resolve_hostname,
 )
 
@@ -128,7 +131,6 @@ def _admin(admin: AdminSettings, report: Report) -> Iterator[str]:
 
 def _open_secrets(settings: Settings) -> Iterator[str]:
     """Yield a note for each file of users or tokens that other users of this machine may read."""
-    from zonerelay.config.credentials.secrets import is_public
 
     def note(where: str, file: Path | None) -> Iterator[str]:
         with suppress(OSError):  # if the file has to be readable, another check reports it
@@ -269,7 +271,6 @@ def _outbox(settings: Settings, report: Report) -> None:
     """Check the keys of [outbox]. No connection is made."""
     if not settings.outbox.keys:
         return
-    from zonerelay.config.credentials.secrets import SecretError, read_secret
     from zonerelay.outbox.database.passwords import PasswordError, read_key
 
     for at, reference in enumerate(settings.outbox.keys):
@@ -281,8 +282,6 @@ def _dkim(settings: Settings, report: Report) -> Iterator[str]:
     """Check each key file, and then the periods of the keys. Yield the notes."""
     if not settings.dkim:
         return
-    from zonerelay.config.credentials.secrets import is_public
-    from zonerelay.config.settings import read_key_file
     from zonerelay.message.dkim.keys import read_key
     from zonerelay.worker.tables import build_dkim_keys
 
@@ -301,8 +300,6 @@ def _dkim(settings: Settings, report: Report) -> Iterator[str]:
 def _sources(settings: Settings) -> Iterator[str]:
     if not settings.source:
         return
-    from ipaddress import ip_address
-
     from zonerelay.routing.addresses import is_address_of_this_machine
 
     for at, source in enumerate(settings.source):

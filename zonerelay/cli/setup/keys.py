@@ -36,18 +36,8 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, read_key_file, read_selector, resolve_hostname
-from zonerelay.message.dkim.keys import (
-    DkimEntry,
-    DkimKeys,
-    RecordFinding,
-    RecordStatus,
-    judge,
-    load_private_key,
-    new_private_key,
-    record_name,
-    record_text,
-    strings,
-)
+from zonerelay.message.dkim import keys as dkim
+from zonerelay.message.dkim.keys import DkimEntry, RecordFinding, RecordStatus
 from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.certificate import IssuedCertificate, Name, issue, written
@@ -161,12 +151,13 @@ def new(arguments: Namespace) -> int:
         selector = read_selector(arguments.selector)
     path = arguments.out.absolute()
     refuse_existing(path, hint="a key that is in use would be lost; name another file")
-    pem = new_private_key(ALGORITHMS[arguments.algorithm])
+    pem = dkim.new_private_key(ALGORITHMS[arguments.algorithm])
     write_new(path, pem.encode("ascii"), 0o600)
-    name, record = record_name(selector, domain), record_text(load_private_key(pem.encode("ascii")))
+    name = dkim.record_name(selector, domain)
+    record = dkim.record_text(dkim.load_private_key(pem.encode("ascii")))
     if arguments.json:
         output.print_document(
-            {"key_file": str(path), "name": name, "record": record, "strings": strings(record)}
+            {"key_file": str(path), "name": name, "record": record, "strings": dkim.strings(record)}
         )
     else:
         sys.stdout.write(_instructions(domain, selector, path, name, record))
@@ -179,7 +170,7 @@ def check(arguments: Namespace) -> int:
         output.chatter().print("There is no [[dkim]] key in the configuration.")
         return OK
     with refused(ValueError, status=USAGE):
-        keys = DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
+        keys = dkim.DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
     now = time.time()
     found = asyncio.run(_look_up(settings, keys.entries))
     rows = [_checked(entry, finding, now) for entry, finding in zip(keys.entries, found, strict=True)]
@@ -192,7 +183,7 @@ def _instructions(domain: str, selector: str, path: Path, name: str, record: str
     string.
     """
     owner = f"If the relay runs as another user: chown zonerelay {path}\n" if os.geteuid() == 0 else ""
-    quoted = "\n".join(f'    "{part}"' for part in strings(record))
+    quoted = "\n".join(f'    "{part}"' for part in dkim.strings(record))
     return f"""\
 The key is in {path}, which only its owner can read.
 {owner}
@@ -230,10 +221,10 @@ async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
     if domain.startswith("*."):
         detail = "each name below needs its own record; with signing_domain one record is enough for all"
         return RecordFinding(RecordStatus.WILDCARD, detail)
-    answer = await resolver.txt(record_name(entry.selector, domain))
+    answer = await resolver.txt(dkim.record_name(entry.selector, domain))
     if not answer.status.is_definite:
         return RecordFinding(RecordStatus.UNKNOWN, str(answer.status))
-    found = judge(answer.records, entry.key)
+    found = dkim.judge(answer.records, entry.key)
     if answer.status is DnsStatus.NXDOMAIN:
         return RecordFinding(found.status, f"the name does not exist: {found.detail}")
     return found
@@ -250,7 +241,7 @@ def _checked(entry: DkimEntry, finding: RecordFinding, now: float) -> CheckedKey
         selector=entry.selector,
         algorithm=entry.key.algorithm,
         bits=entry.key.bits,
-        record=record_name(entry.selector, domain),
+        record=dkim.record_name(entry.selector, domain),
         signs=signs,
         status=finding.status,
         detail=finding.detail,

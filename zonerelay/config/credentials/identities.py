@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from zonerelay import durable
+from zonerelay.config.credentials.file import CredentialsError, refuse_too_large, replace_file
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 
 FILE_NAME = "identities.json"
@@ -191,13 +192,6 @@ def token_of(text: str, name: str, scope: Scope, *, created: float, expires: flo
 
 
 def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
-    # These import argon2, which a relay that reads tokens does not need.
-    from zonerelay.config.credentials.file import (  # noqa: PLC0415
-        CredentialsError,
-        refuse_too_large,
-        replace_file,
-    )
-
     path = Path(os.path.realpath(path))
     if not path.parent.exists():
         raise IdentitiesError(f"{path.parent} does not exist; the relay creates it at its first start")

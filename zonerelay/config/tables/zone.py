@@ -15,13 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from zonerelay.config.endpoints import (
-    CAPTURE,
-    NextHopKind,
-    parse_name_server,
-    parse_next_hop,
-    split_next_hops,
-)
+from zonerelay.config import endpoints
+from zonerelay.config.endpoints import CAPTURE, NextHopKind
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, HOUR, KB, MB, MINUTE, YEAR
@@ -58,7 +53,7 @@ def dns_advice(dns: DnsSettings) -> Findings:
         remedy = "set dns.servers to a validating resolver on this machine"
         yield "trust_ad", f"the system's resolvers are not known to be trustworthy; {remedy}"
     for each in dns.servers if dns.trust_ad else ():
-        if not ipaddress.ip_address(parse_name_server(each).address).is_loopback:
+        if not ipaddress.ip_address(endpoints.parse_name_server(each).address).is_loopback:
             forge = "an attacker on the path could forge the AD flag of its answers"
             yield "trust_ad", f"{each} is not on this machine; {forge}"
 
@@ -368,7 +363,7 @@ def zone_problems(
     """Yield the problems of a zone. `trusts_dns`: [dns] declares that answers are validated. `signs`: there
     is a DKIM key. `has_srs`: [srs] has a domain.
     """
-    hops = split_next_hops(zone.next_hop)
+    hops = endpoints.split_next_hops(zone.next_hop)
     twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
     if twice is not None:
         yield "next_hop", f"{twice} is in the list twice"
@@ -384,7 +379,7 @@ def zone_problems(
         if not zone.dane:
             yield "dane", "tls = dane asks for it: leave one of the two out"
         for hop in hops:
-            if parse_next_hop(hop).kind is NextHopKind.ADDRESS:
+            if endpoints.parse_next_hop(hop).kind is NextHopKind.ADDRESS:
                 yield "next_hop", f"{hop} is an address, and TLSA records belong to names"
     if zone.tls_on_connect and zone.tls is TlsMode.NONE:
         yield "tls_on_connect", "uses implicit TLS, which contradicts tls = none; remove one of them", "tls"
@@ -422,7 +417,7 @@ def zone_advice(zone: ZoneSettings) -> Findings:
     if zone.mix_domains and not zone.next_hop:
         defer = "Google and others defer all recipients but those in the first domain"
         yield "mix_domains", f"true in a zone that is routed by MX: {defer}"
-    if zone.next_hop_share and len(split_next_hops(zone.next_hop)) < 2:
+    if zone.next_hop_share and len(endpoints.split_next_hops(zone.next_hop)) < 2:
         yield "next_hop_share", "has no effect: there is one next hop, or none"
     if zone.mta_sts and zone.next_hop:
         yield "mta_sts", "has no effect: policies are about MX hosts, not a next_hop"
@@ -764,7 +759,7 @@ def passwords_that_end(
     passwords = [each.name for each in credentials if each.name in zone.credentials and each.password]
     if not passwords:
         return
-    hosts = [parse_next_hop(each).host for each in split_next_hops(zone.next_hop)]
+    hosts = [endpoints.parse_next_hop(each).host for each in endpoints.split_next_hops(zone.next_hop)]
     for host in hosts:
         for ending, why in _PASSWORDS_END.items():
             if f".{host}".endswith(f".{ending}"):
