@@ -16,7 +16,6 @@ from msgspec import structs
 from tests.support.certificates import DAY, NOW, Made, make
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
-from zonerelay.delivery import peer as expiring_set
 from zonerelay.delivery.peer import HostFailure, Terms, UntrustedCertificateError
 from zonerelay.delivery.tls.dane import (
     MAX_RECORDS,
@@ -461,9 +460,9 @@ def test_broken_host_is_tried_again_after_a_while() -> None:
     assert "mx:25" not in policy.broken
 
 
-def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiring_set, "MAX_REMEMBERED", 3)
+def test_only_so_many_hosts_are_remembered() -> None:
     policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    policy.broken.until.limit = 3
     for name in ("a", "b", "c", "a", "d"):
         policy.broken.add(name)
     assert [name in policy.broken for name in "abcd"] == [True, False, True, True]

@@ -10,8 +10,6 @@ open.
 the zone's and the route's terms. The key is chosen once for a batch, before a connection is searched: the
 source by `source.py`, the credential by `auth/logins.py`, and the host by `connection/session_limits.py`. An
 idle connection carries a batch only if it matches.
-
-`ExpiringSet` is a bounded set of keys that expire, for what the relay remembers about hosts.
 """
 
 from __future__ import annotations
@@ -27,37 +25,9 @@ from msgspec import structs
 
 from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
-from zonerelay.model.bounded import BoundedDict
-from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply, Scope
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, TlsDemand
-
-MAX_REMEMBERED = 10_000
-
-
-class ExpiringSet:
-    """A set in which keys stay for `seconds` after the latest `add`. A full set forgets the oldest key."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._until: BoundedDict[str, float] = BoundedDict(MAX_REMEMBERED)
-
-    def __contains__(self, key: str) -> bool:
-        until = self._until.get(key)
-        if until is None:
-            return False
-        if until > self._clock.monotonic():
-            return True
-        del self._until[key]
-        return False
-
-    def discard(self, key: str) -> None:
-        self._until.pop(key, None)
-
-    def add(self, key: str) -> None:
-        self._until[key] = self._clock.monotonic() + self._seconds
 
 
 @dataclass(frozen=True, slots=True)

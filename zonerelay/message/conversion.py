@@ -39,7 +39,7 @@ from zonerelay.message.header.headers import wrap
 from zonerelay.model.address_list import read_addresses
 from zonerelay.smtp.server.line_ends import MAX_LINE
 
-_FIELD = re.compile(rb"([!-9;-~]++)[ \t]*+:((?:[^\r]++|\r(?!\n(?![ \t])))*+(?:\r\n)?)")
+_FIELD = re.compile(rb"(?:\A|(?<=\r\n))([!-9;-~]++)[ \t]*+:((?:[^\r]++|\r(?!\n(?![ \t])))*+(?:\r\n)?)")
 _FOLD = re.compile(rb"\r\n(?=[ \t])")
 _PARAMETER = re.compile(r';\s*+([^\s=;"]++)\s*+=\s*+("(?:[^"\\]|\\.)*+"|[^;\s]*+)')
 _ENCODED_WORD = re.compile(r"=\?[^\s?]++\?[bBqQ]\?[^\s?]*+\?=")
@@ -67,20 +67,10 @@ def ascii_fields(block: bytes) -> bytes:
     """Return the header section in ASCII, its fields in their order. Raise NotConvertibleError."""
     if block.isascii():
         return block
-    written: list[bytes] = []
-    position = 0
-    while position < len(block):
-        match = _FIELD.match(block, position)
-        end = match.end() if match is not None else block.find(b"\r\n", position) + 2 or len(block)
-        octets = block[position:end]
-        if octets.isascii():
-            written.append(octets)
-        elif match is None:
-            raise NotConvertibleError("a header line that is not a field contains non-ASCII characters")
-        else:
-            written.append(_ascii_field(match[1], match[2]))
-        position = end
-    return b"".join(written)
+    written = _FIELD.sub(_ascii_field, block)
+    if not written.isascii():
+        raise NotConvertibleError("a header line that is not a field contains non-ASCII characters")
+    return written
 
 
 def folded(block: bytes) -> bytes:
@@ -106,9 +96,10 @@ def folded(block: bytes) -> bytes:
     return b"\r\n".join(written)
 
 
-def _ascii_field(name: bytes, value: bytes) -> bytes:
-    kind = name.lower()
-    label = name.decode("ascii")
+def _ascii_field(field: re.Match[bytes]) -> bytes:
+    if field[0].isascii():
+        return field[0]
+    kind, label = field[1].lower(), field[1].decode("ascii")
     write: Callable[[str, str], str]
     if kind in _ADDRESSES:
         write = _addresses
@@ -118,7 +109,7 @@ def _ascii_field(name: bytes, value: bytes) -> bytes:
         write = _text
     else:
         raise NotConvertibleError(f"the field {label} is not ASCII")
-    text = _FOLD.sub(b"", value).strip().decode("utf-8", "surrogateescape")
+    text = _FOLD.sub(b"", field[2]).strip().decode("utf-8", "surrogateescape")
     return ("\r\n ".join(wrap(f"{label}: {write(label, text)}", MAX_WIDTH)) + "\r\n").encode("ascii")
 
 

@@ -1,12 +1,16 @@
-"""A mapping of bounded size, for what a relay remembers about clients, hosts and messages."""
+"""Mappings and sets of bounded size, for what a relay remembers about clients, hosts and messages."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from zonerelay.model.clock import Clock
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+MAX_REMEMBERED = 10_000
 
 
 class BoundedDict(OrderedDict[Key, Value]):
@@ -21,3 +25,29 @@ class BoundedDict(OrderedDict[Key, Value]):
         self.move_to_end(key)
         while len(self) > self.limit:
             self.popitem(last=False)
+
+
+class ExpiringSet(Generic[Key]):
+    """A set in which keys stay for `seconds` after the latest `add`; `until` has the time of each. A full set
+    forgets the oldest key.
+    """
+
+    def __init__(self, clock: Clock, seconds: float, limit: int = MAX_REMEMBERED) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self.until: BoundedDict[Key, float] = BoundedDict(limit)
+
+    def __contains__(self, key: Key) -> bool:
+        until = self.until.get(key)
+        if until is None:
+            return False
+        if until > self._clock.monotonic():
+            return True
+        del self.until[key]
+        return False
+
+    def discard(self, key: Key) -> None:
+        self.until.pop(key, None)
+
+    def add(self, key: Key) -> None:
+        self.until[key] = self._clock.monotonic() + self._seconds

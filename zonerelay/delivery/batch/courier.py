@@ -66,17 +66,11 @@ from zonerelay.delivery.connection.session_limits import (
     SessionLimits,
     UsedExtensions,
 )
-from zonerelay.delivery.peer import (
-    ANY_CONNECTION,
-    ConnectionKey,
-    ExpiringSet,
-    HostFailure,
-    SourceFailure,
-    Terms,
-)
+from zonerelay.delivery.peer import ANY_CONNECTION, ConnectionKey, HostFailure, SourceFailure, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
 from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements, named_after
+from zonerelay.model.bounded import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.reply import TLS_REQUIRED, Outcome, Reply, Scope, Verdict
@@ -129,7 +123,7 @@ class SmtpCourier:
             logins=self.logins,
         )
         self._carried: set[BatchState] = set()
-        self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
+        self._seen_skipped = ExpiringSet[str](clock, REMEMBER_FOR)
         self._extensions = UsedExtensions(clock)
         self._limits = SessionLimits(clock)
         self.pool = ConnectionPool(quit_timeout=settings.quit_timeout, shared=self.shared)

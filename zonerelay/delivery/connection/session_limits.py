@@ -54,8 +54,8 @@ from msgspec import structs
 
 from zonerelay.config.endpoints import join_port
 from zonerelay.delivery.connection.session import OutgoingSession
-from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms
-from zonerelay.model.bounded import BoundedDict
+from zonerelay.delivery.peer import HostFailure, Terms
+from zonerelay.model.bounded import BoundedDict, ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
@@ -330,9 +330,9 @@ class UsedExtensions:
     """Remembers which extensions of a host work."""
 
     def __init__(self, clock: Clock) -> None:
-        self._without_bdat = {failure: ExpiringSet(clock, REMEMBER_FOR) for failure in BdatFailure}
-        self._few_parameters = ExpiringSet(clock, REMEMBER_FOR)
-        self._took_mail = ExpiringSet(clock, REMEMBER_FOR)
+        self._without_bdat = {failure: ExpiringSet[str](clock, REMEMBER_FOR) for failure in BdatFailure}
+        self._few_parameters = ExpiringSet[str](clock, REMEMBER_FOR)
+        self._took_mail = ExpiringSet[str](clock, REMEMBER_FOR)
 
     def failure(self, address: str) -> str:
         """Return the reason why a host (`ip:port`) is sent DATA instead of BDAT, or `""`."""

@@ -44,10 +44,10 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.config.settings import TlsMode, ZoneSettings
-from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms, UntrustedCertificateError
+from zonerelay.delivery.peer import HostFailure, Terms, UntrustedCertificateError
 from zonerelay.delivery.tls import dane
 from zonerelay.delivery.tls.dane import fingerprint, matching_name, names_in, shown_names
-from zonerelay.model.bounded import BoundedDict
+from zonerelay.model.bounded import BoundedDict, ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
@@ -119,9 +119,9 @@ class TlsPolicy:
 
     def __init__(self, clock: Clock, *, remember_broken: float) -> None:
         self._clock = clock
-        self.broken = ExpiringSet(clock, remember_broken)
+        self.broken = ExpiringSet[str](clock, remember_broken)
         """Hosts (`name:port`) whose TLS failed. `opportunistic` sends to them in clear text."""
-        self.small = ExpiringSet(clock, SMALL_FOR)
+        self.small = ExpiringSet[str](clock, SMALL_FOR)
         """Hosts (`name:port`) that answer a handshake only with one group."""
         self._encrypting = functools.cache(functools.partial(self._made, verify=False))
         self._verifying = functools.cache(

@@ -55,7 +55,7 @@ from zonerelay.inbound.access.guard import Guard, WatchedFile
 from zonerelay.inbound.limits.auth_failures import FailedAttempts
 from zonerelay.inbound.limits.connections import Key, client_and_network
 from zonerelay.inbound.refusal import Refusal
-from zonerelay.model.bounded import BoundedDict
+from zonerelay.model.bounded import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
 from zonerelay.smtp.server.sasl import Credentials
@@ -87,17 +87,15 @@ class GoneError(Exception):
     """The password was not checked, because of a lock, or because all its clients have disconnected."""
 
 
-class RememberedPasswords:
-    """Remembers the passwords that were correct within the last ten minutes, by `key`. `until` has the time
-    at which each is forgotten.
-    """
+class RememberedPasswords(ExpiringSet[bytes]):
+    """Remembers the passwords that were correct within the last ten minutes, by `key`."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, clock: Clock) -> None:
+        super().__init__(clock, REMEMBERED_FOR, MIN_REMEMBERED)
         if len(secret) < MIN_SECRET:
             raise ValueError(f"the secret requires at least {MIN_SECRET} bytes")
         # Hashed, because a key of BLAKE2 has at most 64 bytes.
         self._keyed = hashlib.blake2b(key=hashlib.blake2b(secret).digest(), person=b"password")
-        self.until: BoundedDict[bytes, float] = BoundedDict(MIN_REMEMBERED)
 
     def key(self, user: str, password: str, stored_hash: str) -> bytes:
         hashed = self._keyed.copy()
@@ -107,15 +105,6 @@ class RememberedPasswords:
             hashed.update(len(octets).to_bytes(4))
             hashed.update(octets)
         return hashed.digest()
-
-    def holds(self, key: bytes, now: float) -> bool:
-        if self.until.get(key, now) > now:
-            return True
-        self.until.pop(key, None)
-        return False
-
-    def add(self, key: bytes, now: float) -> None:
-        self.until[key] = now + REMEMBERED_FOR
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -346,13 +335,12 @@ class Authenticator:
     cores: InitVar[int] = 1
 
     def __post_init__(self, settings: AuthSettings, secret: bytes, matches: Matches, cores: int) -> None:
-        self._remembered = RememberedPasswords(secret)
+        self._remembered = RememberedPasswords(secret, self.clock)
         self._checks = PasswordChecks(matches, cores)
         self._clients, self._networks, self._accounts = (
             FailedAttempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
         )
-        # The last login.
-        self._regulars: BoundedDict[tuple[str, Key], float] = BoundedDict(MAX_REGULARS)
+        self._regulars = ExpiringSet[tuple[str, Key]](self.clock, REGULAR_FOR, MAX_REGULARS)
         self._file = self._watch(settings.credentials)
         self._tasks = Tasks()
 
@@ -384,8 +372,7 @@ class Authenticator:
         """
         keys = client_and_network(client_address)
         attempt = _LoginAttempt(credentials, client_address, *keys, _account(credentials.user), ask)
-        seen = self._regulars.get((credentials.user, attempt.network))
-        attempt.regular = seen is not None and self.clock.monotonic() < seen + REGULAR_FOR
+        attempt.regular = (credentials.user, attempt.network) in self._regulars
         known = self._at_once(attempt)
         if known is not None:
             known = await self._guarded(attempt, known)
@@ -429,10 +416,9 @@ class Authenticator:
         user = self._file.content.named.get(attempt.credentials.user)
         if user is None:
             return None
-        now = self.clock.monotonic()
-        is_known = self._remembered.holds(self._key(attempt, user.hash), now)
+        is_known = self._key(attempt, user.hash) in self._remembered
         if not is_known and self.guard is not None and (second := self.guard.second_hash(user.name)):
-            is_known = self._remembered.holds(self._key(attempt, second), now)
+            is_known = self._key(attempt, second) in self._remembered
         return self._success(attempt, user) if is_known else None
 
     async def _guarded(self, attempt: _LoginAttempt, login: LoginResult) -> LoginResult:
@@ -505,7 +491,7 @@ class Authenticator:
             detail = "no such user" if user is None else "wrong password"
             return LoginResult(LoginKind.WRONG, detail=detail)
         self._remembered.until.limit = max(MIN_REMEMBERED, len(users.named))
-        self._remembered.add(self._key(attempt, stored), self.clock.monotonic())
+        self._remembered.add(self._key(attempt, stored))
         return self._success(attempt, user)
 
     async def _is_right(self, attempt: _LoginAttempt, stored: str) -> bool:
@@ -530,7 +516,7 @@ class Authenticator:
     def _success(self, attempt: _LoginAttempt, user: User) -> LoginResult:
         for table, key, _ in self._counters(attempt):
             table.succeeded(key)
-        self._regulars[user.name, attempt.network] = self.clock.monotonic()
+        self._regulars.add((user.name, attempt.network))
         return LoginResult(LoginKind.OK, user)
 
     def _counters(self, attempt: _LoginAttempt) -> tuple[tuple[FailedAttempts, Hashable, str], ...]:
