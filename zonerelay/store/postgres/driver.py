@@ -7,7 +7,8 @@ are StoreErrors:
 - `ConnectionLostError`: the connection was lost or does not respond. It is unknown whether the statement was
   executed.
 - `StatementRejectedError`: the statement itself is refused (a duplicate, an impossible value) and always will
-be. - `TransactionConflictError`: another transaction conflicted; the same statement may succeed at once.
+  be.
+- `TransactionConflictError`: another transaction conflicted; the same statement may succeed at once.
 - StoreFullError, and StoreError for all other errors of the server.
 
 A commit whose wait for a standby was interrupted (`pg_cancel_backend`, a shutdown) ends with a warning and no
