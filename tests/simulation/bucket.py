@@ -1,6 +1,6 @@
 """An object store with conditional writes, shared by the nodes of a simulated relay.
 
-It replaces `zonerelay.store.objects.client.Bucket`. A request takes time, and its answer may be lost: then
+It replaces `zonerelay.store.objects.s3.Bucket`. A request takes time, and its answer may be lost: then
 the caller gets `UnknownResultError`, and the write has happened, or happens some seconds later, or never.
 """
 
@@ -17,9 +17,11 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from tests.simulation.loop import PROCESS, Process
+from zonerelay.config.settings import S3Settings
+from zonerelay.store.context import ReadSecret
 from zonerelay.store.contract import StoreError
-from zonerelay.store.objects.client import ConflictError, MissingError, UnknownResultError
 from zonerelay.store.objects.engine import Heartbeat, LogEntry, unpacked
+from zonerelay.store.objects.s3 import Bucket, ConflictError, UnknownResultError
 
 SLOWEST = 0.03
 """Seconds that a request takes at most on its way, and on its way back."""
@@ -68,18 +70,19 @@ class ObjectStore:
         return set().union(*self._rows.values())
 
 
-class SimBucket:
+class SimBucket(Bucket):
     """One node's client."""
 
-    store: ObjectStore
+    objects: ObjectStore
 
-    def __init__(self, settings: Any, secret_key: str) -> None:
-        self._all = type(self).store
+    def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
+        super().__init__(settings, read_secret_key)
+        self._all = type(self).objects
 
     async def close(self) -> None:
         """There is no connection."""
 
-    async def _ask(self, act: Callable[[], Any], *, writes: bool = False) -> Any:
+    async def _request(self, act: Callable[[], Any], *, writes: bool = False) -> Any:
         store = self._all
         await asyncio.sleep(store.random.uniform(0.001, SLOWEST))
         if store.lost():
@@ -94,27 +97,27 @@ class SimBucket:
             await asyncio.sleep(store.random.uniform(0.001, SLOWEST))
         return result
 
-    async def put(self, key: str, data: bytes, *, new: bool = False) -> None:
-        process = PROCESS.get()
+    async def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+        process, key = PROCESS.get(), self._prefix + name
         if "/log/" in key:
             self._all.at_write(process)
-        await self._ask(lambda: self._all.write(key, bytes(data), new, process), writes=True)
+        await self._request(lambda: self._all.write(key, bytes(data), new, process), writes=True)
 
-    async def get(self, key: str, first: int = 0, length: int = 0) -> bytes:
-        def act() -> bytes:
-            if key not in self._all.objects:
-                raise MissingError(key)
-            data: bytes = self._all.objects[key]
-            return data[first : first + length] if length else data[first:]
+    async def read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
+        def act() -> bytes | None:
+            data: bytes | None = self._all.objects.get(self._prefix + name)
+            return data[first : first + length] if data is not None and length else data
 
-        found: bytes = await self._ask(act)
+        found: bytes | None = await self._request(act)
         return found
 
-    async def delete(self, key: str) -> None:
-        await self._ask(lambda: self._all.objects.pop(key, None), writes=True)
+    async def delete(self, name: str) -> None:
+        await self._request(lambda: self._all.objects.pop(self._prefix + name, None), writes=True)
 
-    async def pages(self, prefix: str) -> AsyncIterator[list[str]]:
-        yield await self._ask(lambda: list(self._all.objects.irange(prefix, prefix + "\U0010ffff")))
+    async def names(self, prefix: str) -> AsyncIterator[list[str]]:
+        start = self._prefix + prefix
+        keys = await self._request(lambda: list(self._all.objects.irange(start, start + "\U0010ffff")))
+        yield [key.removeprefix(self._prefix) for key in keys]
 
     async def is_versioned(self) -> bool:
         return False

@@ -252,7 +252,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Several machines: the claim is checked before the body leaves.
     "claim-not-checked": (11, "store.nodes:NodeStore.check_claim", None),
     # Several machines: a write is fenced.
-    "write-not-fenced": (142, "store.objects.s3:BucketPlace.create", _write_anyhow),
+    "write-not-fenced": (142, "store.objects.s3:Bucket.create", _write_anyhow),
     # Several machines: mail of a dead node is taken over.
     "no-take-over": (12, "store.nodes:NodeStore._adopt", _return_later),
     # Several machines: a lease counts suspended time.

@@ -145,7 +145,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
             await asyncio.sleep(min(seconds, lifetime))
             return reading
 
-    SimBucket.store = objects
+    SimBucket.objects = objects
     draw = Random(loop.random.getrandbits(64))
     with (
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),

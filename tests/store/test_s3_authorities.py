@@ -10,7 +10,7 @@ import trustme
 
 from tests.store.spools import s3_settings
 from tests.support.https import HttpsServer, Page
-from zonerelay.store.objects.client import Bucket, UnknownResultError
+from zonerelay.store.objects.s3 import Bucket, UnknownResultError
 
 
 async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
@@ -20,7 +20,11 @@ async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
         server.pages["/mail/key"] = Page("found", headers={"ETag": '"a"'})
         bundle.write_bytes(another)
         settings = replace(
-            s3_settings(f"https://localhost:{server.port}"), bucket="mail", ca_file=bundle, timeout=5.0
+            s3_settings(f"https://localhost:{server.port}"),
+            bucket="mail",
+            prefix="",
+            ca_file=bundle,
+            timeout=5.0,
         )
         bucket = Bucket(settings, lambda: "secret")
         await bucket.open()
@@ -29,9 +33,9 @@ async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
                 draft.write_bytes(authorities)
                 draft.replace(bundle)
                 if is_trusted:
-                    assert await bucket.get("key") == b"found"
+                    assert await bucket.read("key") == b"found"
                 else:
                     with pytest.raises(UnknownResultError):
-                        await bucket.get("key")
+                        await bucket.read("key")
         finally:
             await bucket.close()

@@ -11,7 +11,7 @@ import pytest
 from tests.store.spools import s3_settings
 from tests.support.peer import Peer
 from tests.support.ports import LOOPBACK
-from zonerelay.store.objects.client import Bucket, UnknownResultError
+from zonerelay.store.objects.s3 import Bucket, UnknownResultError
 
 
 class Ending(Peer):
@@ -65,5 +65,5 @@ async def test_a_removal_is_sent_once(bucket: Bucket, service: Ending) -> None:
 
 
 async def test_a_question_is_asked_again(bucket: Bucket, service: Ending) -> None:
-    assert await bucket.get("a") == b""
+    assert await bucket.read("a") == b""
     assert service.requests == {"GET": 2}

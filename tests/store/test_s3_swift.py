@@ -32,7 +32,7 @@ from tests.support.swift import KEY, SECRET, swift_server
 from zonerelay.config.settings import Addressing, Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Store
-from zonerelay.store.objects.client import Bucket
+from zonerelay.store.objects.s3 import Bucket
 
 pytestmark = pytest.mark.proof
 

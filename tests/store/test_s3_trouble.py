@@ -24,7 +24,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.objects import s3
-from zonerelay.store.objects.client import Bucket
+from zonerelay.store.objects.s3 import Bucket
 from zonerelay.store.offline import forget_queue
 
 ROUNDS = 1

@@ -20,7 +20,7 @@ from zonerelay.store.keys.port import Engine
 from zonerelay.store.memory import MemoryEngine
 from zonerelay.store.objects.disk import DirectoryPlace
 from zonerelay.store.objects.engine import ObjectEngine
-from zonerelay.store.objects.s3 import BucketPlace
+from zonerelay.store.objects.s3 import Bucket
 from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.store.postgres.engine import PostgresEngine
 from zonerelay.store.redis.connection import RedisEndpoint
@@ -197,7 +197,7 @@ class BucketOfObjects(Place):
     def engine(self) -> Engine:
         url, prefix = self.words
         settings = S3Settings(bucket=BUCKET, prefix=prefix, endpoint_url=url, access_key=KEY)
-        place = BucketPlace(settings, lambda: SECRET)
+        place = Bucket(settings, lambda: SECRET)
         return ObjectEngine(place, index_in(self.directory), clock=SystemClock(), lease=LEASE)
 
     def save(self) -> object:

@@ -22,7 +22,7 @@ from zonerelay.store.keys.port import FencedError, KeyRange, Position, Write, Wr
 from zonerelay.store.objects import engine as objects
 from zonerelay.store.objects.disk import DirectoryPlace
 from zonerelay.store.objects.engine import Object, ObjectEngine, ObjectKeys
-from zonerelay.store.objects.s3 import BucketPlace
+from zonerelay.store.objects.s3 import Bucket
 
 
 class SlowPlace(DirectoryPlace):
@@ -376,7 +376,7 @@ async def test_many_values_cost_one_request_each_and_one_for_the_batch(tmp_path:
     settings = S3Settings(
         bucket=BUCKET, prefix=f"{tmp_path.name}/", endpoint_url=shared_moto().url, access_key=KEY
     )
-    place = BucketPlace(settings, lambda: SECRET)
+    place = Bucket(settings, lambda: SECRET)
     engine = ObjectEngine(place, tmp_path, clock=SystemClock(), lease=30.0)
     partition = await open_partition(engine, 0, token="x", clock=SystemClock())
     made: list[str] = []

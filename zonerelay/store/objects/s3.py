@@ -1,8 +1,16 @@
 """Stores objects in a bucket, using PUT with If-None-Match, or without it for a single relay.
 
-The client never sends a change twice. A PUT without a response may arrive later, and the log resolves that
-(`objects`). A versioned bucket keeps a version and a delete marker for each removed object until a lifecycle
-rule expires them.
+This is the only module that uses aiobotocore. One method sends one request, or a few if the service reports
+that it has done nothing. A failed read or listing is repeated, also if a reused connection closes instead of
+a response, because S3 answers some requests with 500, as its documentation says. A change is never repeated,
+neither here nor by a library, because a late one would overwrite newer data. A PUT without a response may
+arrive later, and the log resolves that (`objects`). A versioned bucket keeps a version and a delete marker
+for each removed object until a lifecycle rule expires them.
+
+Errors state what is known: `ConflictError` and `MissingError` are answers of the service. After
+`UnknownResultError` it is unknown whether the change happened, and the caller must find out.
+`RequestRejectedError` means that the service refused. Texts may contain names of keys and messages of the
+service, but no secrets and no addresses of people.
 
 `Alerts` tells other relays through SQS that a relay has stopped. An alert only triggers a check of the other
 partitions, which happens later anyway. So a failure of SQS is logged and has no other effect.
@@ -13,20 +21,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from zonerelay import durable
-from zonerelay.config.settings import S3Settings
+from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.model.clock import Clock
+from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import cancel_all, gathered
+from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, secret_of
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreOpenError,
+    Unhealthy,
+)
 from zonerelay.store.keys.port import MAX_NODES
-from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RequestRejectedError
 from zonerelay.store.objects.engine import AHEAD, Object, ObjectEngine, checked_values
 from zonerelay.store.objects.index import ValueLocation
 
@@ -36,8 +60,46 @@ WAIT = 20
 """Seconds that one request waits for an alert. SQS allows no more."""
 PAUSE = 1.0
 LONGEST_PAUSE = 60.0
+ATTEMPTS = 3
+"""The number of attempts for requests that the service reports as not done."""
+RETRY_PAUSE = 0.1
+PAGE_KEYS = 1000
+LAST_PATIENCE = 1.0
+READ_AGAIN = 10.0
+"""Seconds between two searches for credentials in the places of the AWS tools, while requests are denied."""
+WINDOW = 16 * CHUNK_SIZE
+"""The bytes of a body that one request reads."""
+SLOWEST = 256 * 1024
+"""The lowest expected transfer rate in bytes per second. Large requests are allowed that much more time."""
+
+_BUSY = frozenset(
+    {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
+)
+_NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_QUESTIONS = frozenset({"get_object", "list_objects_v2"})
+_DENIED = frozenset({400, 401, 403})
+"""Responses to an unknown or revoked key. The codes differ between services."""
+_FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 _log = logging.getLogger("zonerelay.store")
+
+
+class UnknownResultError(StoreLostError):
+    """The request failed, and it is unknown whether the service carried it out. The change may have
+    happened.
+    """
+
+
+class RequestRejectedError(StoreError):
+    """The service rejected the request."""
+
+
+class ConflictError(StoreError):
+    """The condition of the request was not met."""
+
+
+class MissingError(StoreError):
+    """The object does not exist."""
 
 
 class S3Engine(ObjectEngine):
@@ -48,10 +110,10 @@ class S3Engine(ObjectEngine):
     def __init__(
         self, settings: S3Settings, indexes: Path, clock: Clock, environment: Mapping[str, str]
     ) -> None:
-        place = BucketPlace(settings, secret_of("s3.secret_key", settings.secret_key, environment))
+        place = Bucket(settings, secret_of("s3.secret_key", settings.secret_key, environment))
         index, self._lock = _free_directory(indexes)
         super().__init__(place, index, clock=clock, lease=settings.lease)
-        self._alerts = Alerts(place.bucket) if settings.queue_url else None
+        self._alerts = Alerts(place) if settings.queue_url else None
         self.check = place.check
 
     async def wait(self, seconds: float) -> None:
@@ -86,13 +148,187 @@ def _free_directory(indexes: Path) -> tuple[Path, int]:
     raise StoreOpenError(f"{indexes}: in use by {MAX_NODES} processes")
 
 
-class BucketPlace:
-    """Objects with one prefix in a bucket."""
+@functools.cache
+def _session() -> AioSession:
+    """Return a shared session. Creating one loads the description of the whole service, which takes a tenth
+    of a second.
+    """
+    session = AioSession()
+    # Parsing timestamps takes two thirds of the time of a listing, and no caller uses them. The expiry of
+    # credentials is then a text too, which the client accepts.
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
+    return session
+
+
+class _NoRetrySession(AIOHTTPSession):
+    """An HTTP session that does not retry a PUT or a DELETE.
+
+    `ca_file` is loaded again after a change.
+    """
+
+    _authorities: FileState = ()
+
+    async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
+        if isinstance(self._verify, str) and (state := file_state(self._verify)) != self._authorities:
+            self._authorities = state
+            # Requests that use the old sessions continue. The sessions are closed with the client.
+            self._sessions.clear()
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
+
+
+class Bucket:
+    """Objects with one prefix in a bucket, which is opened at the first request. Without an access key the
+    client searches for one in the places of the AWS tools.
+    """
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self.is_conditional = settings.shared
-        self.bucket = Bucket(settings, read_secret_key)
         self._prefix = settings.prefix
+        self._settings = settings
+        self._read_secret_key = read_secret_key
+        self._secret_key = ""
+        self._may_be_old = self._is_closed = False
+        self._opened_at = 0.0
+        self._opening = asyncio.Lock()
+        self._stack = contextlib.AsyncExitStack()
+        self._client: Any = None  # Any: the methods of a client are created at run time
+        self._queue: Any = None  # Any: as above
+        self._slots = asyncio.Semaphore(settings.max_requests)
+
+    async def open(self) -> None:
+        """Create the client without a request. Raises RequestRejectedError, or StoreOpenError."""
+        self._secret_key = await FILES.run(self._read_secret_key)
+        self._opened_at = asyncio.get_running_loop().time()
+        try:
+            made = self._make("s3", self._settings.endpoint_url)
+            client = await self._stack.enter_async_context(made)
+            client.meta.events.register_last("before-call.s3", _without_expect)
+            if self._settings.queue_url:
+                made = self._make("sqs", self._settings.queue_endpoint_url)
+                self._queue = await self._stack.enter_async_context(made)
+            self._client = client
+        except (BotoCoreError, ValueError) as error:
+            raise RequestRejectedError(f"the object store's client: {error}") from error
+
+    def _make(self, service: str, url: str) -> contextlib.AbstractAsyncContextManager[Any]:  # Any: as above
+        settings = self._settings
+        addressing = settings.addressing
+        if addressing is Addressing.AUTO:
+            addressing = Addressing.PATH if settings.endpoint_url else Addressing.VIRTUAL
+        config = AioConfig(
+            s3={"addressing_style": addressing.value},
+            # Retries are decided here, because a conditional request must not be repeated.
+            retries={"total_max_attempts": 1},
+            http_session_cls=_NoRetrySession,
+            connect_timeout=settings.timeout,
+            read_timeout=settings.timeout + (20.0 if service == "sqs" else 0.0),
+            max_pool_connections=settings.max_requests,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # These options cost time for each request and have no use here.
+            user_agent="zonerelay",
+            parameter_validation=False,
+        )
+        return _session().create_client(
+            service,
+            region_name=settings.region or ("us-east-1" if settings.endpoint_url else None),
+            endpoint_url=url or None,
+            verify=str(settings.ca_file) if settings.ca_file else None,
+            aws_access_key_id=settings.access_key or None,
+            aws_secret_access_key=self._secret_key or None,
+            config=config,
+        )
+
+    async def close(self) -> None:
+        self._client, self._is_closed = None, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_PATIENCE):  # for requests that nobody waits for
+                for _ in range(self._settings.max_requests):
+                    await self._slots.acquire()
+        await self._stack.aclose()
+
+    async def _renew_clients(self) -> None:
+        """Create the clients, also if the service has denied a request and the credentials may have changed
+        since. The old ones are closed with the bucket, because their requests may be active.
+        """
+        async with self._opening:
+            if self._client is None and not self._is_closed:
+                await self.open()
+            if not self._may_be_old:
+                return
+            self._may_be_old = False
+            if self._settings.access_key:
+                try:
+                    if await FILES.run(self._read_secret_key) == self._secret_key:
+                        return
+                except StoreOpenError:
+                    return  # the file is being replaced; the next denial triggers another attempt
+            elif asyncio.get_running_loop().time() < self._opened_at + READ_AGAIN:
+                return
+            else:
+                _session.cache_clear()  # the session caches the credentials
+            await self.open()
+
+    # --- objects
+
+    async def create(
+        self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
+    ) -> bool:
+        await self.store(values)
+        try:
+            await self.put(name, data, new=self.is_conditional)
+        except ConflictError:
+            return False
+        return True
+
+    async def store(self, values: Sequence[Object]) -> None:
+        await _all(lambda name, pieces: self.put(name, b"".join(pieces)), values)
+
+    async def replace(self, name: str, data: bytes) -> None:
+        await self.put(name, data)
+
+    async def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+        """Write an object. With `new` raise ConflictError if it exists."""
+        condition = {"IfNoneMatch": "*"} if new else {}
+        await self._ask("put_object", Key=self._prefix + name, Body=data, **condition)
+
+    async def read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
+        """Read `length` bytes from `first` on, or the whole object if `length` is 0."""
+        part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
+        with contextlib.suppress(MissingError):
+            data: bytes = (await self._ask("get_object", Key=self._prefix + name, **part))["Body"]
+            return data
+        return None
+
+    async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
+        start, end = spans[0].first, spans[-1].first + spans[-1].size
+        data = await self.read(name, start, end - start)
+        if data is None:
+            return None
+        values = [data[each.first - start : each.first - start + each.size] for each in spans]
+        return checked_values(values, spans, name)
+
+    async def names(self, prefix: str) -> AsyncIterator[list[str]]:
+        more: dict[str, str] = {}
+        while True:
+            answer = await self._ask(
+                "list_objects_v2", Prefix=self._prefix + prefix, MaxKeys=PAGE_KEYS, **more
+            )
+            yield [row["Key"].removeprefix(self._prefix) for row in answer.get("Contents", [])]
+            if not answer.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    async def remove(self, names: Sequence[str]) -> None:
+        await _all(self.delete, [(name,) for name in names])
+
+    async def delete(self, name: str) -> None:
+        await self._ask("delete_object", Key=self._prefix + name)
+
+    async def room(self) -> int | None:
+        return None
 
     # --- the requirements of a queue
 
@@ -106,93 +342,152 @@ class BucketPlace:
                 "not read. Nothing was changed. Start 0.1.0 on it until its mail is sent; then use another "
                 "prefix for this release, or remove the remaining objects"
             )
-        bucket = self.bucket
-        await self._check_versions(bucket)
+        await self._check_versions()
         name = f"probe/{uuid.uuid4().hex}"
-        key = self._prefix + name
         if self.is_conditional:
-            await self._try_conditions(bucket, key)
+            await self._try_conditions(name)
         else:
-            await bucket.put(key, b"12")
-        if await self.read(name) != b"12" or await self._read(name, 1, 1) != b"2":
+            await self.put(name, b"12")
+        if await self.read(name) != b"12" or await self.read(name, 1, 1) != b"2":
             raise StoreOpenError("the service does not return what was written")
-        async for _ in bucket.pages(key):
+        async for _ in self.names(name):
             break
-        await bucket.delete(key)
+        await self.delete(name)
 
-    async def _try_conditions(self, bucket: Bucket, key: str) -> None:
+    async def _try_conditions(self, name: str) -> None:
         try:
-            await bucket.put(key, b"12", new=True)
+            await self.put(name, b"12", new=True)
         except ConflictError:
             raise _unfit("rejects a PUT with If-None-Match: * for a new object") from None
         except RequestRejectedError as error:
-            await bucket.put(key, b"12")  # raises if nothing may be written at all
+            await self.put(name, b"12")  # raises if nothing may be written at all
             raise _unfit(f"does not support a PUT with If-None-Match: * ({error})") from error
         try:
-            await bucket.put(key, b"3", new=True)
+            await self.put(name, b"3", new=True)
         except ConflictError:
             return
         raise _unfit("accepts a PUT with If-None-Match: * although the object exists")
 
-    async def _check_versions(self, bucket: Bucket) -> None:
-        if await bucket.retention():
+    async def _check_versions(self) -> None:
+        if await self.retention():
             raise StoreOpenError(
                 "the bucket locks every new object (object lock with a default retention), so the queue "
                 "could not delete any; use a bucket without it"
             )
-        if await bucket.is_versioned():
+        if await self.is_versioned():
             _log.warning(
                 "the bucket keeps versions: of each object that is removed a version and a marker stay, and"
                 " are paid for. Give it a lifecycle rule that expires noncurrent versions and expired delete"
                 " markers after a day (docs/store/s3.md, How to configure the bucket)"
             )
 
-    # --- objects
+    async def is_versioned(self) -> bool:
+        """Return whether the bucket is versioned. Return false if the service does not report that."""
+        with contextlib.suppress(StoreError):
+            return (await self._ask("get_bucket_versioning")).get("Status") == "Enabled"
+        return False
 
-    async def create(
-        self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
-    ) -> bool:
-        await self.store(values)
+    async def retention(self) -> bool:
+        """Return whether each new object is locked for some time. Return false if the service does not report
+        that.
+        """
+        with contextlib.suppress(StoreError):
+            answer = await self._ask("get_object_lock_configuration")
+            return "Rule" in answer.get("ObjectLockConfiguration", {})
+        return False
+
+    # --- the queue for alerts
+
+    async def send(self, text: str) -> None:
+        await self._ask_queue("send_message", MessageBody=text)
+
+    async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
+        """Return received texts, each with the receipt for `forget`."""
+        answer = await self._ask_queue("receive_message", MaxNumberOfMessages=count, WaitTimeSeconds=wait)
+        return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
+
+    async def forget(self, receipt: str) -> None:
+        await self._ask_queue("delete_message", ReceiptHandle=receipt)
+
+    # --- inside
+
+    async def _ask(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+        body = what.get("Body", b"")
+        octets = WINDOW if verb == "get_object" else len(body) if isinstance(body, bytes) else 0
+        # The client's own timeouts apply to single reads, and not while it waits to write.
+        seconds = self._settings.timeout + octets / SLOWEST
+        if self._client is None or self._may_be_old:
+            await self._renew_clients()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
+                async with self._slots, errors, asyncio.timeout(seconds):
+                    if self._client is None:
+                        raise StoreError(Unhealthy.CLOSED)
+                    answer: dict[str, Any] = await getattr(self._client, verb)(
+                        Bucket=self._settings.bucket, **what
+                    )
+                    if verb == "get_object":
+                        async with answer["Body"] as stream:
+                            answer["Body"] = await stream.read()
+                    return answer
+            except _RequestFailedError:
+                await asyncio.sleep(RETRY_PAUSE * attempt)
+        raise AssertionError("the last attempt raises")
+
+    async def _ask_queue(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+        async with self._errors():
+            answer: dict[str, Any] = await getattr(self._queue, verb)(
+                QueueUrl=self._settings.queue_url, **what
+            )
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def _errors(self, *, last: bool = True, asks: bool = False) -> AsyncIterator[None]:
         try:
-            await self.bucket.put(self._prefix + name, data, new=self.is_conditional)
-        except ConflictError:
-            return False
-        return True
+            yield
+        except ClientError as error:
+            found: StoreError = _explain(error.response, error.operation_name, asks=asks)
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            self._may_be_old = self._may_be_old or status in _DENIED
+            if isinstance(found, _RequestFailedError) and last:
+                found = UnknownResultError(str(found))
+        except ConnectionClosedError as error:
+            text = f"the object store closed the connection without a response: {error}"
+            found = _RequestFailedError(text) if asks and not last else UnknownResultError(text)
+        except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            found = UnknownResultError(f"the object store: {type(error).__name__}: {error}")
+        else:
+            return
+        raise found
 
-    async def store(self, values: Sequence[Object]) -> None:
-        await _all(lambda name, pieces: self.replace(name, b"".join(pieces)), values)
 
-    async def replace(self, name: str, data: bytes) -> None:
-        await self.bucket.put(self._prefix + name, data)
+def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what the client sends
+    """Remove the header Expect. Waiting for 100 Continue would cost another round trip for each body."""
+    params["headers"].pop("Expect", None)
 
-    async def read(self, name: str) -> bytes | None:
-        return await self._read(name)
 
-    async def _read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
-        with contextlib.suppress(MissingError):
-            return await self.bucket.get(self._prefix + name, first, length)
-        return None
+class _RequestFailedError(StoreError):
+    """The service did not carry out the request; a later attempt may succeed."""
 
-    async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
-        start, end = spans[0].first, spans[-1].first + spans[-1].size
-        data = await self._read(name, start, end - start)
-        if data is None:
-            return None
-        values = [data[each.first - start : each.first - start + each.size] for each in spans]
-        return checked_values(values, spans, name)
 
-    async def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        async for keys in self.bucket.pages(self._prefix + prefix):
-            yield [key.removeprefix(self._prefix) for key in keys]
-
-    async def remove(self, names: Sequence[str]) -> None:
-        await _all(lambda name: self.bucket.delete(self._prefix + name), [(name,) for name in names])
-
-    async def room(self) -> int | None:
-        return None
-
-    async def close(self) -> None:
-        await self.bucket.close()
+def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError:  # Any: as the service answers
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    text = str(response.get("Error", {}).get("Message", ""))[:200]
+    said = f"the object store returned {status} {code} to {verb}: {text}"
+    if code in _BUSY or code in _NOT_DONE or (asks and status >= 500):
+        return _RequestFailedError(said)
+    if status == 412 or code == "PreconditionFailed":
+        return ConflictError(said)
+    if code == "NoSuchBucket":
+        return RequestRejectedError(said)
+    if status in (404, 416):  # it exists, but is shorter
+        return MissingError(said)
+    if code in _FULL:
+        return StoreFullError(said)
+    is_unknown = status == 0 or (status >= 500 and status != 501)
+    return UnknownResultError(said) if is_unknown else RequestRejectedError(said)
 
 
 def _unfit(what: str) -> StoreOpenError:
