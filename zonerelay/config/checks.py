@@ -17,16 +17,7 @@ from zonerelay.config.credentials.secrets import SecretError, is_public, read_se
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import (
-    Findings,
-    KeyPath,
-    Report,
-    all_sound,
-    below,
-    check_names,
-    check_references,
-    path_text,
-)
+from zonerelay.config.problems import Findings, KeyPath, Report, below, path_text
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings, is_fully_qualified
 from zonerelay.config.tables import listener, rewrite, route, store, zone
 
@@ -101,25 +92,25 @@ def _check_names(settings: Settings, report: Report) -> None:
     """Report names that are missing, given twice, or not those of another table."""
     for table in ("source", "credential"):
         missing = f"is required: zones refer to {table}s by their name"
-        check_names(table, getattr(settings, table), missing, report)
-    check_names("webhook", settings.webhook, "is missing: logs and commands use it", report)
+        report.check_names(table, getattr(settings, table), missing)
+    report.check_names("webhook", settings.webhook, "is missing: logs and commands use it")
     report.refuse_all(("source",), zone.address_problems(settings.source))
     # A zone that could not be read might have the missing name.
-    if all_sound("zone", "name", len(settings.zone), report) and (settings.zone or report.sound("zone")):
-        check_names("zone", settings.zone, "", report)
+    if report.all_sound("zone", "name", len(settings.zone)) and (settings.zone or report.sound("zone")):
+        report.check_names("zone", settings.zone, "")
         zone.check_default_zone(settings.zone, report)
     for option, named, what, twice in _REFERENCES:
         (where, option_key), (table, key) = option.split("."), named.split(".")
         entries = getattr(settings, table)
         # An entry that could not be read might have the missing name.
-        if all_sound(table, key, len(entries), report) and (entries or report.sound(table)):
+        if report.all_sound(table, key, len(entries)) and (entries or report.sound(table)):
             known = dict.fromkeys(getattr(each, key) for each in entries)
             for path, entry in _entries(settings, where):
                 here, value = (*path, option_key), getattr(entry, option_key)
                 if report.given(*path):
-                    check_references(value, known, what, here, report, twice=twice)
+                    report.check_references(value, known, what, here, twice=twice)
     for at, each in enumerate(settings.webhook):
-        check_references(each.events, store.EVENTS, "there is no event", ("webhook", at, "events"), report)
+        report.check_references(each.events, store.EVENTS, "there is no event", ("webhook", at, "events"))
     zone.check_sources(settings.source, settings.zone, report)
     report.refuse_all(("dkim",), rewrite.record_problems(settings.dkim))
 

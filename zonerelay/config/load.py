@@ -15,20 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from zonerelay.config import checks
+from zonerelay.config import checks, problems
 from zonerelay.config.files import FOLDER, files_of, written
 from zonerelay.config.options import convert
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import (
-    ConfigError,
-    ConfigProblem,
-    KeyPath,
-    Report,
-    did_you_mean,
-    path_text,
-    quoted,
-)
+from zonerelay.config.problems import ConfigError, ConfigProblem, KeyPath, Report, did_you_mean, path_text
 from zonerelay.config.settings import REPEATED, TABLES, Settings
 from zonerelay.config.toml_lines import line_numbers
 
@@ -243,7 +235,7 @@ def _list(option: Option, value: object, path: KeyPath, report: Report) -> tuple
         # A single file needs no brackets.
         return (option.value_of(value),) if value != "" else ()
     if not isinstance(value, list):
-        hint = f": write [{quoted(value)}]" if isinstance(value, str) else ""
+        hint = f": write [{problems.quoted(value)}]" if isinstance(value, str) else ""
         raise convert.expected("a list in brackets", value, hint)
     read: list[object] = []
     for at, item in enumerate(value):

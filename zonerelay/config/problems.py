@@ -130,6 +130,13 @@ class ConfigError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class Named(Protocol):
+    """Interface: an entry of a repeated table that has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Report:
     """A TOML document, joined from one or several files, with the file and the line of each key, and the
     problems in it. A path with a problem is invalid, and so are the paths above and below it.
@@ -215,6 +222,43 @@ class Report:
         order = sorted(self._problems.values(), key=lambda each: (each.line, each.path))
         return tuple(sorted(order, key=lambda each: by_file.get(each.file, 0)))
 
+    def check_names(self, table: str, entries: Sequence[Named], missing: str) -> None:
+        """Refuse an entry without a name, with the text `missing`, and one with the name of an earlier
+        entry.
+        """
+        first: dict[str, int] = {}
+        for at, entry in enumerate(entries):
+            path = (table, at, "name")
+            if not self.sound(*path):
+                continue
+            if not entry.name:
+                self.refuse(path, missing)
+            elif (there := first.setdefault(entry.name, at)) != at:
+                lacking = "" if self.given(*path) else "is missing: "
+                self.refuse(path, f"{lacking}{quoted(entry.name)} is the name of {table}[{there}] already")
+
+    def check_references(
+        self, value: str | Sequence[str], known: Collection[str], what: str, path: KeyPath, *, twice: str = ""
+    ) -> None:
+        """Refuse a name, or the names in a list, that are not in `known`, and suggest the nearest name or
+        list all names. With the text `twice`, refuse repeated ones. A list with an unreadable entry is not
+        checked, because positions in it have changed.
+        """
+        names = {(*path, at): name for at, name in enumerate(value)}
+        given = {path: value} if isinstance(value, str) else names
+        seen = set[str]()
+        for here, name in given.items() if self.sound(*path) else ():
+            if name not in known:
+                near = did_you_mean(name, known) or (f"; known names are {in_words(known)}" if known else "")
+                self.refuse(here, f"{what} {quoted(name)}{near}")
+            elif twice and name in seen:
+                self.refuse(here, f"{quoted(name)} {twice}")
+            seen.add(name)
+
+    def all_sound(self, table: str, key: str, number: int) -> bool:
+        """Return whether this key of all entries is valid. An invalid one might have the missing name."""
+        return all(self.sound(table, at, key) for at in range(number))
+
     def raise_problems(self) -> None:
         if self._problems:
             raise ConfigError(self.problems)
@@ -250,58 +294,6 @@ MAX_COMPARED = 300
 """Up to this number of entries, each is compared with all before it. With more entries, only with those that
 match everything.
 """
-
-
-class Named(Protocol):
-    """Interface: an entry of a repeated table that has a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-def check_names(table: str, entries: Sequence[Named], missing: str, report: Report) -> None:
-    """Refuse an entry without a name, with the text `missing`, and one with the name of an earlier entry."""
-    first: dict[str, int] = {}
-    for at, entry in enumerate(entries):
-        path = (table, at, "name")
-        if not report.sound(*path):
-            continue
-        if not entry.name:
-            report.refuse(path, missing)
-        elif (there := first.setdefault(entry.name, at)) != at:
-            lacking = "" if report.given(*path) else "is missing: "
-            report.refuse(path, f"{lacking}{quoted(entry.name)} is the name of {table}[{there}] already")
-
-
-def check_references(
-    value: str | Sequence[str],
-    known: Collection[str],
-    what: str,
-    path: KeyPath,
-    report: Report,
-    *,
-    twice: str = "",
-) -> None:
-    """Refuse a name, or the names in a list, that are not in `known`, and suggest the nearest name or list
-    all names. With the text `twice`, refuse repeated ones. A list with an unreadable entry is not checked,
-    because positions in it have changed.
-    """
-    places = (
-        [(path, value)] if isinstance(value, str) else [((*path, at), each) for at, each in enumerate(value)]
-    )
-    seen = set[str]()
-    for here, name in places if report.sound(*path) else ():
-        if name not in known:
-            near = did_you_mean(name, known) or (f"; known names are {in_words(known)}" if known else "")
-            report.refuse(here, f"{what} {quoted(name)}{near}")
-        elif twice and name in seen:
-            report.refuse(here, f"{quoted(name)} {twice}")
-        seen.add(name)
-
-
-def all_sound(table: str, key: str, number: int, report: Report) -> bool:
-    """Return whether this key of all entries is valid. An invalid one might have the missing name."""
-    return all(report.sound(table, at, key) for at in range(number))
 
 
 def unreachable(

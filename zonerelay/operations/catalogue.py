@@ -15,16 +15,7 @@ from zonerelay.model.envelope import MessageId, is_row
 from zonerelay.model.queue_name import queues_of
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import InvalidError
-from zonerelay.operations.operation import (
-    ALONE,
-    FIRST_FOUND,
-    LIVE,
-    WORKER,
-    Merge,
-    MergeRule,
-    Operation,
-    ResponseKind,
-)
+from zonerelay.operations.operation import ALONE, FIRST_FOUND, LIVE, Merge, MergeRule, Operation, ResponseKind
 from zonerelay.telemetry.events.records import MailEvent, TraceStep, TranscriptLine
 
 _MESSAGE = "/v1/queue/messages/{message_id}"
@@ -51,6 +42,7 @@ _ACTS = Merge(
     least="at until finished no_undo undone_by",
     order=lambda _, row: -row.at,
 )
+_WORKER = Merge(how=MergeRule.WORKER)
 _SAMPLE = Merge(how=MergeRule.IN_ORDER, order=_delivery_order, limit="sample")
 
 
@@ -204,8 +196,8 @@ OPERATIONS: tuple[Operation, ...] = (
         audited=True,
     ),
     _read(requests.Ping, answers.Pong, ALONE, called=""),
-    _read(requests.PartMetrics, answers.MetricFamilies, WORKER, path="", called=""),
-    _read(requests.PartReadiness, answers.UnreadyReasons, WORKER, path="", called=""),
+    _read(requests.PartMetrics, answers.MetricFamilies, _WORKER, path="", called=""),
+    _read(requests.PartReadiness, answers.UnreadyReasons, _WORKER, path="", called=""),
 )
 
 BY_REQUEST: dict[type[msgspec.Struct], Operation] = {each.request: each for each in OPERATIONS}

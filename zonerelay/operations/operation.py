@@ -206,7 +206,6 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
 FIRST_FOUND = Merge(how=MergeRule.FIRST_FOUND)
 ALONE = Merge(how=MergeRule.ALONE)
 LIVE = Merge(how=MergeRule.LIVE)
-WORKER = Merge(how=MergeRule.WORKER)
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

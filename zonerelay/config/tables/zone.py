@@ -20,7 +20,7 @@ from zonerelay.config.endpoints import CAPTURE, NextHopKind
 from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, HOUR, KB, MB, MINUTE, YEAR
-from zonerelay.config.problems import Findings, KeyPath, Report, all_sound, in_words, quoted, unreachable
+from zonerelay.config.problems import Findings, KeyPath, Report, in_words, quoted, unreachable
 from zonerelay.config.units import Rate, format_duration
 
 # [dns]: the resolvers, whether they are trusted, and how long answers are cached.
@@ -468,7 +468,7 @@ class SourceSettings:
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
     """Refuse the sources of a zone that could not send its mail. Names of sources are checked before."""
     known = {source.name: source for source in sources}
-    for at, zone in enumerate(zones if all_sound("source", "name", len(sources), report) else ()):
+    for at, zone in enumerate(zones if report.all_sound("source", "name", len(sources)) else ()):
         path: KeyPath = ("zone", at, "sources")
         named = [known[name] for name in zone.sources if name in known]
         if not named or not report.sound(*path):
