@@ -185,6 +185,7 @@ class MemoryKeys:
 async def open_memory(path: Path | None, around: StoreContext) -> PartitionStore:
     """Open a queue in memory, with a shelf if `path` is given. Raises StoreOpenError."""
     engine = MemoryEngine(around.clock)
+    partition = await open_partition(engine, 0, clock=around.clock)
     release = engine.close
     if path is None:
         _log.warning("%s", WARNING)
@@ -195,10 +196,7 @@ async def open_memory(path: Path | None, around: StoreContext) -> PartitionStore
         rows.update(shelf.rows)
         shelf.rows = rows
         release = partial(STORE.run, shelf.close)
-
-    return await open_queue(
-        lambda hooks: open_partition(engine, 0, clock=around.clock, hooks=hooks), around, release=release
-    )
+    return await open_queue(partition, around, release=release)
 
 
 class SavedQueueFile:

@@ -55,7 +55,7 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.keys.partition import Hooks, Partition, SeenFile, open_partition
+from zonerelay.store.keys.partition import Partition, SeenFile, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
 from zonerelay.store.queue.body import BodyWriter
 from zonerelay.store.queue.in_flight import in_batches
@@ -172,43 +172,34 @@ class NodeStore:
         # With the token the next process of this machine recognizes the partitions that this one has adopted.
         token = uuid4().hex if is_own else self._own.partition.seen.writer
         seen = await STORE.open(SeenFile, self.directory / f"{node}.seen", token) if is_own else None
-        partition: Partition | None = None
+        partition = await open_partition(
+            self.engine, node, token=token, clock=self.around.clock, seen_file=seen
+        )
 
         def on_stored(deliveries: Sequence[Delivery], is_next: bool) -> int:
             # Claims record the partition of what they return, if it is an adopted one.
-            may_take = is_own and partition is not None and partition.is_held()
-            return self.around.on_stored(deliveries, is_next and may_take)
+            return self.around.on_stored(deliveries, is_next and is_own and partition.is_held())
 
         around = structs.replace(self.around, register=self._register, on_stored=on_stored)
         if not is_own:
             around = structs.replace(around, on_health=lambda _: None)
 
-        def on_error(hooks: Hooks, error: StoreError) -> None:
-            hooks.on_failure(error)
+        try:
+            for prefix in (REQUESTS, ANSWERS):  # left by an earlier process
+                await partition.clear(KeyRange.of_prefix(prefix))
+        except BaseException:
+            await partition.abandon()  # while its lease continues, nobody would deliver the mail
+            raise
+        queue = await open_queue(partition, around, min_free_space=self.min_free_space)
+        on_failure = partition.on_failure
+
+        def on_error(error: StoreError) -> None:
+            on_failure(error)
             if isinstance(error, FencedError):
                 self._fenced.add(node)
                 self._is_fenced.set()
 
-        async def opened(hooks: Hooks) -> Partition:
-            nonlocal partition
-            partition = await open_partition(
-                self.engine,
-                node,
-                token=token,
-                clock=self.around.clock,
-                seen_file=seen,
-                hooks=structs.replace(hooks, on_failure=lambda error: on_error(hooks, error)),
-            )
-            try:
-                for prefix in (REQUESTS, ANSWERS):  # left by an earlier process
-                    await partition.clear(KeyRange.of_prefix(prefix))
-            except BaseException:
-                await partition.abandon()  # while its lease continues, nobody would deliver the mail
-                raise
-            return partition
-
-        queue = await open_queue(opened, around, min_free_space=self.min_free_space)
-        assert partition is not None
+        partition.on_failure = on_error
         return OwnedPartition(node, partition, queue)
 
     async def close(self) -> None:

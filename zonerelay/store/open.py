@@ -26,7 +26,6 @@ from zonerelay.store.contract import Store, StoreError, StoreOpenError
 from zonerelay.store.spool_paths import spool_of
 
 if TYPE_CHECKING:
-    from zonerelay.store.keys.partition import Hooks, Partition
     from zonerelay.store.keys.port import Engine, SharedEngine
     from zonerelay.store.objects.s3 import S3Engine
     from zonerelay.store.postgres.driver import DatabaseAccess
@@ -112,21 +111,14 @@ async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store
     from zonerelay.store.keys.port import NodeTakenError
     from zonerelay.store.queue.partition_keeper import open_queue
 
-    async def opened(hooks: Hooks) -> Partition:
-        file = await STORE.open(SeenFile, seen / "0.seen", uuid4().hex)
-        try:
-            return await open_partition(
-                engine,
-                0,
-                clock=around.clock,
-                seen_file=file,
-                hooks=hooks,
-                wait=1.5 * engine.lease,
-            )
-        except NodeTakenError as error:
-            raise StoreOpenError(f"{error}: with shared = false only one relay may run at a time") from error
-
-    return await open_queue(opened, around, release=engine.close)
+    file = await STORE.open(SeenFile, seen / "0.seen", uuid4().hex)
+    try:
+        partition = await open_partition(
+            engine, 0, clock=around.clock, seen_file=file, wait=1.5 * engine.lease
+        )
+    except NodeTakenError as error:
+        raise StoreOpenError(f"{error}: with shared = false only one relay may run at a time") from error
+    return await open_queue(partition, around, release=engine.close)
 
 
 async def acknowledge_loss(store: Store, loss: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ class Queue:
         await self._other.close()
 
     async def store(self) -> Store:
-        return await open_queue(partial(partition_of, self.engine), around())
+        return await open_queue(await partition_of(self.engine), around())
 
     async def change(self, change: Change) -> None:
         partition = await open_partition(self.engine, 0, token="here", clock=SystemClock(), wait=10.0)
@@ -153,8 +152,8 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(filled: Queue) ->
 
 async def test_a_view_reads_the_mail_of_all_nodes(queue: Queue) -> None:
     for node in (0, 1):
-        opened = partial(open_partition, queue.engine, node, token="here", clock=SystemClock(), wait=10.0)
-        store = await open_queue(lambda hooks, opened=opened: opened(hooks=hooks), around())  # type: ignore[misc]
+        partition = await open_partition(queue.engine, node, token="here", clock=SystemClock(), wait=10.0)
+        store = await open_queue(partition, around())
         await store_message(store, 10 + node, f"r{node}@one.example", body=b"x" * (CHUNK_SIZE * 20 + node))
         await store.keep_keys([(str(node) * 64, StoredKey(message_id(10 + node), "digest", NOW + 60))])
         await store.close()

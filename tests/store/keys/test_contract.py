@@ -13,7 +13,7 @@ from tests.store.keys.places import LEASE, Place
 from tests.store.keys.unreliable import Unreliable, UnreliableKeeper
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import ClaimLostError, StoreError
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import (
     MAX_KEY,
     PAGE_OCTETS,
@@ -282,7 +282,8 @@ async def test_a_key_is_reserved_once_for_all_nodes(opened: Opened) -> None:
 @pytest.mark.usefixtures("shared")
 async def test_a_writer_of_an_earlier_epoch_is_refused(opened: Opened) -> None:
     heard: list[StoreError] = []
-    old = await opened(hooks=Hooks(on_failure=heard.append))
+    old = await opened()
+    old.on_failure = heard.append
     await old.write(put(a="old"))
     new = await opened()  # the same token: the successor of a process that died
     await new.write(put(a="new"))
@@ -344,8 +345,8 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
     heard: list[str] = []
     engine = Unreliable(opened.engine())
     back = asyncio.Event()
-    hooks = Hooks(on_failure=lambda error: heard.append(str(error)), on_back=back.set)
-    partition = await opened(engine=engine, hooks=hooks, patience=0.1)
+    partition = await opened(engine=engine, patience=0.1)
+    partition.on_failure, partition.on_back = lambda error: heard.append(str(error)), back.set
     await partition.write(put(a="1"))
 
     def lose(batch: WriteBatch) -> str:

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import (
     FencedError,
     KeyRange,
@@ -60,11 +60,9 @@ async def opened() -> AsyncIterator[Opening]:
             failures: list[StoreError] | None = None,
             patience: float = 0.1,
         ) -> Partition:
-            hooks = Hooks(on_failure=(failures if failures is not None else []).append)
             engine = PostgresEngine(access)
-            made = await open_partition(
-                engine, node, token=token, clock=SystemClock(), hooks=hooks, patience=patience
-            )
+            made = await open_partition(engine, node, token=token, clock=SystemClock(), patience=patience)
+            made.on_failure = (failures if failures is not None else []).append
             stack.push_async_callback(made.abandon)
             return made
 
@@ -364,9 +362,7 @@ async def test_the_queue_is_read_by_sql(tmp_path: Path) -> None:
     server = shared_postgres()
     access = access_to(server.url)
 
-    async def partition(hooks: Hooks) -> Partition:
-        return await open_partition(PostgresEngine(access), 3, token="here", clock=SystemClock(), hooks=hooks)
-
+    partition = await open_partition(PostgresEngine(access), 3, token="here", clock=SystemClock())
     around = StoreContext(
         clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
     )

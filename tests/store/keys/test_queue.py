@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,14 @@ from zonerelay.store.contract import (
     QueueCounts,
     StoreError,
 )
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
 from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.store import PartitionStore
 
 
-async def partition_of(engine: Engine, hooks: Hooks, patience: float = 5.0) -> Partition:
-    return await open_partition(
-        engine, 0, token="here", clock=SystemClock(), hooks=hooks, wait=10.0, patience=patience
-    )
+async def partition_of(engine: Engine, patience: float = 5.0) -> Partition:
+    return await open_partition(engine, 0, token="here", clock=SystemClock(), wait=10.0, patience=patience)
 
 
 def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> StoreContext:
@@ -58,7 +55,7 @@ def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> StoreCo
 async def unreliable() -> AsyncIterator[tuple[PartitionStore, Unreliable, list[QueueName]]]:
     engine = Unreliable(PLACES["memory"](Path()).engine())
     news: list[QueueName] = []
-    opened = await open_queue(partial(partition_of, engine, patience=0.05), around(news.append))
+    opened = await open_queue(await partition_of(engine, patience=0.05), around(news.append))
     yield opened, engine, news
     await opened.close()
 
@@ -113,14 +110,14 @@ async def test_mail_that_was_refused_in_an_outage_is_taken_back(unreliable: Fail
 async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
     place = PLACES["memory"](tmp_path)
     engine = place.engine()
-    store = await open_queue(partial(partition_of, engine), around())
+    store = await open_queue(await partition_of(engine), around())
     await store_message(store, 9)
     writer = store.begin(envelope_for(message_id(1), "a@example.net"))
     for _ in range(20):
         await writer.write(bytes(CHUNK_SIZE))
     await asyncio.sleep(0.05)
     await store._keeper.partition.abandon()  # type: ignore[attr-defined]
-    again = await open_queue(partial(partition_of, engine), around())
+    again = await open_queue(await partition_of(engine), around())
     partition = again._keeper.partition  # type: ignore[attr-defined]
     async with asyncio.timeout(10):
         while (await partition.page(b"message ", b"message " + message_id(2).encode(), values=False)).rows:
@@ -132,7 +129,7 @@ async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> Non
 async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = PLACES["memory"](Path()).engine()
     choose = random.Random(4)
-    store = await open_queue(partial(partition_of, engine), around())
+    store = await open_queue(await partition_of(engine), around())
     keys: list[DeliveryKey] = []
     for first in range(2, 6000, 500):
         stored = await asyncio.gather(*(store_message(store, first + number) for number in range(0, 500, 2)))
@@ -147,7 +144,7 @@ async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch
         return found
 
     monkeypatch.setattr(Partition, "page", slow_page)
-    store = await open_queue(partial(partition_of, engine), around())
+    store = await open_queue(await partition_of(engine), around())
     odd = choose.sample(range(1, 6000, 2), 3000)
     while not store.is_counted():
         await asyncio.gather(

@@ -24,7 +24,7 @@ from zonerelay.config.settings import Backend, RedisSettings, UnsafeStore
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
 from zonerelay.store.redis.engine import RedisEngine, check_server, server_facts, tell_foreign_queue
@@ -51,10 +51,8 @@ async def opened() -> AsyncIterator[Opening]:
         ) -> Partition:
             settings = RedisSettings(url=url, **{"prefix": PREFIX, "lease": 30.0, "timeout": 2.0, **other})  # type: ignore[arg-type]
             engine = RedisEngine(RedisEndpoint(settings, lambda: password))
-            hooks = Hooks(on_failure=(failures if failures is not None else []).append)
-            made = await open_partition(
-                engine, 0, token="here", clock=SystemClock(), hooks=hooks, patience=patience
-            )
+            made = await open_partition(engine, 0, token="here", clock=SystemClock(), patience=patience)
+            made.on_failure = (failures if failures is not None else []).append
             stack.push_async_callback(made.abandon)
             return made
 

@@ -11,7 +11,7 @@ If the store does not respond within `PATIENCE`, the callers receive StoreError 
 `on_failure` is called, all later writes are refused, and the partition is entered in the background with
 growing pauses. `on_back` is called when the store responds again. Then the owner must read all uncertain
 state again. Before that, writes that were refused for good, such as a message whose client has received 451,
-are reverted (`Hooks.undo`).
+are reverted (`undo`).
 
 FencedError and an older or foreign state of the store are reported in the same way. FencedError is final: the
 partition belongs to another writer, and the owner's state in memory is void.
@@ -139,26 +139,6 @@ def _packed(seen: SeenState) -> bytes:
     return msgspec.json.encode(seen).ljust(_WIDTH - 1) + b"\n"
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-class Hooks(msgspec.Struct, frozen=True):
-    """Functions that a partition calls on the event loop; they must not raise.
-
-    `on_failure` is called when the partition can no longer be written, and `on_back` when it can again.
-    `on_refused` is called when writes were refused for lack of space while others succeed. `observe` receives
-    the duration of each batch in seconds. `undo` returns the write that reverts one that may be stored
-    although its caller was told that it is not.
-    """
-
-    on_failure: Callable[[StoreError], None] = lambda error: None
-    on_back: Callable[[], None] = _nothing
-    on_refused: Callable[[], None] = _nothing
-    observe: Callable[[float], None] = lambda seconds: None
-    undo: Callable[[port.Write], port.Write | None] = lambda write: None
-
-
 class _JobBatch(NamedTuple):
     """The writes of one batch, and their approximate size."""
 
@@ -168,7 +148,9 @@ class _JobBatch(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Partition:
-    """The only writer of a partition. `open_partition` opens it. It belongs to one event loop."""
+    """The only writer of a partition. `open_partition` opens it. It belongs to one event loop. Its owner may
+    replace the functions that it calls on the event loop, which must not raise.
+    """
 
     keeper: port.Keeper
     _: KW_ONLY
@@ -176,10 +158,21 @@ class Partition:
     seen: SeenState
     seen_file: SeenFile | None
     clock: Clock
-    hooks: Hooks
     patience: float = PATIENCE
 
     def __post_init__(self) -> None:
+        self.on_failure: Callable[[StoreError], None] = lambda error: None
+        """Called when the partition can no longer be written."""
+        self.on_back: Callable[[], None] = lambda: None
+        """Called when it can be written again."""
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when writes were refused for lack of space while others succeed."""
+        self.observe: Callable[[float], None] = lambda seconds: None
+        """Receives the duration of each batch in seconds."""
+        self.undo: Callable[[port.Write], port.Write | None] = lambda write: None
+        """Returns the write that reverts one that may be stored although its caller was told that it is
+        not.
+        """
         self._has_entered = False
         self._valid_until = float("inf") if not self.lease else float("-inf")
         self._in_doubt: port.WriteBatch | None = None
@@ -194,7 +187,7 @@ class Partition:
             _JobBatch,
             lambda tell: functools.partial(self._start_commit, tell),
             clock=self.clock,
-            observe=self.hooks.observe,
+            observe=lambda seconds: self.observe(seconds),
             failed=self._fail,
         )
         self.room = self.keeper.room
@@ -283,7 +276,7 @@ class Partition:
                 if is_last or not each.ops.makes_room:
                     refuse(each.done, error)
                     each.applied = None
-            self.hooks.on_refused()
+            self.on_refused()
             if frees and not is_last:
                 await self._commit(_JobBatch(frees, group.size))
 
@@ -418,7 +411,7 @@ class Partition:
             self._valid_until = float("-inf")
         elif not self._is_closing:
             self._tasks.start(self._come_back())
-        self.hooks.on_failure(error)
+        self.on_failure(error)
 
     async def _come_back(self) -> None:
         pause, said = FIRST_PAUSE, ""
@@ -438,11 +431,11 @@ class Partition:
             else:
                 break
         self._committer.resume()
-        self.hooks.on_back()
+        self.on_back()
 
     async def _take_back(self) -> None:
         """Revert writes that were reported as failed but may be stored."""
-        undo = [each for write in self._refused if (each := self.hooks.undo(write))]
+        undo = [each for write in self._refused if (each := self.undo(write))]
         if undo:
             await self._make_durable(port.merged(undo), 0)
         self._refused.clear()
@@ -516,7 +509,6 @@ async def open_partition(
     clock: Clock,
     token: str = "",
     seen_file: SeenFile | None = None,
-    hooks: Hooks | None = None,
     wait: float = 0.0,
     patience: float = PATIENCE,
 ) -> Partition:
@@ -532,7 +524,6 @@ async def open_partition(
         seen=SeenState(token or uuid4().hex) if seen_file is None else seen_file.seen,
         seen_file=seen_file,
         clock=clock,
-        hooks=hooks or Hooks(),
         patience=patience,
     )
     until = clock.monotonic() + wait

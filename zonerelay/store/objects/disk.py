@@ -101,12 +101,13 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStor
 
     engine = disk_engine(spool, around.clock, reserve=spool.min_free_space // 2)
     try:
+        try:
+            partition = await open_partition(engine, 0, clock=around.clock)
+        except BaseException:
+            await release()
+            raise
         return await open_queue(
-            lambda hooks: open_partition(engine, 0, clock=around.clock, hooks=hooks),
-            around,
-            release=release,
-            foreign=foreign,
-            min_free_space=spool.min_free_space,
+            partition, around, release=release, foreign=foreign, min_free_space=spool.min_free_space
         )
     except StoreOpenError:
         raise

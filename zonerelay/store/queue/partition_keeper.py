@@ -16,7 +16,7 @@ from zonerelay.model.envelope import MessageId
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
-from zonerelay.store.keys.partition import Hooks, Partition
+from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Op, Write
 from zonerelay.store.queue.keeper import INTERVAL, QueueKeeper
 from zonerelay.store.queue.reads import QueueReads
@@ -43,15 +43,21 @@ def _undo(write: Write) -> Write | None:
 class PartitionKeeper(QueueKeeper):
     """Maintains a queue in a partition, which enters the store again after a failure."""
 
-    def __init__(self, around: StoreContext, release: Release, foreign: Foreign, min_free_space: int) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        around: StoreContext,
+        release: Release,
+        foreign: Foreign,
+        min_free_space: int,
+    ) -> None:
         super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
         self._let_go = release
         self._foreign = foreign
         self._watches = min_free_space > 0
-        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
-
-    def use(self, partition: Partition) -> None:
-        """Start to use an open partition."""
+        partition.on_failure, partition.on_back = self._fail, self._back
+        partition.on_refused = lambda: self.on_failure()
+        partition.observe, partition.undo = around.observe_commit, _undo
         self.partition = partition
         self.reads = QueueReads(partition, self._note_unreadable)
 
@@ -150,24 +156,17 @@ async def _none_foreign() -> str:
 
 
 async def open_queue(
-    opened: Callable[[Hooks], Awaitable[Partition]],
+    partition: Partition,
     around: StoreContext,
     *,
     release: Release = _nothing,
     foreign: Foreign = _none_foreign,
     min_free_space: int = 0,
 ) -> PartitionStore:
-    """Open a queue. `opened` opens its partition with the hooks. `release` is called when the partition is
-    closed, or if it cannot be opened. `foreign` describes foreign files in its directories. Raises
-    StoreError.
+    """Open the queue in a partition. `release` is called when the partition is closed, also if the queue
+    cannot be opened. `foreign` describes foreign files in its directories. Raises StoreError.
     """
-    keeper = PartitionKeeper(around, release, foreign, min_free_space)
-    try:
-        partition = await opened(keeper.hooks)
-    except BaseException:
-        await release()
-        raise
-    keeper.use(partition)
+    keeper = PartitionKeeper(partition, around, release, foreign, min_free_space)
     try:
         await partition.clear(KeyRange(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)))
         await partition.write(Write({records.META_FORMAT: records.FORMAT_VERSION}, makes_room=True))
