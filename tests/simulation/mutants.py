@@ -236,7 +236,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Limits over workers: a dead worker's places come back.
     "places-of-the-dead-kept": (16, "limits.authority:LimitTable.unregister", None),
     # Limits over workers: a new supervisor learns of places.
-    "places-not-declared": (135, "limits.worker.keeper:LimitKeeper._back", _declare_nothing),
+    "places-not-declared": (135, "limits.worker:LimitKeeper._back", _declare_nothing),
     # Limits over workers: who has more gives way.
     "passed-over": (86, "limits.authority:Reclaimer.ask", None),
     # Limits over workers: quiet after a start.

@@ -151,7 +151,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.queue.settle.settler.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
-        patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
+        patch("zonerelay.limits.worker.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.queue.keeper.INTERVAL", 60.0),
         patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),

@@ -36,9 +36,9 @@ from tests.simulation.parts import NARROW_WINDOW, Node, narrow, simulated
 from tests.simulation.receivers import Quirks, Receiver, Receivers
 from zonerelay.config import settings as config
 from zonerelay.config.units import Rate
+from zonerelay.limits import worker as limits_worker
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
-from zonerelay.limits.worker import keeper
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.process.setup import Identity, StartError
 from zonerelay.queue.zone.plan import WINDOW
@@ -286,7 +286,7 @@ class Run:
         await events
         looking.cancel()
         self._quiet = True
-        keeper.TICK = 1.0
+        limits_worker.TICK = 1.0
         self.network.slowest = 0.02
         for node in self.nodes:
             node.disk.error, node.disk.delay = (lambda what: None), (lambda: 0.002)

@@ -24,7 +24,7 @@ from zonerelay.limits.values import (
     SlotGrant,
     TurnRequest,
 )
-from zonerelay.limits.worker.keeper import FORGET, SAFE, LimitKeeper
+from zonerelay.limits.worker import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
 LEASE = 15.0
@@ -122,7 +122,7 @@ async def test_the_authority_hears_of_another_limit_of_the_zone_at_once() -> Non
 
 async def test_zones_that_want_nothing_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    monkeypatch.setattr(LimitKeeper, "_look", lambda keeper, zone, now: looked.append(zone.allowance.name))
+    monkeypatch.setattr(LimitKeeper, "_look", lambda keeper, zone, now: looked.append(zone.name))
     async with kept() as it:
         for n in range(100):
             it.keeper.zone(f"mailbox{n}")

@@ -12,7 +12,7 @@ from tests.support.plans import RETRY, PlanBed
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.values import SlotGrant
-from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.model.queue_name import queue_of

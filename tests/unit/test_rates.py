@@ -20,7 +20,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.authority import ZoneLimits
 from zonerelay.limits.values import LimitRequest, TurnRequest, leased_grace, margin
-from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns
+from zonerelay.limits.worker import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.rates import HORIZON, Pace, Pacer, Rates, Ticket
 from zonerelay.queue.zone.zone import LONGEST_FIRST, take_turn

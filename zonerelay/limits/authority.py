@@ -30,7 +30,7 @@ machines share. A `Calendar` holds the turns of the rates at one site, or of the
   all destinations together never exceed the fastest rate.
 - Turns are assigned in the order of the requests. A turn may also be assigned in a gap between turns of a
   slower destination.
-- The calendar only assigns moments; the owner takes them in time (`worker/allowance.py`).
+- The calendar only assigns moments; the owner takes them in time (`worker.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ writes the record back. If another relay has written in between, the write is re
 again. So a relay that is slow or stopped does not delay the others.
 
 Failure: a relay that is silent for `LEASE` seconds, by the store's clock, loses all its slots. It stops using
-them before that (`worker/keeper`). While the store is unreachable, every exchange fails at once. When the
+them before that (`worker`). While the store is unreachable, every exchange fails at once. When the
 store is reachable again, the relay declares everything it holds.
 """
 

@@ -23,7 +23,7 @@ from zonerelay.config.units import Rate
 # The receiver's clock differs from ours: of two commands the first may be delayed on the way and arrive
 # closer to the second. So the interval is computed for a time that is longer by a `margin`. A quarter of the
 # margin is the grace; three quarters are for the network and the receiver. If turns are leased
-# (`worker/allowance.py`), the grace is two fifths, because the time that the answer was on its way reduces
+# (`worker.py`), the grace is two fifths, because the time that the answer was on its way reduces
 # it.
 
 MARGIN_LEAST = 0.05

@@ -85,7 +85,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, FairQueue, Precedence
 from zonerelay.queue.destination.destinations import Destination, Site, Standing

@@ -25,7 +25,7 @@ from zonerelay.delivery.rewrite.rendering import CheckClaim, DkimSigner, ReadBod
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.limits.unix_socket import SocketAuthority
-from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.limits.worker import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.model.reply import Outcome

@@ -12,7 +12,7 @@ from tests.bench.simulate.world import World
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.inbound.cleanup.intake import first_due
 from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.limits.worker import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Recipient

@@ -23,7 +23,7 @@ closed, so connecting, active, idle and closing connections all count. Destinati
 site. A destination's limit counts the connections of all destinations at the site whose limit is no larger:
 destinations with equal limits share the limit, a destination never exceeds its own, and all together never
 exceed the largest. If several workers share the limits, an allowance determines this worker's share
-(`limits/worker/allowance.py`). It is checked in addition, and is notified of every connection.
+(`limits/worker.py`). It is checked in addition, and is notified of every connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import msgspec
 
 from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import PoolKey, Terms
-from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.queue_name import queue_of
 from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 

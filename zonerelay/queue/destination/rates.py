@@ -16,7 +16,7 @@ All times are readings of a monotonic clock, passed as parameters. Policy:
 - The lines of a site may have different rates. A turn of a line counts for its own rate and for every faster
   one at the site. So a line never exceeds its own rate, and all lines together never exceed the fastest. A
   line without a rate is not counted.
-- If several workers share the rates, turns are leased (`limits/worker/allowance.py`). A line then has
+- If several workers share the rates, turns are leased (`limits/worker.py`). A line then has
   `LeasedTurns`, which combine those of its site and its zone, instead of its pacers.
 - A batch *starts* when a turn is due, and takes the turn when its connection is established. Starts have
   their own grid, so that batches do not wait with an open connection for each other's turns. If connections
@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import grace, interval
-from zonerelay.limits.worker.allowance import LeasedTurns
+from zonerelay.limits.worker import LeasedTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 HORIZON = 5.0

@@ -58,7 +58,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import MessageId, domain_of
 from zonerelay.model.queue_name import Priority

@@ -42,7 +42,7 @@ import msgspec
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import format_size
-from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.limits.worker import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message

@@ -1,8 +1,9 @@
-"""Manages the allowance of one worker in one zone: the slots it may use now, and the slots it requests.
-Synchronous.
+"""The worker's side of shared limits: its allowance, its reserved send times, and the exchange with the
+authority.
 
-The scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is
-known at once. A refusal also records a request, which `keeper` sends to the authority. Spare slots are given
+`ZoneAllowance` has the slots that the worker may use now in one zone, and the slots it requests. The
+scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is known
+at once. A refusal also records a request, which `LimitKeeper` sends to the authority. Spare slots are given
 back when other owners wait for them, or else after `KEEP` seconds, so that the next connection needs no
 request.
 
@@ -22,22 +23,45 @@ taken from its moment until its grace has passed, by the later and the earlier b
   when the connection is established. Turns are requested no earlier than such a batch can be ready.
 - Turns that no batch needs are given back for other workers. Missed turns are given back as well, with the
   next request, because no transaction used them.
+
+`LimitKeeper` exchanges the allowances of all zones with the authority. No batch waits for an exchange.
+Exchanges run in the background, one at a time for each zone, with all requests that have accumulated.
+`granted` is called when an exchange has brought slots or turns.
+
+Failure: while the authority is unreachable, the worker continues with the slots it holds. If leases expire,
+it stops in time: after the part `SAFE` of a lease without an answer it opens no connection and closes idle
+ones, until the authority answers again. Then, and when the authority may have lost its state, the worker
+declares everything it holds.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import MAX_WAITING
-from zonerelay.limits.values import SlotClaim, SlotGrant, TurnRequest, interval, leased_grace
+from zonerelay.limits.values import (
+    AuthorityError,
+    LimitAnswer,
+    LimitAuthority,
+    LimitRequest,
+    SlotClaim,
+    SlotGrant,
+    TurnRequest,
+    interval,
+    leased_grace,
+)
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import cancel_all
+from zonerelay.telemetry.events.events import LimitEvents
 
 CLOCK_MEMORY = 60.0
 """Seconds for which the bounds from an answer are used."""
@@ -352,8 +376,13 @@ class Share(msgspec.Struct, eq=False):
         )
 
 
+_TurnKey = tuple[str, str, Rate | None, Rate | None]
+
+
 class ZoneAllowance:
-    """A worker's slots and send times in one zone. `changed` is called when there is something to send."""
+    """A worker's slots and send times in one zone, and the state of their exchange. `changed` is called when
+    there is something to send.
+    """
 
     def __init__(self, name: str, changed: Callable[[], None], monotonic: Callable[[], float]) -> None:
         self.name = name
@@ -368,6 +397,15 @@ class ZoneAllowance:
         """The number of workers that share the zone's limits at present."""
         self.closed = False
         """Whether the lease may have ended, so that no connection may be opened."""
+        self.named: WeakValueDictionary[_TurnKey, LeasedTurns] = WeakValueDictionary()
+        """The turns of each destination, as long as its destination uses them."""
+        self.turns: dict[LeasedTurns, None] = {}
+        """Recently used turns, which must be declared to a new authority."""
+        self.wanted: dict[LeasedTurns, None] = {}
+        self.everything = self.due = False
+        self.heard = self.asked = _NEVER
+        """When the last request was sent that was answered, and when the last one was sent."""
+        self.task: asyncio.Task[None] | None = None
         self._shares: dict[tuple[str, str], Share] = {}
         self._dirty: dict[Share, None] = {}
         self._requests: dict[Share, None] = {}
@@ -437,8 +475,14 @@ class ZoneAllowance:
 
     @property
     def wants_exchange(self) -> bool:
+        if self.due or self.everything or self.wanted or self._dirty:
+            return True
         other_limit = self.zone_limit != self._zone_limit_declared and bool(self._shares)
-        return bool(self._dirty) or other_limit or any(not share.declared for share in self._first_requests())
+        return other_limit or any(not share.declared for share in self._first_requests())
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._shares or self.turns or self.wants_exchange)
 
     @property
     def waits(self) -> bool:
@@ -590,3 +634,246 @@ class ZoneAllowance:
         share.give_back(count)
         self._dirty[share] = None
         self.changed()
+
+
+TICK = 0.1
+"""Seconds between two checks for idle, overdue or expiring items. There is no check while
+nothing is leased.
+"""
+
+POLL = 0.5
+"""Seconds after which a waiting worker sends its request again, because a notice of the authority may have
+been lost.
+"""
+
+RENEWALS = 3
+"""Renewals within one lease."""
+
+SAFE = 2 / 3
+"""The part of a lease, since the last renewal was sent, during which its slots are used."""
+
+FORGET = 60.0
+"""Seconds for which a destination's turns are remembered after the last one."""
+
+
+@dataclass(eq=False, repr=False)
+class LimitKeeper:
+    """Keeps a worker's limits up to date, on one event loop. `granted(zone)` is called when something may
+    start that was refused before, and `relieve(zone)` when idle connections may block others
+    (`ZoneAllowance.is_contended`, `may_keep`).
+    """
+
+    authority: LimitAuthority
+    clock: Clock
+    events: LimitEvents
+    _: KW_ONLY
+    granted: Callable[[str], None]
+    relieve: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.events.read(self.figures)
+        self._zones: dict[str, ZoneAllowance] = {}
+        self._busy: dict[ZoneAllowance, None] = {}
+        """The zones that have slots or want some. There may be thousands of zones of mailboxes
+        that do not.
+        """
+        self._bounds = ClockBounds()
+        self._lost: dict[str, str] = {}
+        """The reasons of an outage by zone, and with "" that of the connection. The outage lasts until all
+        are gone: a store that accepts no writes still answers zones that need none.
+        """
+        self._ticking: asyncio.TimerHandle | None = None
+        self._running = False
+
+    async def start(self) -> None:
+        """Start the exchange. Raise AuthorityError if the authority can never be used."""
+        self._running = True
+        await self.authority.start(self._news, self._back, self._note_lost)
+
+    async def close(self) -> None:
+        """Return all slots to the authority."""
+        self._running = False
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await cancel_all(*(zone.task for zone in self._zones.values()))
+        await self.authority.close()
+
+    @property
+    def status(self) -> str:
+        """The text for the operator's status."""
+        reason = self._reason
+        which = f", which is unreachable: {reason}" if reason else ""
+        return f"leased from {self.authority.name}{which}"
+
+    @property
+    def problem(self) -> str | None:
+        reason = self._reason
+        return f"limits: {self.authority.name} is unreachable: {reason}" if reason else None
+
+    @property
+    def _reason(self) -> str:
+        return next(iter(self._lost.values()), "")
+
+    def figures(self) -> dict[str, tuple[int, int, int]]:
+        """Return, by zone, the numbers of slots held, connections open and slots requested."""
+        return {name: zone.figures for name, zone in self._zones.items()}
+
+    def zone(self, name: str) -> ZoneAllowance:
+        found = self._zones.get(name)
+        if found is None:
+            changed = lambda: self._changed(self._zones[name])  # noqa: E731
+            found = self._zones[name] = ZoneAllowance(name, changed, self.clock.monotonic)
+        return found
+
+    def turns(
+        self, zone: str, site: str, destination: str, rate: Rate | None, zone_rate: Rate | None
+    ) -> LeasedTurns:
+        """Return the send times of a destination, or those of the zone if the destination has no rate of its
+        own.
+        """
+        found = self.zone(zone)
+        if rate is None:
+            site = destination = ""
+        key = (site, destination, rate, zone_rate)
+        turns = found.named.get(key)
+        if turns is None:
+            turns = found.named[key] = LeasedTurns(
+                site,
+                destination,
+                rate,
+                zone_rate,
+                clock=self.clock,
+                bounds=self._bounds,
+                wanted=lambda wanted: self._want(found, wanted),
+            )
+        return turns
+
+    # Reasons for an exchange
+
+    def _want(self, zone: ZoneAllowance, turns: LeasedTurns) -> None:
+        turns.asked = True
+        zone.wanted[turns] = zone.turns[turns] = None
+        self._changed(zone)
+
+    def _changed(self, zone: ZoneAllowance) -> None:
+        if not self._running:
+            return
+        self._busy[zone] = None
+        if zone.task is None or zone.task.done():
+            zone.task = asyncio.get_running_loop().create_task(self._exchange_all(zone))
+        self._keep_ticking()
+
+    def _keep_ticking(self) -> None:
+        if self._running and self._ticking is None:
+            self._ticking = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    def _news(self, name: str) -> None:
+        zone = self._zones.get(name)
+        if zone is not None:
+            zone.due = True
+            self._changed(zone)
+
+    def _back(self) -> None:
+        self._note_back("")
+        for name, zone in self._zones.items():
+            if zone.is_idle:
+                self._note_back(name)
+            else:
+                zone.everything = True
+                self._changed(zone)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        now = self.clock.monotonic()
+        for zone in list(self._busy):
+            self._look(zone, now)
+            if zone.is_idle:
+                del self._busy[zone]
+                self._note_back(zone.name)
+        if self._busy:
+            self._keep_ticking()
+
+    def _look(self, zone: ZoneAllowance, now: float) -> None:
+        lease = self.authority.lease
+        is_over = zone.until is not None and now >= zone.until
+        if is_over and not zone.closed and not zone.is_empty:
+            zone.closed = zone.everything = True
+            zone.forget_slots()
+        zone.return_idle(now)
+        if zone.waiters or zone.is_crowded or zone.closed:
+            self.relieve(zone.name)
+        for turns in list(zone.turns):
+            if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
+                del zone.turns[turns]
+        silent = now - max(zone.heard, zone.asked)
+        renew = lease is not None and not zone.is_empty and silent > lease / RENEWALS
+        if renew or (zone.waits and silent > POLL):
+            zone.due = True
+        if zone.wants_exchange:
+            self._changed(zone)
+
+    # The exchange
+
+    async def _exchange_all(self, zone: ZoneAllowance) -> None:
+        while zone.wants_exchange and self._running:
+            if not await self._exchange(zone):
+                return
+
+    async def _exchange(self, zone: ZoneAllowance) -> bool:
+        wanted, everything = list(zone.wanted), zone.everything
+        request = LimitRequest(
+            zone.zone_limit,
+            zone.claims(everything=everything),
+            tuple(turns.ask() for turns in wanted),
+            tuple(each for turns in wanted for each in turns.unused()),
+            everything=everything,
+            known_turns=tuple(filter(None, (each.known for each in zone.turns))) if everything else (),
+        )
+        zone.wanted.clear()
+        zone.due = zone.everything = False
+        sent = zone.asked = self.clock.monotonic()
+        try:
+            answer = await self.authority.exchange(zone.name, request)
+        except Exception as error:  # noqa: BLE001 - turns and slots must be requested again after any error
+            zone.everything = True
+            zone.wanted.update(dict.fromkeys(wanted))
+            known = isinstance(error, AuthorityError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            self._note_lost(reason, zone.name)
+            return False
+        self._apply(zone, answer, wanted, sent)
+        return True
+
+    def _apply(
+        self, zone: ZoneAllowance, answer: LimitAnswer, wanted: list[LeasedTurns], sent: float
+    ) -> None:
+        now = self.clock.monotonic()
+        zone.heard = sent
+        # A batch that was refused while the allowance was closed has left no request.
+        opened = zone.is_closed
+        zone.closed = False
+        if self.authority.lease is not None:
+            zone.until = sent + self.authority.lease * SAFE
+        self._bounds.note(sent, answer.now, now)
+        zone.owners = answer.owners
+        waited = zone.apply(answer.held, answer.waiters, now)
+        for turns, given in zip(wanted, answer.turns, strict=True):
+            turns.given(given)
+        self._note_back("", zone.name)
+        for seconds in waited:
+            self.events.waited(seconds)
+        if opened or answer.held or any(answer.turns):
+            self.granted(zone.name)
+
+    def _note_lost(self, reason: str, zone: str = "") -> None:
+        is_new = not self._lost
+        self._lost[zone] = reason
+        if is_new:
+            self.events.lost(self.authority.name, reason)
+
+    def _note_back(self, *zones: str) -> None:
+        was = bool(self._lost)
+        for zone in zones:
+            self._lost.pop(zone, None)
+        if was and not self._lost:
+            self.events.restored(self.authority.name)
