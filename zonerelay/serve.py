@@ -115,17 +115,23 @@ async def _serve(
             advice=() if identity.supervised else advice(settings, hostname),
         )
         collector.start()
-        reloading = ConfigReloader(config, worker, notifier, collector.waiting)
-        await _Lifecycle(worker, notifier, reloading, channel, log.flush).run()
+        await WorkerProcess(config, worker, notifier, collector.waiting, log.flush, channel).serve()
     finally:
         collector.stop()
         log.flush()
     return 0
 
 
+PACKET = 4096
+"""Bytes of a packet from the supervisor at most."""
+
+
 @dataclass(eq=False, repr=False)
-class ConfigReloader(RepeatedWork):
-    """Reloads the configuration on SIGHUP, of which `begin` is the handler. The file is read and checked in a
+class WorkerProcess(RepeatedWork):
+    """The lifecycle of a worker, from ready to stopped: its reactions to signals and to the end of its
+    supervisor.
+
+    `begin` is the handler of SIGHUP, which reloads the configuration. The file is read and checked in a
     thread, and activated on the event loop, so that its last state becomes active. Objects of the
     configuration are created within `settling()`.
     """
@@ -134,51 +140,12 @@ class ConfigReloader(RepeatedWork):
     worker: Worker
     notifier: Notifier
     settling: Callable[[], AbstractContextManager[None]]
-
-    async def _run(self) -> None:
-        worker = self.worker
-        if worker.draining:
-            return
-        self.notifier.reloading(worker.clock.monotonic())
-        try:
-            with self.settling():
-                refused = await self._once()
-        except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
-            worker.events.error("reload", error)
-            refused = f"unexpected {type(error).__name__}: {error}"
-        if worker.draining:
-            return  # a status sent now would revoke that the relay is stopping
-        self.notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
-        self.notifier.ready(_where(worker))
-
-    async def _once(self) -> str:
-        """Reload the configuration. Return the reason of a refusal, or ""."""
-        try:
-            # With a thousand routes this takes 50 ms; in a thread, the event loop can run every millisecond.
-            settings = await OPERATORS.run(load, self.config)
-        except ConfigError as error:
-            return self.worker.refuse(str(error.problems[0]), problems=len(error.problems))
-        return await self.worker.reload(settings)
-
-
-PACKET = 4096
-"""Bytes of a packet from the supervisor at most."""
-
-
-@dataclass(eq=False, repr=False)
-class _Lifecycle:
-    """The lifecycle of a worker, from ready to stopped: its reactions to signals and to the end of its
-    supervisor.
-    """
-
-    worker: Worker
-    notifier: Notifier
-    reloading: ConfigReloader
-    channel: socket.socket | None
     flush: Callable[[], object]
+    channel: socket.socket | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
+        """Report that the worker is ready, and stop it when there is a reason."""
         loop = asyncio.get_running_loop()
         if self.channel is None:
             loop.add_signal_handler(signal.SIGINT, self._stop.set)
@@ -187,7 +154,7 @@ class _Lifecycle:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self.channel, self._hear, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self.reloading.begin)
+        loop.add_signal_handler(signal.SIGHUP, self.begin)
         setup.allow_reload()
         self.notifier.ready(_where(self.worker))
         self.notifier.start_watchdog(loop)
@@ -216,6 +183,32 @@ class _Lifecycle:
         for each in waits:
             each.cancel()
         return emptied
+
+    async def _run(self) -> None:
+        """Reload the configuration, and report the result."""
+        worker = self.worker
+        if worker.draining:
+            return
+        self.notifier.reloading(worker.clock.monotonic())
+        try:
+            with self.settling():
+                refused = await self._once()
+        except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
+            worker.events.error("reload", error)
+            refused = f"unexpected {type(error).__name__}: {error}"
+        if worker.draining:
+            return  # a status sent now would revoke that the relay is stopping
+        self.notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
+        self.notifier.ready(_where(worker))
+
+    async def _once(self) -> str:
+        """Reload the configuration. Return the reason of a refusal, or ""."""
+        try:
+            # With a thousand routes this takes 50 ms; in a thread, the event loop can run every millisecond.
+            settings = await OPERATORS.run(load, self.config)
+        except ConfigError as error:
+            return self.worker.refuse(str(error.problems[0]), problems=len(error.problems))
+        return await self.worker.reload(settings)
 
     def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handle messages of the supervisor: a failed login at another worker, or the end of the supervisor.

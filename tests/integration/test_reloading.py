@@ -16,7 +16,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.process.sockets import Notifier
-from zonerelay.serve import ConfigReloader
+from zonerelay.serve import WorkerProcess
 
 CONFIG = f"""
 [[listener]]
@@ -37,9 +37,9 @@ def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def reloading(config: Path, running: Running, theirs: socket.socket) -> ConfigReloader:
+def reloading(config: Path, running: Running, theirs: socket.socket) -> WorkerProcess:
     notifier = Notifier({}, lambda error: None, theirs)
-    return ConfigReloader(config, running.worker, notifier, nullcontext)
+    return WorkerProcess(config, running.worker, notifier, nullcontext, lambda: None)
 
 
 async def said(ours: socket.socket, count: int) -> list[str]:

@@ -20,7 +20,7 @@ from zonerelay import durable
 from zonerelay.capture.store import DIRECTORY as CAPTURED
 from zonerelay.cli.terminal import output
 from zonerelay.config.credentials import identities
-from zonerelay.config.credentials.identities import FILE_NAME, identities_file
+from zonerelay.config.credentials.identities import FILE_NAME
 from zonerelay.config.settings import Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
@@ -41,7 +41,8 @@ _DATABASES = frozenset({HISTORY, USAGE, CAPTURED})
 _MERGED = frozenset({ORDERS, REGISTER})
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _BLOCK = 4096
-DIRECTORIES = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS, _POLICIES, _REFRESH_TOKENS)
+_IN_HOME = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS)
+DIRECTORIES = (*_IN_HOME, _POLICIES, _REFRESH_TOKENS)
 """In the home, whose files a command that root has run gives to the relay's user."""
 
 _SET_ASIDE = ": a relay renames an unusable history file and starts a new one"
@@ -51,15 +52,9 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     """Yield files and directories by their name in a backup, whether or not they exist."""
     home = settings.spool.path.parent
     yield REDACT_KEY, redact_key_of(settings)
-    yield REGISTER, home / REGISTER
     yield _POLICIES, policy_directory(settings)
     yield _REFRESH_TOKENS, token_directory(settings)
-    yield FILE_NAME, identities_file(home)
-    yield HISTORY, home / HISTORY
-    yield USAGE, home / USAGE
-    yield CAPTURED, home / CAPTURED
-    yield ACTS, home / ACTS
-    yield ORDERS, home / ORDERS
+    yield from ((name, home / name) for name in (REGISTER, FILE_NAME, *_IN_HOME))
 
 
 class CopiedFiles(msgspec.Struct):
