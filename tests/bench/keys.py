@@ -26,9 +26,8 @@ from tests.store.keys.places import PLACES
 from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import MessageIdSource
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import Write

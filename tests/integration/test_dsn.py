@@ -17,8 +17,8 @@ from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from tests.support.wishes import TEXT, Report, put, to
 from zonerelay.config.settings import BounceSettings, TlsMode, ZoneSettings
+from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import Notify, Ret
-from zonerelay.model.queue_name import queue_of
 
 SUCCESS, FAILURE, DELAY, NEVER = Notify.SUCCESS, Notify.FAILURE, Notify.DELAY, Notify.NEVER
 

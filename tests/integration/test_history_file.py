@@ -22,9 +22,8 @@ from zonerelay.history.reader import Histories, Query, TooLongError, steps
 from zonerelay.history.writer import History
 from zonerelay.inbound.access.guard import WatchedFile
 from zonerelay.model.clock import ManualClock, SystemClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.operations.errors import BusyError
 from zonerelay.operations.requests import HistoryFind

@@ -17,9 +17,8 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
 from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, ZoneSettings
 from zonerelay.control.acts import OperatorActs
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState, queue_of
 from zonerelay.model.envelope import MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.operations.answers import ActRow, ChangeResult
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, NotFoundError

@@ -31,7 +31,7 @@ from zonerelay.config.settings import (
     UnsafeListener,
     ZoneSettings,
 )
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.operations import requests
 from zonerelay.operations.answers import ChangeResult, DeliveryRow, Explanation, MessageDetail, OrderResult
 from zonerelay.operations.errors import ControlError

@@ -22,8 +22,7 @@ from tests.support.queueing import (
     route_to,
 )
 from zonerelay.config.settings import InDoubtAction, RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
-from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
+from zonerelay.model.delivery import MAILBOXES, Delivery, DeliveryKey, DeliveryState, QueueName, queue_of
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.operator.operations import MessageView, steps
 from zonerelay.queue.selection import LEAST

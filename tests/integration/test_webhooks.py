@@ -23,9 +23,8 @@ from tests.support.webhooks import Answer, Receiver
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings
 from zonerelay.config.tables.store import webhook_keys
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, webhook_queue
 from zonerelay.model.envelope import MessageId, MessageIdSource
-from zonerelay.model.queue_name import webhook_queue
 from zonerelay.store.contract import Change, ClaimLostError, OwnMessage
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook import courier as couriers

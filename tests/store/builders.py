@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin, Recipient
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store.contract import QueueStore
 from zonerelay.store.queue.body import split

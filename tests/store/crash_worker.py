@@ -24,8 +24,8 @@ from tests.store.disks import mount_image
 from tests.store.spools import Spool, s3_settings
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import MessageId, MessageIdSource
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 
 SESSIONS = 6

@@ -27,9 +27,8 @@ import msgspec
 
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store import records
 from zonerelay.store.check import CheckOptions, Findings, SalvagedMessage
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError

@@ -16,7 +16,7 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError
 
 TMPFS_SIZE = 40 * 1024 * 1024

@@ -20,8 +20,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
 )
 from zonerelay.model.clock import Clock, ManualClock
-from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.delivery import DeliveryKey, QueueName
 from zonerelay.store.context import SiblingWorkers, StoreContext
 from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store

@@ -23,9 +23,8 @@ from tests.support.memory_store import MemoryStore
 from tests.support.s3_server import shared_moto
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName, queue_of
 from zonerelay.model.envelope import MessageId
-from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import Change, Finish, MessageWriter, OwnMessage, Postpone, QueueCounts
 from zonerelay.store.keys import port

@@ -9,8 +9,7 @@ import pytest
 
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store.contract import Finish
 from zonerelay.store.keys.port import Row
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, View

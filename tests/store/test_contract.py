@@ -21,9 +21,8 @@ from tests.store.builders import (
 )
 from tests.store.conftest import VARIANTS
 from tests.support.waiting import until
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Mailbox, Notify, Recipient
-from zonerelay.model.queue_name import Priority, bin_of, queue_of, webhook_queue
+from zonerelay.model.delivery import Delivery, DeliveryKey, bin_of, queue_of, webhook_queue
+from zonerelay.model.envelope import Mailbox, Notify, Priority, Recipient
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     SHARED,

@@ -24,8 +24,7 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName, queue_of
 from zonerelay.store.contract import Change, Finish, OwnMessage, Postpone, QueueCounts, Store, StoreError
 from zonerelay.store.keys import group_commit
 from zonerelay.store.leveldb import keeper

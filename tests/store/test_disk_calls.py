@@ -21,8 +21,7 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store.contract import Finish, OwnMessage, Postpone, Store, StoreError
 from zonerelay.store.keys import group_commit, partition
 

@@ -13,7 +13,7 @@ from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
-from zonerelay.model.queue_name import bin_of, queue_of
+from zonerelay.model.delivery import bin_of, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import SHARED, Finish, Store
 from zonerelay.store.leveldb.spool import LevelDb

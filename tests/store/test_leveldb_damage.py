@@ -14,8 +14,7 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.cli.main import main
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
 from zonerelay.store.leveldb import keeper as leveldb_keeper

@@ -15,7 +15,7 @@ from tests.store.spools import Spool
 from tests.store.test_leveldb_open import contents, refusal
 from tests.support.waiting import until
 from zonerelay.cli.main import main
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, judge, newest_log, read_mark
 from zonerelay.store.leveldb.damage.format import BLOCK, read_log, write_log

@@ -13,7 +13,7 @@ from tests.store.builders import NOW, claim_ids, delivery_for, envelope_for, mes
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
-from zonerelay.model.queue_name import queue_of, webhook_queue
+from zonerelay.model.delivery import queue_of, webhook_queue
 from zonerelay.store import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.keys.port import Op

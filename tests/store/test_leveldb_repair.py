@@ -22,7 +22,7 @@ from tests.store.test_leveldb_damage import body, filled, flip_content, numbers,
 from tests.store.test_spool_check import mixed, state_of
 from tests.support.command import PROGRAM, Ran, ran
 from zonerelay import durable
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.leveldb import offline as repair_module

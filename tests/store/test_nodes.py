@@ -26,8 +26,7 @@ from tests.store.keys.places import PLACES, Place
 from tests.support.waiting import until
 from zonerelay import durable
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     ClaimLostError,

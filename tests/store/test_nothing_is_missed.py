@@ -17,8 +17,7 @@ import pytest
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb

@@ -20,8 +20,8 @@ from tests.store.spools import Spool
 from tests.store.test_spool_check import checked
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import Message
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     CHUNK_SIZE,

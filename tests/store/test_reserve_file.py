@@ -11,7 +11,7 @@ from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish
 from zonerelay.store.directories import FILE_NAME, ReserveFile
 

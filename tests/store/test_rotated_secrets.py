@@ -19,7 +19,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.objects.s3 import Bucket, RequestRejectedError
 
 pytestmark = pytest.mark.usefixtures("home")

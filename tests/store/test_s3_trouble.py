@@ -21,7 +21,7 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend, S3Settings, Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.objects import s3
 from zonerelay.store.objects.s3 import Bucket

@@ -19,7 +19,7 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay import durable
 from zonerelay.config.settings import Backend
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreOpenError
 
 

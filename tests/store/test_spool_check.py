@@ -13,7 +13,7 @@ from tests.store.builders import NOW, delivery_for, envelope_for, flip, message_
 from tests.store.spools import Spool
 from tests.store.test_leveldb_damage import body, filled, recipient
 from zonerelay.config.settings import Backend
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
 from zonerelay.store.check import (
     CheckOptions,

@@ -15,9 +15,8 @@ from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.clock import Clock, ManualClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message, MessageId, Recipient
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch, MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord

@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iter
 from itertools import chain, groupby, zip_longest
 
 from zonerelay.model.clock import Clock, SystemClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Envelope, Message, MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     Change,

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from tests.support.queueing import DELIVERED, delivery, prove
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.delivery import Delivery, queue_of
+from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.rates import Rates

@@ -16,9 +16,17 @@ from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, MessageIdSource, Notify, Recipient
-from zonerelay.model.queue_name import Priority, QueueName, queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName, queue_of
+from zonerelay.model.envelope import (
+    Envelope,
+    Mailbox,
+    Message,
+    MessageId,
+    MessageIdSource,
+    Notify,
+    Priority,
+    Recipient,
+)
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations

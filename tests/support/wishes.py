@@ -9,9 +9,8 @@ from email.message import EmailMessage
 from email.message import Message as ParsedMessage
 
 from tests.support.relay import Running
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import BodyType, Envelope, Mailbox, MessageId, Notify, Recipient, Ret
-from zonerelay.model.queue_name import queue_of
 
 TEXT = b"From: app@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"
 

@@ -31,9 +31,8 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.cli.main import main as zonerelay
 from zonerelay.cli.spool.stopped import opened
 from zonerelay.config.load import load
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Message, Notify, Ret
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 
 ENGINES = ("leveldb", "disk", "redis", "postgres", "s3")

@@ -18,7 +18,7 @@ from tests.transfer.migrations import configured, spool
 from tests.transfer.queues import rows
 from tests.transfer.test_exchange import fill
 from zonerelay.config.settings import Backend
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoredKey
 from zonerelay.transfer import loader
 

@@ -14,9 +14,8 @@ from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_f
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
 from tests.transfer.queues import rows
-from zonerelay.model.delivery import Delivery, DeliveryState
-from zonerelay.model.envelope import BodyType, Envelope, Message, MessageId, Notify, Ret, first_at
-from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.delivery import Delivery, DeliveryState, queue_of
+from zonerelay.model.envelope import BodyType, Envelope, Message, MessageId, Notify, Priority, Ret, first_at
 from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError

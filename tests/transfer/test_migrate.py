@@ -28,8 +28,7 @@ from tests.transfer.migrations import (
     tell,
 )
 from zonerelay.history.database import insert, open_for_reading, open_for_writing
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import Finish, IdempotencyKey, StoredBeforeError, StoredKey
 from zonerelay.store.leveldb.engine import plyvel

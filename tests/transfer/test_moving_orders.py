@@ -25,7 +25,7 @@ from tests.support.waiting import until
 from tests.transfer.migrations import Story, configured, contents, fill, queue, spool
 from zonerelay.cli.main import main
 from zonerelay.cli.spool import migrate as migrate_module
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.operations.answers import DeliveryRow
 from zonerelay.operations.requests import QueueList
 from zonerelay.queue.orders.order import SUSPEND, Order

@@ -39,7 +39,7 @@ from zonerelay.config.problems import masked, quoted
 from zonerelay.config.settings import REPEATED, TABLES
 from zonerelay.config.user_limits import NONE, UserLimits, change_user
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.transfer.others.slimta import _shown
 
 HASH = cheap_hash("correct horse")

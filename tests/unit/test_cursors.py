@@ -13,8 +13,7 @@ from msgspec import structs
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id
 from zonerelay.config.settings import RedisSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys import group_commit

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from zonerelay.message.dsn import MAX_REPLY, DsnKind, Notice, RecipientReport, can_return_whole, compose
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Attempt, Outcome, Reply, Verdict
 
 CREATED = 1_700_000_000.0

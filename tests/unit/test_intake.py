@@ -11,8 +11,8 @@ from zonerelay.inbound.limits.connections import LONG, LOOK_EVERY, MANY, MAX_SEN
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Envelope, Mailbox, Origin
-from zonerelay.model.queue_name import Priority, QueueName, queue_of
+from zonerelay.model.delivery import QueueName, queue_of
+from zonerelay.model.envelope import Envelope, Mailbox, Origin, Priority
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import QueueCounts

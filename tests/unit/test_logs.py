@@ -19,9 +19,8 @@ from tests.support.mail import Log
 from tests.support.waiting import until
 from zonerelay.config.settings import LogFormat
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin, Recipient
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.telemetry.events import events
 from zonerelay.telemetry.events.events import Events

@@ -27,7 +27,7 @@ from zonerelay.config.credentials.identities import Token
 from zonerelay.config.settings import RetrySettings
 from zonerelay.config.units import parse_duration
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Reply
 from zonerelay.operations.answers import DestinationStatus, ZoneStatus
 from zonerelay.operations.requests import (

@@ -17,9 +17,8 @@ from tests.support.queueing import DEFERRED, DELIVERED, Relay, deliveries_of, ma
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId, MessageIdSource
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Outcome, Reply, same_reply
 from zonerelay.process.tasks import cancel_all
 from zonerelay.queue.operator import journal as module

@@ -22,8 +22,8 @@ from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
 from zonerelay.model.clock import Clock, SystemClock
+from zonerelay.model.delivery import QueueName, queue_of
 from zonerelay.model.envelope import Mailbox, MessageIdSource, is_row, row_id, row_of
-from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.outbox.composer import compose_row
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal

@@ -20,8 +20,8 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST,
 from tests.unit.test_rates import fullest
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
+from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.destinations import PUT_OFF_MOST, Destination, Work
 from zonerelay.queue.destination.rates import Rates

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.plans import NOW, PlanBed
 from tests.support.queueing import NO_HOST, delivery, plan_claim, wants_claim
-from zonerelay.model.queue_name import Priority, parse_queue, queue_of, queues_of
+from zonerelay.model.delivery import parse_queue, queue_of, queues_of
+from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageRow, Precedence
 from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, RouteLookups, UnroutedMail
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle

@@ -25,8 +25,7 @@ from tests.support.queueing import (
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message, MessageId
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Message, MessageId, Priority
 from zonerelay.model.reply import Outcome, Reply
 from zonerelay.process.tasks import SLICE, in_slices
 from zonerelay.queue.destination.destinations import PUT_OFF_RATE, Destination, Suspension, Transition, Work

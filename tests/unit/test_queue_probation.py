@@ -13,9 +13,8 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.values import SlotGrant
 from zonerelay.limits.worker import ZoneAllowance
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import DeliveryKey, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Outcome, Reply, Scope
 from zonerelay.queue.destination.destinations import LONG, Work
 from zonerelay.queue.zone.plan import ZonePlan

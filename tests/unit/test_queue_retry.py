@@ -16,8 +16,8 @@ from msgspec import structs
 from tests.support.queueing import Sink, delivery, make_events
 from zonerelay.config.settings import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Recipient
-from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.settle import retry
 from zonerelay.queue.settle.retry import IsolatedBackoff
 

@@ -13,9 +13,8 @@ from msgspec import structs
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, QueueName, queue_of
 from zonerelay.model.envelope import BodyType, Mailbox, Message, Notify, Ret
-from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.queue.settle import bounces as reports
 from zonerelay.queue.settle.settler import UNREADABLE_DELAY

@@ -15,8 +15,7 @@ from tests.support.plans import NOW, RETRY, PlanBed
 from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, plan_claim, wants_claim
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import MessageIdSource, first_at
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import MessageIdSource, Priority, first_at
 from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
 from zonerelay.queue.destination.rates import Pacer, Rates

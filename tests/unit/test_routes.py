@@ -20,8 +20,7 @@ from zonerelay.config.settings import (
 from zonerelay.config.units import parse_rate
 from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin, Priority
 from zonerelay.routing.destinations.mx import DestinationTable, on_terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand
 from zonerelay.routing.zones.route_rules import FEW, Headers, RoutedMail, RouteRule

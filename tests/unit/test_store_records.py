@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId, Notify
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store import records
 from zonerelay.store.leveldb.damage.format import (

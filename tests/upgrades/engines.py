@@ -25,9 +25,8 @@ from tests.support.postgres import PostgresPrograms
 from tests.support.s3_server import BUCKET, shared_moto
 from tests.upgrades import mail
 from zonerelay.config.settings import Backend
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import DeliveryKey, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store import records
 from zonerelay.store.keys.port import pages
 from zonerelay.store.leveldb.engine import plyvel

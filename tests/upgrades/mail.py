@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of, webhook_queue
 from zonerelay.model.envelope import (
     BodyType,
     Envelope,
@@ -23,10 +23,10 @@ from zonerelay.model.envelope import (
     MessageId,
     Notify,
     Origin,
+    Priority,
     Recipient,
     Ret,
 )
-from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store.contract import BodyFacts, Finish, OwnMessage, Postpone, Store, StoredKey
 

@@ -25,9 +25,8 @@ from tests.upgrades.configuration import every_option
 from tests.upgrades.engines import ENGINES, REFUSED, Records, read_schema
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import Settings
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, parse_queue
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
-from zonerelay.model.queue_name import parse_queue
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.outbox.database.passwords import unseal
 from zonerelay.store import records

@@ -12,7 +12,8 @@ import pytest
 from tests.support.outbox import OutboxBed, outbox_of, to_sink
 from tests.support.relay import Running
 from tests.support.sink import Sink
-from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.delivery import queue_of
+from zonerelay.model.envelope import Priority
 from zonerelay.outbox.database.sql import OutboxStatements
 from zonerelay.outbox.database.tables import TableNames
 from zonerelay.outbox.rows import claims

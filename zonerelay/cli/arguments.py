@@ -25,8 +25,7 @@ from msgspec import structs
 from zonerelay import __version__
 from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.units import format_duration, format_size, parse_duration, parse_size
-from zonerelay.model.envelope import is_message_id
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority, is_message_id
 
 if TYPE_CHECKING:
     import msgspec

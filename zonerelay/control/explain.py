@@ -33,9 +33,8 @@ from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Mailbox, Message, MessageId, Origin, domain_of, is_message_id
-from zonerelay.model.queue_name import Priority, QueueKind, queue_of
+from zonerelay.model.delivery import Delivery, QueueKind, queue_of
+from zonerelay.model.envelope import Mailbox, Message, MessageId, Origin, Priority, domain_of, is_message_id
 from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain

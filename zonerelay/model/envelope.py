@@ -28,7 +28,6 @@ from typing import NewType
 import msgspec
 
 from zonerelay.model.clock import Clock
-from zonerelay.model.queue_name import Priority
 
 Mailbox = NewType("Mailbox", str)
 
@@ -108,6 +107,14 @@ def row_of(message_id: MessageId) -> int:
 
 def is_message_id(text: str) -> bool:
     return len(text) == LENGTH and all(c in "0123456789abcdef" for c in text)
+
+
+class Priority(enum.StrEnum):
+    """The priority of a message."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    BULK = "bulk"
 
 
 class Notify(enum.IntFlag):

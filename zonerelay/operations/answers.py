@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from zonerelay.config.units import deliveries
-from zonerelay.model.delivery import DeliveryKey, DeliveryState
-from zonerelay.model.envelope import Mailbox, MessageId, is_message_id
-from zonerelay.model.queue_name import Priority, QueueName, bin_of, parse_queue, queue_of
+from zonerelay.model.delivery import DeliveryKey, DeliveryState, QueueName, bin_of, parse_queue, queue_of
+from zonerelay.model.envelope import Mailbox, MessageId, Priority, is_message_id
 from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.events.records import MailEvent, TraceStep, TranscriptLine

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 from msgspec import structs
 
+from zonerelay.model.delivery import queues_of
 from zonerelay.model.envelope import MessageId, is_row
-from zonerelay.model.queue_name import queues_of
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import InvalidError
 from zonerelay.operations.operation import ALONE, FIRST_FOUND, LIVE, Merge, MergeRule, Operation, ResponseKind

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.operations.operation import Unit, option
 
 MAX_PAGE = 1000

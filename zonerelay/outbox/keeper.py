@@ -22,7 +22,7 @@ import msgspec
 
 from zonerelay.config.settings import OutboxSettings
 from zonerelay.model.clock import Clock
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.delivery import QueueName
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.sql import OutboxStatements
 from zonerelay.outbox.database.tables import TableNames

@@ -29,9 +29,8 @@ from typing import Unpack
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import OutboxSettings, SpoolSettings
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import MAILBOXES, Delivery, DeliveryKey, QueueKind, QueueName
 from zonerelay.model.envelope import Message, MessageId, is_row, row_of
-from zonerelay.model.queue_name import MAILBOXES, QueueKind, QueueName
 from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.outbox.composer import ComposedMessage, Composer
 from zonerelay.outbox.database.passwords import PasswordError, read_key

@@ -21,8 +21,7 @@ from functools import partial
 from msgspec import structs
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import QueueKind, QueueName, queue_of, queues_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName, queue_of, queues_of
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection import BacklogThrottle

@@ -86,7 +86,7 @@ from collections.abc import Callable
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker import ZoneAllowance
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, FairQueue, Precedence
 from zonerelay.queue.destination.destinations import Destination, Site, Standing
 from zonerelay.queue.destination.rates import Rates, Ticket

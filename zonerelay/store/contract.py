@@ -27,9 +27,8 @@ from typing import NamedTuple, Protocol, Self, TypedDict, Unpack
 
 import msgspec
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Envelope, Message, MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Outcome
 
 CHUNK_SIZE = 64 * 1024

@@ -29,9 +29,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import MAX_WORKERS, Envelope, Message, MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks, completed, gathered
 from zonerelay.process.threads import STORE
 from zonerelay.store import records

@@ -19,9 +19,8 @@ import urllib.parse
 import msgspec
 from msgspec import structs
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName, parse_queue, webhook_queue
 from zonerelay.model.envelope import Mailbox, Message, MessageId, Notify
-from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue, webhook_queue
 from zonerelay.model.reply import Attempt
 from zonerelay.store.contract import StoreCorruptError, StoredKey, StoreError
 

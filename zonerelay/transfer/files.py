@@ -29,9 +29,8 @@ from typing import IO
 import msgspec
 
 from zonerelay import __version__, durable
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, QueueName, parse_queue, queue_of
 from zonerelay.model.envelope import LENGTH, Message, MessageId
-from zonerelay.model.queue_name import QueueName, parse_queue, queue_of
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path

@@ -33,9 +33,8 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, QueueKind, queue_of
 from zonerelay.model.envelope import Envelope, Message, MessageId, first_at
-from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.routing.zones.zones import ZoneChoice, Zones, zone_notes
 from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store

@@ -33,9 +33,8 @@ import msgspec
 from zonerelay.config.problems import masked
 from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, webhook_queue
 from zonerelay.model.envelope import Mailbox
-from zonerelay.model.queue_name import webhook_queue
 from zonerelay.process.tasks import Tasks, cancel_all
 from zonerelay.store.contract import (
     Change,

@@ -25,7 +25,7 @@ from msgspec import structs
 
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings, webhook_keys
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, webhook_queue
 from zonerelay.model.envelope import (
     NULL_SENDER,
     Envelope,
@@ -35,7 +35,6 @@ from zonerelay.model.envelope import (
     Origin,
     Recipient,
 )
-from zonerelay.model.queue_name import QueueKind, webhook_queue
 from zonerelay.model.reply import Verdict
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore

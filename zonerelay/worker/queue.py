@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zonerelay.config.settings import Settings
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.delivery import QueueName
 from zonerelay.store.context import SiblingWorkers, StoreContext
 from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store

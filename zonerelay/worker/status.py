@@ -28,7 +28,7 @@ from zonerelay.config.units import rough_size
 from zonerelay.control.destinations import DestinationRows
 from zonerelay.control.explain import ActiveSuspension, penalties_of
 from zonerelay.control.orders import OrderAnswers
-from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.model.delivery import QueueName, queue_of
 from zonerelay.operations.answers import QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import STATUS

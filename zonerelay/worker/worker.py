@@ -26,9 +26,8 @@ from zonerelay.control.handler import ControlHandler
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
 from zonerelay.inbound.listen.listeners import Listeners
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName
 from zonerelay.model.envelope import MessageIdSource
-from zonerelay.model.queue_name import QueueKind, QueueName
 from zonerelay.process.tasks import RetriedComponents
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.operator.clock_watch import ClockWatch

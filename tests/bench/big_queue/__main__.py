@@ -32,8 +32,7 @@ from tests.bench.big_queue.plays import PLAYS, TOGETHER, Play, Run
 from tests.bench.big_queue.scene import Scene, Watch, other_mail, scene, watched
 from tests.support.ports import free_port
 from tests.support.toml import Table
-from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import DeliveryKey, queue_of
 
 DIRECTORY = Path("/var/tmp")
 UPDATED = 5000

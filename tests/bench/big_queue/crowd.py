@@ -22,9 +22,8 @@ from zonerelay.config.settings import (
     SpoolSettings,
 )
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Origin, Recipient
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import OwnMessage, Store
 from zonerelay.store.open import open_store

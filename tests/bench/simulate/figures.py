@@ -11,7 +11,7 @@ from tests.bench.simulate.world import Site, kind_name
 from zonerelay.config.units import Rate
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Outcome, Verdict
 from zonerelay.telemetry.events.events import Field
 

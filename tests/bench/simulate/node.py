@@ -14,9 +14,8 @@ from zonerelay.inbound.cleanup.intake import first_due
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.worker import LimitKeeper
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Recipient
-from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.delivery import Delivery, queue_of
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Priority, Recipient
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.bounces import DsnMaker

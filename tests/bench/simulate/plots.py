@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.bench.simulate.figures import Sample, Spread
 from tests.bench.simulate.run import Result
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

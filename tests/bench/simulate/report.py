@@ -7,7 +7,7 @@ from rich.table import Table
 
 from tests.bench.simulate.figures import Figures, Spread
 from tests.bench.simulate.run import Result
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 
 MOST_KINDS = 4
 

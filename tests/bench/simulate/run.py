@@ -20,7 +20,8 @@ from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario
 from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
 from tests.bench.simulate.world import TLD, World
 from zonerelay.limits.authority import LimitTable
-from zonerelay.model.queue_name import Priority, queues_of
+from zonerelay.model.delivery import queues_of
+from zonerelay.model.envelope import Priority
 
 TICK = 0.05
 LOOK = 5.0

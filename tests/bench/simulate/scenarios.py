@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tests.bench.simulate.world import HOUR, Kind, with_kind
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.routing.destinations.route import DestinationLimits
 
 SENDERS = "senders"

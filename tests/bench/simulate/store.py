@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from sortedcontainers import SortedDict
 
 from tests.support.memory_store import MemoryStore
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Mailbox, Message, MessageId
-from zonerelay.model.queue_name import QueueName
 
 
 @dataclass

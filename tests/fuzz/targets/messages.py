@@ -26,9 +26,8 @@ from zonerelay.message.header.headers import (
     parse_header,
 )
 from zonerelay.model.address_list import read_addresses
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import NULL_SENDER, Envelope, Mailbox, Message, MessageId
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Outcome, Verdict
 from zonerelay.smtp.client.replies import make_reply, printable
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt

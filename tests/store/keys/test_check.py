@@ -23,7 +23,7 @@ from tests.store.test_spool_check import (
     remove,
 )
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.check import DamageKind, Findings, RepairResult, SalvagedMessage
 from zonerelay.store.contract import CHUNK_SIZE, MessageNotFoundError, Store, StoredKey, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition

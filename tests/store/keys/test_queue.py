@@ -18,8 +18,7 @@ from tests.store.keys.places import PLACES
 from tests.store.keys.unreliable import Unreliable
 from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock, SystemClock
-from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     CHUNK_SIZE,

@@ -22,7 +22,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend, RedisSettings, UnsafeStore
 from zonerelay.model.clock import SystemClock
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages

@@ -40,7 +40,7 @@ from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.config.settings import Settings
 from zonerelay.config.user_limits import NONE, UserLimits, change_user
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
 SERVICE_USER = "zonerelay"

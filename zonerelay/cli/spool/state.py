@@ -41,9 +41,8 @@ from zonerelay.cli.spool.stopped import give_to_owner, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, QueueKind, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId
-from zonerelay.model.queue_name import QueueKind, queue_of
 from zonerelay.operations.answers import LossDismissal
 from zonerelay.operations.errors import NotRunningError
 from zonerelay.operations.requests import SpoolAcknowledge

@@ -30,7 +30,7 @@ from zonerelay.config.credentials import passwords
 from zonerelay.config.options import convert, forms
 from zonerelay.config.options.convert import Option
 from zonerelay.config.problems import quoted
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 
 MAX_NAME = 255
 """Bytes of UTF-8 (RFC 4616 2)."""

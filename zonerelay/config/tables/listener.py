@@ -18,7 +18,7 @@ from zonerelay.config.options import forms
 from zonerelay.config.options import options as declare
 from zonerelay.config.options.options import DAY, KB, MB, MINUTE
 from zonerelay.config.problems import Findings, in_words, quoted
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Priority
 
 # [sendmail]: the files of sendmail(1) on this machine.
 

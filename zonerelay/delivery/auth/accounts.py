@@ -35,7 +35,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.model.queue_name import QueueKind, queue_of
+from zonerelay.model.delivery import QueueKind, queue_of
 from zonerelay.process.threads import FILES
 
 FIRST_PAUSE = 300.0

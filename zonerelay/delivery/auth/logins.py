@@ -36,7 +36,7 @@ from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
 from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.tls.plan import ENCRYPTED
 from zonerelay.model.clock import Clock
-from zonerelay.model.queue_name import QueueKind, queue_of
+from zonerelay.model.delivery import QueueKind, queue_of
 from zonerelay.model.reply import Reply, Scope
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import LOGIN

@@ -39,7 +39,7 @@ import msgspec
 from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import PoolKey, Terms
 from zonerelay.limits.worker import ZoneAllowance
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.delivery import queue_of
 from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 NOTICE_TIME = 0.3

@@ -73,9 +73,8 @@ from zonerelay.message.header.headers import (
     parse_header,
     trace_fields,
 )
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, mailboxes, path
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf, zone_notes
 from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader

@@ -19,8 +19,8 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import QueueName
 from zonerelay.model.envelope import Envelope
-from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import QueueCounts
 
 # Finds senders whose mail would delay all other mail while the queue is long. No I/O.

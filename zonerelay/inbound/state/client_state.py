@@ -30,8 +30,7 @@ from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.model.address_list import read_addresses
-from zonerelay.model.envelope import NULL_SENDER, Mailbox, Origin
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import NULL_SENDER, Mailbox, Origin, Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server import params
 from zonerelay.smtp.server.proxy_protocol import XClient

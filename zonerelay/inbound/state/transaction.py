@@ -50,11 +50,11 @@ from zonerelay.model.envelope import (
     MessageId,
     Notify,
     Origin,
+    Priority,
     Recipient,
     mailboxes,
     recipient_key,
 )
-from zonerelay.model.queue_name import Priority
 from zonerelay.routing.addresses import Networks, ascii_domain, networks_of
 from zonerelay.routing.zones.address_patterns import AddressTable
 from zonerelay.smtp.client.transaction import original_recipient

@@ -28,9 +28,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequ
 from itertools import islice
 from operator import attrgetter
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import MAILBOXES, Delivery, DeliveryKey, QueueName, mailbox_zone, queue_of
 from zonerelay.model.envelope import MAX_ROW, MessageId, row_id
-from zonerelay.model.queue_name import MAILBOXES, QueueName, mailbox_zone, queue_of
 from zonerelay.outbox.drafts import BadRowError, RowContent
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes

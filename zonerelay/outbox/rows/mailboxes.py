@@ -17,7 +17,7 @@ from typing import Protocol
 from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.endpoints import is_address
 from zonerelay.config.settings import CredentialSettings, TlsMode, ZoneSettings
-from zonerelay.model.queue_name import mailbox_zone
+from zonerelay.model.delivery import mailbox_zone
 from zonerelay.outbox.database.passwords import PasswordError, unseal
 from zonerelay.routing.addresses import ascii_domain
 from zonerelay.store.postgres.driver import Columns

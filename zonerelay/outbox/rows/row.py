@@ -20,9 +20,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import MAX_ROW, OUTBOX, Envelope, Mailbox, Origin, Recipient, row_id
-from zonerelay.model.queue_name import Priority, mailbox_zone, queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, mailbox_zone, queue_of
+from zonerelay.model.envelope import MAX_ROW, OUTBOX, Envelope, Mailbox, Origin, Priority, Recipient, row_id
 from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
 from zonerelay.outbox.drafts import BadRowError, RowContent, RowRecipients, recipients_of

@@ -26,8 +26,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import MessageId, domain_of
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import MessageId, Priority, domain_of
 
 STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}
 

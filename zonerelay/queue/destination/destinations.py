@@ -36,8 +36,7 @@ import msgspec
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import MessageId
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import MessageId, Priority
 from zonerelay.model.reply import TLS_REQUIRED, Outcome, Reply, Scope, Verdict
 from zonerelay.queue.destination.backlog import DestinationQueue, FairQueue
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket

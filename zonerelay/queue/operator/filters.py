@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from zonerelay.model.delivery import Delivery, DeliveryState
-from zonerelay.model.envelope import Mailbox, Message, MessageId, domain_of
+from zonerelay.model.delivery import Delivery, DeliveryState, QueueKind
+from zonerelay.model.envelope import Mailbox, Message, MessageId, Priority, domain_of
 from zonerelay.model.pattern import is_like
-from zonerelay.model.queue_name import Priority, QueueKind
 from zonerelay.store.contract import everybody
 
 

@@ -48,9 +48,8 @@ from msgspec import structs
 from zonerelay import durable
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName, parse_queue
 from zonerelay.model.envelope import Mailbox, MessageId
-from zonerelay.model.queue_name import QueueKind, QueueName, parse_queue
 from zonerelay.process.threads import OPERATORS
 from zonerelay.store.contract import Store, StoreError, Unhealthy
 from zonerelay.telemetry.events.events import Events

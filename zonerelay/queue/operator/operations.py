@@ -54,9 +54,17 @@ from msgspec import structs
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.settings import TlsMode
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
+from zonerelay.model.delivery import (
+    Delivery,
+    DeliveryKey,
+    DeliveryState,
+    QueueKind,
+    QueueName,
+    bin_of,
+    queue_of,
+    queues_of,
+)
 from zonerelay.model.envelope import Message, MessageId, is_row
-from zonerelay.model.queue_name import QueueKind, QueueName, bin_of, queue_of, queues_of
 from zonerelay.model.reply import NO_NAMES, Outcome, Reply, Scope, Verdict, same_reply
 from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import ALL, QueueFilter

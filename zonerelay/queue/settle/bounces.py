@@ -19,7 +19,7 @@ from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import (
     NULL_SENDER,
     BodyType,
@@ -30,7 +30,6 @@ from zonerelay.model.envelope import (
     Recipient,
     Ret,
 )
-from zonerelay.model.queue_name import queue_of
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, OwnMessage, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events

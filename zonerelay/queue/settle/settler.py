@@ -63,9 +63,8 @@ from msgspec import structs
 from zonerelay.config.settings import BounceSettings, InDoubtAction, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import NULL_SENDER, OUTBOX, Envelope, Mailbox, Message, MessageId, Notify
-from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.process.tasks import NextIteration, Slices, Tasks
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError

@@ -60,8 +60,7 @@ from collections.abc import Collection, Iterator, Sequence
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import MessageId, domain_of
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import MessageId, Priority, domain_of
 from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (

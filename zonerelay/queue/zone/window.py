@@ -34,8 +34,7 @@ from collections.abc import Sequence
 import msgspec
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import MessageId, first_at
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import MessageId, Priority, first_at
 from zonerelay.queue.destination.backlog import STRIDE, Backlog, DestinationQueue, Precedence
 
 LOW_MARK = 1000

@@ -44,9 +44,8 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import format_size
 from zonerelay.limits.worker import LimitKeeper
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
-from zonerelay.model.queue_name import Priority, queue_of
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
+from zonerelay.model.envelope import Message, Priority
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.process.tasks import Alarm, NextIteration, Tasks, in_slices
 from zonerelay.queue.destination.destinations import (

@@ -21,8 +21,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from zonerelay.config.settings import AccessSettings, Network, RouteSettings
-from zonerelay.model.envelope import Mailbox, Origin, domain_of
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Mailbox, Origin, Priority, domain_of
 from zonerelay.routing.addresses import Networks, address_number
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 

@@ -22,8 +22,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from zonerelay.config.settings import RouteSettings, ZoneSettings
-from zonerelay.model.envelope import Envelope, Origin
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.envelope import Envelope, Origin, Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail, RouteRule, asked, index_of
 
 DEFAULT_ZONE = "default"

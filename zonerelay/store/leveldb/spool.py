@@ -24,8 +24,8 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.config.units import rough_size
+from zonerelay.model.delivery import QueueName
 from zonerelay.model.envelope import MessageId, first_at, is_message_id
-from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import (
     EveryNth,

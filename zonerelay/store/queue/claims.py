@@ -41,9 +41,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import TypeVar
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import MessageId, domain_of
-from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.keys.port import Op

@@ -21,9 +21,8 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks, cancel_all
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext

@@ -11,9 +11,8 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Message, MessageId, is_message_id
-from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.contract import (
     KeptKeys,

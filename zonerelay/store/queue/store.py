@@ -16,9 +16,8 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Envelope, Message, MessageId
-from zonerelay.model.queue_name import QueueName
 from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (

@@ -26,9 +26,8 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin
-from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Outcome, Reply
 from zonerelay.telemetry.events.records import MailEvent
 from zonerelay.telemetry.events.transcript import BoundedStream, Transcripts
