@@ -31,9 +31,9 @@ from zonerelay.limits.values import (
 )
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.postgres.driver import DatabaseAccess
-from zonerelay.store.postgres.limits import PostgresRecordStore
+from zonerelay.store.postgres.engine import PostgresRecordStore
 from zonerelay.store.redis.connection import RedisEndpoint
-from zonerelay.store.redis.limits import RedisRecordStore
+from zonerelay.store.redis.engine import RedisRecordStore
 
 KINDS = ("memory", "socket", "redis", "postgres")
 SHARED = ("redis", "postgres")

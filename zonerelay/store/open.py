@@ -145,11 +145,11 @@ def open_record_store(
     """
     if settings.spool.backend is Backend.REDIS:
         server = redis_server(settings.redis, environment)
-        from zonerelay.store.redis.limits import RedisRecordStore
+        from zonerelay.store.redis.engine import RedisRecordStore
 
         return RedisRecordStore(server)
     if settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres.limits import PostgresRecordStore
+        from zonerelay.store.postgres.engine import PostgresRecordStore
 
         return PostgresRecordStore(postgres_access(settings.postgres, environment))
     return None

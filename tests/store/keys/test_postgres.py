@@ -31,8 +31,7 @@ from zonerelay.store.keys.port import (
     Write,
 )
 from zonerelay.store.postgres.driver import DatabaseAccess
-from zonerelay.store.postgres.engine import PostgresEngine, PostgresKeys
-from zonerelay.store.postgres.limits import PostgresRecordStore
+from zonerelay.store.postgres.engine import PostgresEngine, PostgresKeys, PostgresRecordStore
 from zonerelay.store.queue.partition_keeper import open_queue
 
 Opening = Callable[..., Awaitable[Partition]]

@@ -27,8 +27,13 @@ from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOp
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
-from zonerelay.store.redis.engine import RedisEngine, check_server, server_facts, tell_foreign_queue
-from zonerelay.store.redis.limits import RedisRecordStore
+from zonerelay.store.redis.engine import (
+    RedisEngine,
+    RedisRecordStore,
+    check_server,
+    server_facts,
+    tell_foreign_queue,
+)
 
 PASSWORD = "correct-horse"
 PREFIX = "{mail}:"

@@ -139,11 +139,10 @@ class DatabaseConnection:
     changes, and nothing may be left in its session.
     """
 
-    def __init__(self, connection: asyncpg.Connection, driver: ModuleType) -> None:
+    def __init__(self, connection: asyncpg.Connection) -> None:
         self.pid = 0
         self.is_pooled = False
         self._connection = connection
-        self._driver = driver
         self._lock = asyncio.Lock()
         self._doubt = ""
         connection.add_log_listener(self._hear_log)
@@ -187,10 +186,9 @@ class DatabaseConnection:
 
     @classmethod
     async def _connect(cls, access: DatabaseAccess, timeout: float, *, prepared: int) -> DatabaseConnection:
-        asyncpg = load_driver()
         password = await FILES.run(access.read_password)
-        with translated(asyncpg, password):
-            connection = await asyncpg.connect(
+        with translated(password):
+            connection = await load_driver().connect(
                 access.url,
                 password=password or None,
                 timeout=CONNECT_TIMEOUT,
@@ -198,7 +196,7 @@ class DatabaseConnection:
                 statement_cache_size=prepared,
                 server_settings={"application_name": access.name},
             )
-        link = cls(connection, asyncpg)
+        link = cls(connection)
         link.pid = connection.get_server_pid()
         return link
 
@@ -210,18 +208,20 @@ class DatabaseConnection:
     async def transaction(self) -> AsyncIterator[Fetch]:
         """Run a transaction, which is committed if the block succeeds."""
         async with self._lock:
-            manager = self._connection.transaction(isolation="read_committed")
-            with self.cut_on_error(), translated(self._driver):
-                await manager.__aenter__()
+            await self._run("BEGIN ISOLATION LEVEL READ COMMITTED")
             try:
                 yield self._fetch
-            except BaseException as error:
-                with contextlib.suppress(StoreError), self.cut_on_error(), translated(self._driver):
-                    await manager.__aexit__(type(error), error, error.__traceback__)
+            except BaseException:
+                with contextlib.suppress(StoreError):
+                    await self._run("ROLLBACK")
                 raise
-            with self.cut_on_error(), translated(self._driver):
-                await manager.__aexit__(None, None, None)
+            await self._run("COMMIT")
             self._check_doubt()
+
+    async def _run(self, statement: str) -> None:
+        """Begin or end a transaction."""
+        with self.cut_on_error(), translated():
+            await self._connection.execute(statement)
 
     @contextlib.contextmanager
     def cut_on_error(self) -> Iterator[None]:
@@ -238,7 +238,7 @@ class DatabaseConnection:
         self, statement: str, *values: object, timeout: float | None = None
     ) -> Sequence[Columns]:
         try:
-            with translated(self._driver):
+            with translated():
                 # A Record is a sequence, but asyncpg only declares that in C.
                 rows = cast(
                     "Sequence[Columns]", await self._connection.fetch(statement, *values, timeout=timeout)
@@ -259,7 +259,7 @@ class DatabaseConnection:
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
         """Listen to a channel. `hear(payload)` is called on the event loop."""
-        with translated(self._driver):
+        with translated():
             await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
 
     def on_end(self, tell: Callable[[], None]) -> None:
@@ -273,7 +273,7 @@ class DatabaseConnection:
     async def close(self) -> None:
         """Close the connection, with a message to the server if it still responds. Raises nothing."""
         try:
-            with translated(self._driver):
+            with translated():
                 await self._connection.close(timeout=CLOSE_TIMEOUT)
         except StoreError:
             self._connection.terminate()
@@ -359,8 +359,9 @@ def load_driver() -> ModuleType:
 
 
 @contextlib.contextmanager
-def translated(driver: ModuleType, password: str = "") -> Iterator[None]:
+def translated(password: str = "") -> Iterator[None]:
     """Convert every failure to a StoreError, except cancellation."""
+    driver = load_driver()
     try:
         yield
     except StoreError:

@@ -322,34 +322,32 @@ class RedisConnection:
         await self.give_up()
 
 
-class Subscription:
-    """A connection that receives published messages."""
-
-    def __init__(self, connection: driver.AbstractConnection) -> None:
-        self._connection = connection
-        self._writer = connection._writer
-
-    async def next(self) -> bytes:
-        """Wait for the next message. Raises StoreError if the connection has ended."""
-        try:
-            while True:
-                heard = await self._connection.read_response()
-                if isinstance(heard, list) and heard[0] == b"message":
-                    said: bytes = heard[2]
-                    return said
-        except (RedisError, OSError) as error:
-            raise _lost(error) from error
-
-    async def close(self) -> None:
-        await _hang_up(self._connection, self._writer)
-
-
-async def open_channel(server: RedisEndpoint, name: bytes) -> Subscription:
-    """Subscribe to a channel. Raises StoreError."""
+@contextlib.asynccontextmanager
+async def subscribed(
+    server: RedisEndpoint, name: bytes, hear: Callable[[str], None]
+) -> AsyncIterator[asyncio.Event]:
+    """Call `hear` with each message of a channel during the block. Yield an event that is set when the
+    connection has ended. Raises StoreError if it cannot subscribe.
+    """
     async with _connected(server) as connection:
         await connection.send_command("SUBSCRIBE", name)
         await connection.read_response()  # raises if listening is not permitted
-        return Subscription(connection)
+    writer, ended = connection._writer, asyncio.Event()
+
+    async def listen() -> None:
+        with contextlib.suppress(RedisError, OSError):
+            while True:
+                heard = await connection.read_response()
+                if isinstance(heard, list) and heard[0] == b"message":
+                    hear(heard[2].decode())
+        ended.set()
+
+    task = asyncio.get_running_loop().create_task(listen())
+    try:
+        yield ended
+    finally:
+        await cancel_all(task)
+        await _hang_up(connection, writer)
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@
     keys:N   sorted set in lexical order
     values:N hash
     once:KEY a key stored by `reserve`; expires
+    limits:ZONE  limits that relays share; expire when their content no longer affects any relay
 
 Names begin with the prefix, by default `{zonerelay}:`. The braces keep all keys in one slot of a Cluster. A
 batch is one script, which compares epoch and number before it writes. It is followed by WAITAOF if the server
@@ -23,10 +24,13 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from zonerelay.config.settings import RedisSettings
+from zonerelay.limits.shared import VersionedRecord
+from zonerelay.store import records
+from zonerelay.store.context import authority_errors
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys import port
 from zonerelay.store.redis.connection import (
@@ -38,8 +42,8 @@ from zonerelay.store.redis.connection import (
     Reply,
     SharedConnection,
     as_list,
-    open_channel,
     open_wire,
+    subscribed,
 )
 
 LONGEST_LEASE = 10 * 60 * 1000
@@ -264,12 +268,12 @@ async def _check_rights(server: RedisEndpoint, wire: SharedConnection) -> None:
             f"[redis] user: {Unhealthy.SERVER_DENIES}: {'; '.join(missing[:SHOWN_RIGHTS])}{more} ({RULE})"
         )
     try:
-        channel = await open_channel(server, f"{prefix}limits".encode())
+        async with subscribed(server, f"{prefix}limits".encode(), lambda _: None):
+            pass
     except StoreError as error:
         raise StoreOpenError(
             f"[redis] user: {Unhealthy.SERVER_DENIES}: SUBSCRIBE to limits: {error} ({RULE})"
         ) from error
-    await channel.close()
 
 
 async def _check_format(wire: SharedConnection, prefix: str) -> None:
@@ -436,6 +440,67 @@ def _peer(row: list[Reply]) -> port.PeerPartition:
 
 def _numbers(reply: Reply) -> list[int]:
     return [each for each in as_list(reply) if isinstance(each, int)]
+
+
+# --- limits that relays share
+#
+# They have two connections of their own, one for reads and writes and one for notifications, so that no limit
+# waits behind a body. All times use the server's clock.
+
+_READ_LIMITS = """#!lua flags=no-writes
+local t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"""
+_REPLACE_LIMITS = """#!lua flags=allow-oom
+local old, new = ARGV[1], ARGV[2]
+if (redis.call('GET', KEYS[1]) or '') ~= old then return 0 end
+if new == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
+for i = 5, #ARGV do redis.call('PUBLISH', ARGV[4], ARGV[i]) end
+return 1
+"""
+
+
+class RedisRecordStore:
+    """Stores shared limits in Redis (a `SharedRecordStore`)."""
+
+    name = "the spool's Redis server"
+
+    def __init__(self, server: RedisEndpoint) -> None:
+        self._server = server
+        self._prefix = server.settings.prefix.encode()
+        self._notices = self._prefix + b"limits"
+        self._connection = RedisConnection(server)  # the spool's own check the server
+
+    @contextlib.asynccontextmanager
+    async def listening(self, on_notice: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
+        with authority_errors():
+            await self._connection.wire()
+            async with subscribed(self._server, self._notices, on_notice) as ended:
+                yield ended
+
+    async def read(self, zone: str) -> VersionedRecord:
+        reply = as_list(await self._ask(_READ_LIMITS, zone))
+        data, seconds, microseconds = reply
+        assert data is None or isinstance(data, bytes)
+        assert isinstance(seconds, bytes)
+        assert isinstance(microseconds, bytes)
+        return VersionedRecord(data, 0, int(seconds) + int(microseconds) / 1e6)
+
+    async def replace(
+        self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
+    ) -> bool:
+        old, new = record.data or b"", data or b""
+        reply = await self._ask(_REPLACE_LIMITS, zone, old, new, int(ttl * 1000), self._notices, *notices)
+        return reply == 1
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def _ask(self, script: str, zone: str, *values: Argument) -> Reply:
+        """Run a script on the current wire. A wire that the server has closed is replaced, without a report
+        that limits are lost.
+        """
+        with authority_errors():
+            key = self._prefix + b"limits:" + records.field(zone)
+            return await (await self._connection.wire()).run(script, [key], *values)
 
 
 # --- does the server keep what it has acknowledged?
