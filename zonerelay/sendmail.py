@@ -276,14 +276,9 @@ def _from(author: str, name: str) -> bytes:
     if name.isascii():
         name = '"' + re.sub(r'(["\\])', r"\\\1", name) + '"'
     else:
-        octets = [
-            each
-            if each.isascii() and each.isalnum()
-            else "".join(f"={octet:02X}" for octet in each.encode("utf-8", "replace"))
-            for each in name
-        ]
-        words = ["".join(octets[at : at + 5]) for at in range(0, len(octets), 5)]  # at most 75 characters
-        name = "\n ".join(f"=?utf-8?q?{word}?=" for word in words)
+        from email.header import Header
+
+        name = Header(name, "utf-8", header_name="From").encode()
     return f"From: {name} <{author}>\n".encode()
 
 
