@@ -292,7 +292,7 @@ class ControlHandler:
         self, delivery: Delivery, message: Message | None, state: DeliveryState
     ) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
-        order = self.orders.of(delivery, message)
+        order = self.operations.order_of(delivery, message)
         if order:
             return msgspec.structs.replace(row, order=order)
         if state is DeliveryState.ACTIVE:

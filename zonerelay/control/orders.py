@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from zonerelay.config.problems import did_you_mean, in_words
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
 from zonerelay.operations import answers
 from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import InvalidError
@@ -104,17 +102,6 @@ class OrderAnswers(msgspec.Struct, frozen=True):
 
     def about(self, mail: Subject) -> tuple[answers.OrderRow, ...]:
         return tuple(map(self._row, self.orders.table.about(mail)))
-
-    def of(self, delivery: Delivery, message: Message | None) -> str:
-        """Return the id of the suspension or hold rule that keeps a delivery, or "" if there is none."""
-        in_force = self.orders.table.orders
-        if not in_force:
-            return ""
-        if delivery.held:
-            return delivery.act if any(order.id == delivery.act for order in in_force) else ""
-        found = self.operations.scheduler.destination_of(delivery.zone, delivery.domain)
-        order = self.orders.waited_for(delivery, message, "" if found is None else found.label)
-        return "" if order is None else order.id
 
     def named_in(self, rows: Iterable[answers.DeliveryRow]) -> tuple[answers.OrderRow, ...]:
         ids = {row.order for row in rows}

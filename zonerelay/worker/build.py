@@ -289,7 +289,7 @@ async def _assemble(
         clock=clock,
         journal=Journal(home / DIRECTORY / name_of(identity.index), clock),
         orders_in_force=lambda: orders.table.ids,
-        waited_for=orders.waited_for,
+        order_at=orders.order_of,
         binned=dropped.look,
     )
     assembled = worker = Worker(

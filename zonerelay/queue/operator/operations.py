@@ -281,7 +281,6 @@ TOGETHER = 100
 
 Selected = tuple[Delivery, Message | None, DeliveryState]
 _WAITING = (DeliveryState.READY, DeliveryState.DEFERRED)
-WaitedFor = Callable[[Delivery, Message | None, str], Order | None]
 _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery], Act | None], Awaitable[int]]
 _Step = tuple[Delivery, Delivery]
@@ -327,8 +326,8 @@ LEFT_OUT = "unreadable records, because the spool is damaged (see zonerelay stat
 @dataclass(eq=False, repr=False)
 class Operations:
     """Implements the operators' commands on the queue of one worker. Methods raise StoreError when the store
-    fails. `orders_in_force` returns the ids of active suspensions and hold rules. `waited_for` is
-    `Orders.waited_for`, and `binned` is called when mail was moved into the bin.
+    fails. `orders_in_force` returns the ids of active suspensions and hold rules. `order_at` is
+    `Orders.order_of`, and `binned` is called when mail was moved into the bin.
     """
 
     _: KW_ONLY
@@ -339,7 +338,7 @@ class Operations:
     clock: Clock
     journal: Journal
     orders_in_force: Callable[[], Collection[str]] = tuple
-    waited_for: WaitedFor = lambda delivery, message, hosts: None
+    order_at: Callable[[Delivery, Message | None, str], str] = lambda delivery, message, hosts: ""
     binned: Callable[[], None] = lambda: None
 
     # Reading commands
@@ -434,10 +433,8 @@ class Operations:
         """Return the last reply, or why there is none."""
         if delivery.attempts:
             return reply_key(delivery)
-        if delivery.held and delivery.act in self.orders_in_force():
-            return f"(suspended by {delivery.act})"
-        if (order := self._order_of(delivery, message)) is not None:
-            return f"(suspended by {order.id})"
+        if order := self.order_of(delivery, message):
+            return f"(suspended by {order})"
         found = self.suspension_of(delivery)
         return reply_key(delivery) if found is None else same_reply(str(suspended(found[1])))
 
@@ -763,18 +760,17 @@ class Operations:
 
     def _suspended(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryState:
         """Return the state, taking suspensions, hold rules and unreachable hosts into account."""
-        if state is DeliveryState.HELD and delivery.act in self.orders_in_force():
-            return DeliveryState.SUSPENDED
-        if state not in _WAITING:
-            return state
-        if self.orders_in_force() and self._order_of(delivery, message) is not None:
+        if state in (DeliveryState.HELD, *_WAITING) and self.order_of(delivery, message):
             return DeliveryState.SUSPENDED
         is_unreachable = state is DeliveryState.READY and self.suspension_of(delivery) is not None
         return DeliveryState.DEFERRED if is_unreachable else state
 
-    def _order_of(self, delivery: Delivery, message: Message | None) -> Order | None:
+    def order_of(self, delivery: Delivery, message: Message | None) -> str:
+        """Return the id of the suspension or hold rule that keeps a delivery, or "" if there is none."""
+        if not self.orders_in_force():
+            return ""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
-        return self.waited_for(delivery, message, "" if found is None else found.label)
+        return self.order_at(delivery, message, "" if found is None else found.label)
 
     async def _matching(
         self,

@@ -200,14 +200,18 @@ class Orders:
             return None
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
 
-    def waited_for(self, delivery: Delivery, message: Message | None, hosts: str) -> Order | None:
-        """Return the order that a delivery waits for, or would be held under at its next attempt. Without the
-        message, only orders that do not need the envelope are considered.
+    def order_of(self, delivery: Delivery, message: Message | None, hosts: str) -> str:
+        """Return the id of the order that holds a delivery, that it waits for, or that it would be held under
+        at its next attempt, or "". Without the message, only orders that do not need the envelope are
+        considered.
         """
-        if not self.table.orders or delivery.held:
-            return None
+        if not self.table.orders:
+            return ""
+        if delivery.held:
+            return delivery.act if self.holds(delivery) else ""
         mail = _subject(delivery, message, delivery.domain, hosts)
-        return self.table.keeping(mail) if message is None else self.table.holding(mail, delivery.act)
+        order = self.table.keeping(mail) if message is None else self.table.holding(mail, delivery.act)
+        return "" if order is None else order.id
 
     def endless(self) -> int:
         """Return the number of orders without an end time."""

@@ -598,7 +598,7 @@ class Zone:
         """
         if self._parts.orders is not None:
             label = work.destination.label
-            if any(self._parts.orders.waited_for(each, message, label) for each in work.deliveries):
+            if any(self._parts.orders.order_of(each, message, label) for each in work.deliveries):
                 raise ClaimLostError("an operator has suspended it")
         return work.ticket is None or await take_turn(work.ticket, self._clock)
 
