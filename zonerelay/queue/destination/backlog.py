@@ -375,10 +375,6 @@ class _AlternatingQueue(OrderedDict[_Line, bool]):
         self._new.pop(waiting, None)
         return self.pop(waiting, None) is not None
 
-    def stale(self) -> list[_Line]:
-        """Return the queues whose mail is no longer fresh."""
-        return [each for each in self if not each.has_fresh]
-
     def clear(self) -> None:
         super().clear()
         self._new.clear()
@@ -417,13 +413,11 @@ class FairQueue(Generic[_Line]):
         if waiting.has_fresh and self._other.remove(waiting):
             self._fresh.append(waiting)
 
-    def sort(self) -> list[_Line]:
-        """Move queues whose mail is no longer fresh to the others, and return them."""
-        moved = self._fresh.stale()
-        for each in moved:
+    def sort(self) -> None:
+        """Move queues whose mail is no longer fresh to the others."""
+        for each in [each for each in self._fresh if not each.has_fresh]:
             self._fresh.remove(each)
             self._other.append(each)
-        return moved
 
     @property
     def has_fresh(self) -> bool:

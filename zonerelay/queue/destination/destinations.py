@@ -8,7 +8,7 @@ several lines share.
 `RouteLookups` chooses the domains to look up next. The number of concurrent look-ups is bounded. Domains of
 urgent mail come first. Domains of fresh mail and those of deferred mail alternate (`backlog.py`), so that a
 list for ten thousand domains does not delay the mail of others. If fresh or urgent mail arrives for a domain
-that waits already, the domain is also queued with the fresh or urgent ones.
+that waits already, the domain is queued with the fresh or urgent ones.
 
 `Suspension` suspends a destination after failures, and decides when the relay may connect to it again.
 
@@ -252,15 +252,13 @@ class Standing(enum.Enum):
 class UnroutedMail(DestinationQueue):
     """The deliveries to one domain whose route is being looked up."""
 
-    __slots__ = ("is_hurried", "is_looked_up", "sought", "sought_fresh")
+    __slots__ = ("is_looked_up", "sought")
 
     def __init__(self, domain: str) -> None:
         super().__init__()
         self.domains[domain] = None
         self.sought = False
-        """Whether a look-up is wanted or in progress. The other flags say where the line waits."""
-        self.sought_fresh = False
-        self.is_hurried = False
+        """Whether a look-up is wanted or in progress."""
         self.is_looked_up = False
 
 
@@ -440,18 +438,16 @@ class RouteLookups:
         if not self._failed.keys().isdisjoint(line.domains):
             self._again[line] = None
         elif line.urgency is Priority.HIGH:
-            if not line.is_hurried:
-                line.is_hurried = True
-                self._waiting.put_first(line)
-        elif not line.sought or (line.has_fresh and not line.sought_fresh):
-            line.sought_fresh = line.has_fresh
+            self._waiting.put_first(line)
+        elif line.sought:
+            self._waiting.hasten(line)
+        else:
             self._waiting.append(line)
         line.sought = True
 
     def sort(self) -> None:
         """Sort the waiting lookups again after fresh mail has become backlog."""
-        for line in self._waiting.sort():
-            line.sought_fresh = False
+        self._waiting.sort()
 
     def take(self) -> list[str]:
         """Return the domains to be looked up now. Each look-up must end in `ended`."""
