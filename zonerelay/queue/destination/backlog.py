@@ -341,54 +341,23 @@ until the backlog was gone.
 _Line = TypeVar("_Line", bound=DestinationQueue)
 
 
-class _AlternatingQueue(OrderedDict[_Line, bool]):
-    """Destination queues in order of arrival, except that every second selection takes a `new` one first."""
+class FairQueue(Generic[_Line]):
+    """Destination queues with and without fresh mail, each at most once, in weighted order. Each kind is in
+    order of arrival, except that every second selection takes a `new` one first.
+    """
 
-    # Not a deque, because a line that leaves early must be found quickly. And a dict can be checked for
+    __slots__ = ("_first", "_fresh", "_fresh_taken", "_may_overtake", "_new", "_other")
+
+    # Not deques, because a line that leaves early must be found quickly. And a dict can be checked for
     # emptiness without a call of Python code, which happens a dozen times per message.
 
     def __init__(self) -> None:
-        super().__init__()
-        self._new: OrderedDict[_Line, bool] = OrderedDict()
-        self._may_overtake = True
-
-    def append(self, waiting: _Line, *, new: bool = False) -> None:
-        self[waiting] = new
-        if new:
-            self._new[waiting] = True
-
-    def take(self) -> _Line:
-        """Remove and return the next queue."""
-        new = self._new
-        if not new:
-            return self.popitem(last=False)[0]
-        first = next(iter(self))
-        if first not in new:
-            self._may_overtake = not self._may_overtake
-            if not self._may_overtake:
-                first = next(iter(new))
-        self.remove(first)
-        return first
-
-    def remove(self, waiting: _Line) -> bool:
-        """Remove a queue. Return false if it is not here."""
-        self._new.pop(waiting, None)
-        return self.pop(waiting, None) is not None
-
-    def clear(self) -> None:
-        super().clear()
-        self._new.clear()
-
-
-class FairQueue(Generic[_Line]):
-    """Destination queues with and without fresh mail, each at most once, in weighted order."""
-
-    __slots__ = ("_first", "_fresh", "_fresh_taken", "_other")
-
-    def __init__(self) -> None:
         self._first: OrderedDict[_Line, None] = OrderedDict()
-        self._fresh: _AlternatingQueue[_Line] = _AlternatingQueue()
-        self._other: _AlternatingQueue[_Line] = _AlternatingQueue()
+        self._fresh: OrderedDict[_Line, None] = OrderedDict()
+        self._new: OrderedDict[_Line, None] = OrderedDict()
+        """Those of the fresh ones that are new."""
+        self._other: OrderedDict[_Line, None] = OrderedDict()
+        self._may_overtake = True
         self._fresh_taken = 0
         """Lines with fresh mail that went since the last line without."""
 
@@ -400,9 +369,11 @@ class FairQueue(Generic[_Line]):
         matters only for fresh mail.
         """
         if waiting.has_fresh:
-            self._fresh.append(waiting, new=new)
+            self._fresh[waiting] = None
+            if new:
+                self._new[waiting] = None
         else:
-            self._other.append(waiting)
+            self._other[waiting] = None
 
     def put_first(self, waiting: _Line) -> None:
         """Put a queue that has waited elsewhere first."""
@@ -410,14 +381,15 @@ class FairQueue(Generic[_Line]):
 
     def hasten(self, waiting: _Line) -> None:
         """Move a queue to those with fresh mail after fresh mail has arrived."""
-        if waiting.has_fresh and self._other.remove(waiting):
-            self._fresh.append(waiting)
+        if waiting.has_fresh and self._other.pop(waiting, self) is None:
+            self._fresh[waiting] = None
 
     def sort(self) -> None:
         """Move queues whose mail is no longer fresh to the others."""
         for each in [each for each in self._fresh if not each.has_fresh]:
-            self._fresh.remove(each)
-            self._other.append(each)
+            del self._fresh[each]
+            self._new.pop(each, None)
+            self._other[each] = None
 
     @property
     def has_fresh(self) -> bool:
@@ -439,17 +411,22 @@ class FairQueue(Generic[_Line]):
             return waiting
         if self._other and not fresh_only and (self._fresh_taken >= FRESH_WEIGHT or not self._fresh):
             self._fresh_taken = 0
-            return self._other.take()
+            return self._other.popitem(last=False)[0]
         self._fresh_taken += 1
-        return self._fresh.take()
+        waiting = next(iter(self._fresh))
+        if self._new and waiting not in self._new:
+            self._may_overtake = not self._may_overtake
+            if not self._may_overtake:
+                waiting = next(iter(self._new))
+        del self._fresh[waiting]
+        self._new.pop(waiting, None)
+        return waiting
 
     def remove(self, waiting: _Line) -> None:
         """Remove a queue out of order."""
-        self._first.pop(waiting, None)
-        self._fresh.remove(waiting)
-        self._other.remove(waiting)
+        for each in (self._first, self._fresh, self._new, self._other):
+            each.pop(waiting, None)
 
     def clear(self) -> None:
-        self._first.clear()
-        self._fresh.clear()
-        self._other.clear()
+        for each in (self._first, self._fresh, self._new, self._other):
+            each.clear()

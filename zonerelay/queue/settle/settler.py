@@ -191,10 +191,7 @@ class DispositionPolicy:
         return (
             not delivery.warned
             and self._is_late(delivery, now)
-            and envelope.sender != NULL_SENDER
-            and envelope.origin.protocol != OUTBOX
-            and not envelope.origin.stranger
-            and _wants(delivery, Notify.DELAY)
+            and not self._silence(envelope, delivery, Notify.DELAY)
         )
 
     def _is_late(self, delivery: Delivery, now: float) -> bool:
