@@ -184,7 +184,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: a bounce and its report are one write.
     "report-in-a-second-write": (24, "store.queue.store:PartitionStore.settle", _report_second),
     # 2.2: a bounce is reported.
-    "no-reports": (5, "queue.settle.disposition:DispositionPolicy._silence", "mutant"),
+    "no-reports": (5, "queue.settle.settler:DispositionPolicy._silence", "mutant"),
     # 2.2: a lost reply is no delivery.
     "lost-means-delivered": (5, "smtp.client.transaction:ClientTransaction.lost", _deliver_lost),
     # 2.2: each recipient has its own outcome.
@@ -208,13 +208,13 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.3: a suspension ends.
     "suspended-for-ever": (1, "queue.destination.destinations:Suspension.duration", 1e9),
     # 5.1: mail expires.
-    "never-expires": (8, "queue.settle.disposition:DispositionPolicy._next_attempt", _put_off),
+    "never-expires": (8, "queue.settle.settler:DispositionPolicy._next_attempt", _put_off),
     # 2.5: lines that begin with a dot are doubled.
     "no-dot-stuffing": (1, "smtp.client.stuffing:DotStuffer.feed", lambda real, self, data: bytes(data)),
     # Bodies leave as they came.
     "chunks-out-of-order": (1, "store.queue.reads:QueueReads.chunks", _reverse_chunks),
     # A connection with a lost reply is not used again.
-    "connection-not-closed": (16, "delivery.connection.client_protocol:ClientProtocol.abort", None),
+    "connection-not-closed": (16, "delivery.connection.session:ClientProtocol.abort", None),
     # Orders outlive a restart.
     "order-lost": (212, "queue.orders.orders:OrdersFile.read", lambda real, *_: []),
     # Suspended mail does not leave.

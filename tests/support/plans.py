@@ -12,8 +12,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Outcome
-from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.destination.rates import Rates
+from zonerelay.queue.destination.destinations import Rates, Work
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.queueing import route_to
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import ConnectionPool
-from zonerelay.delivery.connection.session import OutgoingSession, Slot
+from zonerelay.delivery.connection.session import ClientProtocol, OutgoingSession, Slot
 from zonerelay.delivery.connection.session_limits import (
     FIRST_PAUSE,
     LONGEST_PAUSE,

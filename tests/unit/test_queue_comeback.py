@@ -23,8 +23,7 @@ from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Outcome
-from zonerelay.queue.destination.destinations import PUT_OFF_MOST, Destination, Work
-from zonerelay.queue.destination.rates import Rates
+from zonerelay.queue.destination.destinations import PUT_OFF_MOST, Destination, Rates, Work
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.route import Batch, DestinationLimits, MxHost, Route, SiteKey
 

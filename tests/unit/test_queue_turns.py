@@ -18,7 +18,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import MessageIdSource, Priority, first_at
 from zonerelay.model.reply import Outcome
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT
-from zonerelay.queue.destination.rates import Pacer, Rates
+from zonerelay.queue.destination.destinations import Pacer, Rates
 from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS
 from zonerelay.queue.zone.window import AGAIN, LOW_MARK
 from zonerelay.routing.destinations.route import DestinationLimits

@@ -22,7 +22,7 @@ from zonerelay.limits.authority import ZoneLimits
 from zonerelay.limits.values import LimitRequest, TurnRequest, leased_grace, margin
 from zonerelay.limits.worker import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue.destination.rates import HORIZON, Pace, Pacer, Rates, Ticket
+from zonerelay.queue.destination.destinations import HORIZON, Pace, Pacer, Rates, Ticket
 from zonerelay.queue.zone.zone import LONGEST_FIRST, take_turn
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
@@ -246,7 +246,7 @@ def test_taking_up_the_same_rate_again_changes_nothing() -> None:
 
 
 def test_what_is_over_is_forgotten_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.destination.rates.MAX_BUSY", 10)
+    monkeypatch.setattr("zonerelay.queue.destination.destinations.MAX_BUSY", 10)
     rates = Rates()
     rates._max_busy = 10
     pace(rates, parse_rate("1/1h")).start(0.0).take(0.0)

@@ -11,10 +11,10 @@ Promise: the worker never has more connections than slots. If the authority asks
 are given back as soon as they are free.
 
 `LeasedTurns` are the turns that a worker has leased. If several workers share a rate, they replace the
-worker's own pace and answer the questions of a `Pacer` (`queue/destination/rates`): when the next batch may
-start, and when its MAIL may be written. Each answer is a turn that the authority has assigned. A turn may be
-taken from its moment until its grace has passed, by the later and the earlier bound of the authority's clock
-(`ClockBounds`).
+worker's own pace and answer the questions of a `Pacer` (`queue/destination/destinations`): when the next
+batch may start, and when its MAIL may be written. Each answer is a turn that the authority has assigned. A
+turn may be taken from its moment until its grace has passed, by the later and the earlier bound of the
+authority's clock (`ClockBounds`).
 
 - A worker requests as many turns as batches wait, but at most a *block*. The block doubles when more batches
   wait, halves when turns were unused, and never exceeds the turns of `AHEAD` seconds. The worker requests the

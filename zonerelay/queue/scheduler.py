@@ -22,8 +22,7 @@ from msgspec import structs
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName, queue_of, queues_of
-from zonerelay.queue.destination.destinations import Destination
-from zonerelay.queue.destination.rates import Rates
+from zonerelay.queue.destination.destinations import Destination, Rates
 from zonerelay.queue.selection import BacklogThrottle
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone, ZoneParts

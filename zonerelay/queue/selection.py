@@ -88,8 +88,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, FairQueue, Precedence
-from zonerelay.queue.destination.destinations import Destination, Site, Standing
-from zonerelay.queue.destination.rates import Rates, Ticket
+from zonerelay.queue.destination.destinations import Destination, Rates, Site, Standing, Ticket
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 LOOK = 0.1

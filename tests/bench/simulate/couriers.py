@@ -14,9 +14,8 @@ from typing import cast
 from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
-from zonerelay.delivery.connection.session import OutgoingSession, Slot
+from zonerelay.delivery.connection.session import ClientProtocol, OutgoingSession, Slot
 from zonerelay.delivery.peer import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict

@@ -19,7 +19,7 @@ from zonerelay.capture.store import open_capture
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import DeliverySettings, Settings, SpoolSettings
 from zonerelay.delivery.batch.capturing import CaptureCourier
-from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
+from zonerelay.delivery.connection.session import WRITE_LIMIT
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import MessageId
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
-from zonerelay.delivery.batch.transaction_io import unreadable
+from zonerelay.delivery.batch.batch_state import unreadable
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict

@@ -51,8 +51,13 @@ from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.config.units import exact_span
 from zonerelay.delivery.auth.logins import Logins, NoLogin
-from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
-from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
+from zonerelay.delivery.batch.batch_state import (
+    BatchState,
+    NoTurnError,
+    phase_timeouts,
+    run_transaction,
+    unreadable,
+)
 from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
 from zonerelay.delivery.connection.session import (
     OutgoingSession,

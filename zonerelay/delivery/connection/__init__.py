@@ -1,7 +1,6 @@
-"""Connections to peers: `session` opens and counts them, and `pool` keeps idle ones.
+"""Connections to peers: `session` opens them, reads and writes, and `pool` counts and keeps them.
 
-`session_limits` orders hosts and learns what a host accepts on one connection. `client_protocol` is the
-asyncio protocol under a session.
+`session_limits` orders hosts and learns what a host accepts on one connection.
 
 Code outside delivery/ imports none of these modules.
 """

@@ -10,8 +10,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   connections from the others, and not every message pays for its own connection.
 - Unproven destinations: destinations that have not answered yet, or answer slowly, may use only a part of the
   zone's connections → silent hosts and tarpits cannot hold all of them.
-- Rates (`rates.py`): a destination waits aside for the next turn of its rate → a rate-limited destination
-  holds no connection while it waits.
+- Rates (`destinations.py`): a destination waits aside for the next turn of its rate → a rate-limited
+  destination holds no connection while it waits.
 - Oldest message first within a destination → no mail waits for ever behind newer mail.
 - One domain in a batch if domains are not mixed (`ZoneSettings.mixes_domains`), or as many as the hosts
   announce → no recipient is deferred because of the others, and each outcome is stored when it is known.
@@ -66,13 +66,13 @@ from zonerelay.queue.destination.backlog import DestinationQueue
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
+    Rates,
     RouteLookups,
     Standing,
     Transition,
     UnroutedMail,
     Work,
 )
-from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.orders.order import OPEN, Order, OrderGate
 from zonerelay.queue.selection import (
     MOST_IN_VISIT,

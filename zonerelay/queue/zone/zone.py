@@ -25,10 +25,10 @@ another relay may be making it.
 Rates: a batch starts when a turn is due, but the time at which MAIL is written is known only when its
 connection is established. Otherwise connections that are established late and at the same time would send
 their mail at the same time. So the courier takes the turn at that point (`take_turn`). It rarely has to wait.
-It waits for the first turn for up to `LONGEST_FIRST`: few batches wait (`rates.HORIZON`), and they wait
-longer only if a reload has made the rate much slower. It waits for a further turn, for recipients that the
-peer wants in another transaction or for another host, only for `PATIENCE`, because a connection is kept open
-during this time. The rest is tried again later.
+It waits for the first turn for up to `LONGEST_FIRST`: few batches wait (`destinations.HORIZON`), and they
+wait longer only if a reload has made the rate much slower. It waits for a further turn, for recipients that
+the peer wants in another transaction or for another host, only for `PATIENCE`, because a connection is kept
+open during this time. The rest is tried again later.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ from zonerelay.queue.destination.destinations import (
     PUT_OFF_MOST,
     PUT_OFF_RATE,
     Destination,
+    Rates,
+    Ticket,
     Transition,
     Work,
     suspended,
 )
-from zonerelay.queue.destination.rates import Rates, Ticket
 from zonerelay.queue.orders.order import OPEN
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection import BacklogThrottle
