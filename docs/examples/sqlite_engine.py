@@ -193,10 +193,6 @@ class SqliteKeys:
             with transaction(db):
                 # The fence: no row has another epoch, or another number before.
                 self._expect(db.execute(FENCE, (epoch, number, node, epoch, number - 1)))
-                for start, end in batch.write.ranges:
-                    db.execute(
-                        "DELETE FROM entry WHERE node = ? AND key >= ? AND key < ?", (node, start, end)
-                    )
                 gone = [(node, key) for key, value in changes if value is None]
                 made = [(node, key, value) for key, value in changes if value is not None]
                 db.executemany("DELETE FROM entry WHERE node = ? AND key = ?", gone)

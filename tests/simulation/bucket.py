@@ -60,8 +60,6 @@ class ObjectStore:
                 self.living[key] = process.name
         if "/log/" in key:
             entry, rows = unpacked(data, LogEntry, key), self._rows[key.partition("/log/")[0]]
-            for start, end in entry.ranges:
-                rows -= {row for row in rows if start <= row < end}
             for row, value in entry.changes:
                 (rows.discard if value is None else rows.add)(row)
 

@@ -37,7 +37,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
-from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
+from zonerelay.store.keys.port import KeyReader, Write, pages
 
 KEPT = 1000
 """The number of findings of one kind that are kept in full. Later ones are only counted."""
@@ -652,17 +652,16 @@ class _Comparison:
         changes: dict[bytes, bytes | None]
         prefix, count = records.message_prefix(identity), records.open_count_key(identity)
         if await repair.judge(found, lambda: self._body(identity)):
-            changes = dict.fromkeys([*found.deliveries, *found.unreadable, count])
-            ranges = [KeyRange(prefix, records.after(prefix))]
+            rows = (prefix + part for part in found.parts)
+            changes = dict.fromkeys([*found.deliveries, *found.unreadable, count, *rows])
         else:
             assert message is not None
-            ranges = []
             changes = dict.fromkeys([*found.unreadable, *(prefix + part for part in found.strange)])
             changes[records.exists_key(identity)] = b"%d" % message.envelope.created
             left = len(found.deliveries)
             changes[count] = None if found.wanted == left else b"%d" % left
         if self.write is not None:
-            await self.write(Write(changes, ranges, makes_room=True))
+            await self.write(Write(changes, makes_room=True))
 
     async def _body(self, identity: MessageId) -> AsyncIterator[bytes]:
         """Yield the readable chunks of a body."""

@@ -142,9 +142,6 @@ class MemoryKeys:
     async def apply(self, batch: port.WriteBatch) -> None:
         there = self._held(batch.position.epoch)
         rows = there.rows
-        for start, end in batch.write.ranges:
-            for key in list(rows.irange(start, end, (True, False))):
-                del rows[key]
         for key, value in batch.write.changes.items():
             if value is None:
                 rows.pop(key, None)

@@ -111,23 +111,16 @@ async def test_the_last_key_of_a_range(opened: Opened) -> None:
     assert await partition.last_key(b"d", b"e") is None
 
 
-async def test_a_range_is_emptied_before_the_changes_of_the_same_write(opened: Opened) -> None:
-    partition = await opened()
-    await partition.write(put(q1="old", q2="old", q3="old", r="old"))
-    await partition.write(Write({b"q2": b"new", b"q4": None}, [KeyRange.of_prefix(b"q")]))
-    assert await all_rows(partition) == [(b"q2", b"new"), (b"r", b"old")]
-
-
 async def test_writes_that_wait_together_are_done_one_after_the_other(opened: Opened) -> None:
-    """They go in one batch: the later one decides, ranges included."""
+    """They go in one batch: the later one decides."""
     partition = await opened()
     await asyncio.gather(
         partition.write(put(a="1", k="1")),
-        partition.write(Write({}, [KeyRange(b"a", b"b")])),
+        partition.write(Write({b"a": None})),
         partition.write(put(a="2")),
         partition.write(Write({b"k": None})),
         partition.write(put(a="3", z="")),
-        partition.write(Write({}, [KeyRange(b"z", b"zz")])),
+        partition.write(Write({b"z": None})),
     )
     assert await all_rows(partition) == [(b"a", b"3")]
 
@@ -142,11 +135,9 @@ async def test_a_model_of_it(place: Place, opened: Opened) -> None:
             b"%d" % choose.randrange(300): choose.choice([None, choose.randbytes(choose.randrange(2000))])
             for _ in range(choose.randrange(12))
         }
-        low, high = sorted(choose.sample(range(300), 2))
-        ranges = [KeyRange(b"%d" % low, b"%d" % high)] if choose.random() < 0.2 else []
-        await partition.write(Write(changes, ranges))
-        for emptied in ranges:
-            model = {key: value for key, value in model.items() if not emptied.holds(key)}
+        if choose.random() < 0.2:  # many keys at once
+            changes |= dict.fromkeys(choose.sample(sorted(model), len(model) // 2))
+        await partition.write(Write(changes))
         for key, value in changes.items():
             if value is None:
                 model.pop(key, None)
@@ -198,7 +189,7 @@ async def test_nodes_do_not_see_each_other(opened: Opened) -> None:
     here, there = await opened(0), await opened(1, token="there")
     await here.write(put(a="here"))
     await there.write(put(a="there", b="there"))
-    await there.write(Write({}, [KeyRange(b"b", b"c")]))
+    await there.write(Write({b"b": None}))
     assert await all_rows(here) == [(b"a", b"here")]
     assert await all_rows(there) == [(b"a", b"there")]
 

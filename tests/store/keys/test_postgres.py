@@ -25,7 +25,6 @@ from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import (
     FencedError,
-    KeyRange,
     NodeTakenError,
     OlderStateError,
     Write,
@@ -106,7 +105,7 @@ async def test_a_pool_for_transactions_does_no_harm(opened: Opening) -> None:
             async def session(partition: Partition, number: int) -> None:
                 for step in range(20):
                     key = b"%d %d" % (number, step)
-                    await partition.write(Write({key: b"x", b"gone": None}, [KeyRange(b"y", b"z")]))
+                    await partition.write(Write({key: b"x", b"gone": None}))
                     assert await partition.get([key]) == [b"x"]
 
             await asyncio.gather(*(session(each, n) for each in (one, two) for n in range(8)))

@@ -40,8 +40,7 @@ Space
     removals) is accepted longer than new mail, as far as the engine can. `room` returns the free space.
 
 Limits: keys up to MAX_KEY bytes (an index row of PostgreSQL ends at 2,704) that do not begin with NUL, values
-up to MAX_VALUE, and MAX_NODES partitions. A range in a batch is intended for the keys of one message.
-`Partition.clear` removes large ranges in many batches.
+up to MAX_VALUE, and MAX_NODES partitions. `Partition.clear` removes large ranges in many batches.
 """
 
 from __future__ import annotations
@@ -96,17 +95,11 @@ class KeyRange(NamedTuple):
             raise ValueError("this range has no end key")
         return cls(prefix, stem[:-1] + bytes([stem[-1] + 1]))
 
-    def holds(self, key: bytes) -> bool:
-        return self.start <= key < self.end
-
 
 class Write(msgspec.Struct, frozen=True, gc=False):
-    """Changes that are applied atomically: first `ranges` are emptied, then `changes` are made, where None
-    removes a key.
-    """
+    """Changes that are applied atomically. A value of None removes a key."""
 
     changes: Mapping[bytes, bytes | None] = msgspec.field(default_factory=dict)
-    ranges: Sequence[KeyRange] = ()
     makes_room: bool = False
 
     def check(self) -> int:
@@ -127,16 +120,11 @@ class Write(msgspec.Struct, frozen=True, gc=False):
 def merged(writes: Iterable[Write]) -> Write:
     """Return one write with the same effect as these writes in order."""
     changes: dict[bytes, bytes | None] = {}
-    ranges: list[KeyRange] = []
     makes_room = True
     for write in writes:
-        for emptied in write.ranges:
-            for key in [key for key in changes if emptied.holds(key)]:
-                del changes[key]
-            ranges.append(emptied)
         changes.update(write.changes)
         makes_room = makes_room and write.makes_room
-    return Write(changes, ranges, makes_room)
+    return Write(changes, makes_room)
 
 
 class Position(NamedTuple):

@@ -330,8 +330,7 @@ async def _mend(target: LevelDb, repair: check.RecordRepair, tell: check.Tell) -
     """
 
     async def write(write: Write) -> None:
-        gone = [key for each in write.ranges for key, _ in target.rows(*each, limit=sys.maxsize)]
-        target.write([[*dict.fromkeys(gone).items(), *write.changes.items()]])
+        target.write([list(write.changes.items())])
 
     return (await check.mend(SpoolKeys(target), repair, tell, write)).deliveries
 

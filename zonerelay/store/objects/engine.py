@@ -135,7 +135,6 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0
     writer: str = ""
     changes: list[tuple[bytes, bytes | None]] = []
-    ranges: list[port.KeyRange] = []
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
@@ -570,7 +569,7 @@ class ObjectKeys:
         )
         try:
             self._state, dropped = await self._threads.read(
-                ObjectIndex.apply, entry.changes, entry.ranges, state, is_beginning
+                ObjectIndex.apply, entry.changes, state, is_beginning
             )
         except StoreError:
             self._is_open, self._is_suspect = False, True  # rebuilt by the next `enter`
@@ -591,16 +590,12 @@ class ObjectKeys:
     async def _apply(self, batch: port.WriteBatch) -> None:
         write = batch.write
         rows, values = self._split(write.changes, f"{batch.position.epoch:06d}-{batch.position.number:012d}")
-        staged = {
-            key: row
-            for key, row in self._staged.items()
-            if key not in rows and not any(emptied.holds(key) for emptied in write.ranges)
-        }
+        staged = {key: row for key, row in self._staged.items() if key not in rows}
         withdrawn = self._staged.keys() - staged.keys()
         named = {name_of(row) for row in staged.values()}
         unnamed = {name_of(self._staged[key]) for key in withdrawn} - named
         changes = [*staged.items(), *rows.items()]
-        entry = LogEntry(*batch.position, changes=changes, ranges=list(write.ranges))
+        entry = LogEntry(*batch.position, changes=changes)
         data = packed(entry)
         try:
             is_ours = await self._place.create(

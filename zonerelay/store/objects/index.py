@@ -114,35 +114,20 @@ class ObjectIndex(Database):
             batch.write()
 
     def apply(
-        self,
-        changes: Sequence[tuple[bytes, bytes | None]],
-        ranges: Sequence[KeyRange],
-        state: LogState,
-        is_beginning: bool,
+        self, changes: Sequence[tuple[bytes, bytes | None]], state: LogState, is_beginning: bool
     ) -> tuple[LogState, list[str]]:
-        """Apply the changes of one entry of the log, after the ranges are emptied. Return the new state, and
-        the names of the objects that no row refers to any more.
+        """Apply the changes of one entry of the log. Return the new state, and the names of the objects that
+        no row refers to any more.
         """
-        live, emptied = state.live, set[bytes]()
+        live = state.live
         made_names, gone_names = Counter[str](), Counter[str]()
         with self._unsynced() as batch:
             get = self._handle().get
-
-            def drop(key: bytes, stored: bytes) -> int:
-                if name := name_of(stored):
-                    gone_names[name] += 1
-                return len(key) + len(stored)
-
-            for start, end in ranges:
-                for key, stored in self.rows(start, end, limit=2**62):
-                    if key not in emptied:
-                        emptied.add(key)
-                        batch.delete(key)
-                        live -= drop(key, stored)
             for key, value in changes:
-                old = None if key in emptied else get(key)
-                if old is not None:
-                    live -= drop(key, old)
+                if (old := get(key)) is not None:
+                    live -= len(key) + len(old)
+                    if name := name_of(old):
+                        gone_names[name] += 1
                 if value is None:
                     batch.delete(key)
                     continue

@@ -114,14 +114,6 @@ WITH fence AS (
 )
 """
 
-# Two changes of one row in one statement are undefined, so a range excludes the keys in the batch's changes.
-_EMPTIED = """
-, emptied AS (
-    DELETE FROM {s}.entry e USING fence, unnest($7::bytea[], $8::bytea[]) AS r (low, high)
-    WHERE e.node = $1 AND e.key >= r.low AND e.key < r.high AND e.key <> ALL ($4::bytea[] || $5::bytea[])
-)
-"""
-
 _PAGE = """
 SELECT key, {value} FROM (
     SELECT key, value, sum(octet_length(key) + {length}) OVER (ORDER BY key) AS total
@@ -165,7 +157,6 @@ _STATEMENTS = {
     "reserved": "SELECT value FROM {s}.reservation WHERE key = $1",
     "unreserve": "DELETE FROM {s}.reservation WHERE key = $1 AND value = $2",
     "write": "{fence} SELECT 1 FROM fence",
-    "write ranges": "{fence} {emptied} SELECT 1 FROM fence",
 }
 
 
@@ -175,7 +166,6 @@ def statements(access: DatabaseAccess) -> dict[str, str]:
     longest = f"{LONGEST_LEASE} * interval '1 second'"
     names |= {
         "fence": _FENCE.format(**names),
-        "emptied": _EMPTIED.format(**names),
         "is_over": _IS_OVER.format(p="", longest=longest),
         "p_is_over": _IS_OVER.format(p="p.", longest=longest),
     }
@@ -335,17 +325,15 @@ class PostgresKeys:
     # --- writing
 
     async def apply(self, batch: port.WriteBatch) -> None:
-        changes, ranges = batch.write.changes, batch.write.ranges
+        changes = batch.write.changes
         made = {key: value for key, value in changes.items() if value is not None}
         values: list[object] = [
             *(self._node, *batch.position),
             [key for key, value in changes.items() if value is None],
             *(list(made), list(made.values())),
         ]
-        if ranges:
-            values += [[each.start for each in ranges], [each.end for each in ranges]]
         async with self._use(self._writer) as link:
-            if not await link.fetch(self._sql["write ranges" if ranges else "write"], *values):
+            if not await link.fetch(self._sql["write"], *values):
                 raise await self._refused(link.fetch, batch.position.epoch)
         self._last = batch.position
 

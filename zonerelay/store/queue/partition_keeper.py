@@ -34,7 +34,7 @@ def _undo(write: Write) -> Write | None:
     made = {
         key.split(b" ")[1] for key in write.changes if key[:8] == records.MESSAGE_PREFIX and key[-1:] == b"*"
     }
-    is_new = not write.ranges and None not in write.changes.values()
+    is_new = None not in write.changes.values()
     if is_new and all(key[:9] == b"meta once" or made.intersection(key.split(b" ")) for key in write.changes):
         return Write(dict.fromkeys(write.changes), makes_room=True)
     return None

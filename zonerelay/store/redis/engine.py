@@ -55,7 +55,7 @@ _log = logging.getLogger("zonerelay.store")
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
-# node keys values; epoch number ranges (low high)… deletes (key)… puts (key value)…
+# node keys values; epoch number deletes (key)… puts (key value)…
 _WRITE = """
 local node, keys, values = KEYS[1], KEYS[2], KEYS[3]
 local at = 0
@@ -68,22 +68,12 @@ redis.call('HSET', node, 'tried', number)
 redis.call('ZADD', keys, 'XX', 0, '\\0')
 redis.call('ZREM', keys, '\\0')
 redis.call('HDEL', values, '\\0')
-local function remove(gone)
-  redis.call('ZREM', keys, unpack(gone))
-  redis.call('HDEL', values, unpack(gone))
-end
-for _ = 1, take() do
-  local low, high = '[' .. take(), '(' .. take()
-  repeat
-    local gone = redis.call('ZRANGEBYLEX', keys, low, high, 'LIMIT', 0, 1000)
-    if #gone > 0 then remove(gone) end
-  until #gone < 1000
-end
 local left = tonumber(take())
 while left > 0 do
   local gone = {}
   for i = 1, math.min(left, 1000) do gone[i] = take() end
-  remove(gone)
+  redis.call('ZREM', keys, unpack(gone))
+  redis.call('HDEL', values, unpack(gone))
   left = left - #gone
 end
 left = tonumber(take())
@@ -367,9 +357,7 @@ class RedisKeys:
         gone = [key for key, value in write.changes.items() if value is None]
         made = [part for key, value in write.changes.items() if value is not None for part in (key, value)]
         wire = await self._use(self._writer)
-        values: list[bytes | str | int] = [*batch.position, len(write.ranges)]
-        values += [end for each in write.ranges for end in each]
-        values += [len(gone), *gone, len(made) // 2, *made]
+        values: list[bytes | str | int] = [*batch.position, len(gone), *gone, len(made) // 2, *made]
         names = [self._here, self._keys, self._values]
         script = _SCRIPTS["make room" if write.makes_room else "write"]
         try:
