@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Sink, deliveries_of, make_events, make_message
 from zonerelay.config.settings import OutboxSettings
-from zonerelay.message.compose import mime
-from zonerelay.message.compose.compose import Address, AttachedFile, Draft, compose
-from zonerelay.message.compose.mime import Base64Error, Base64Text
+from zonerelay.message.compose import Address, AttachedFile, Base64Error, Base64Text, Draft, compose
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import QueueName, queue_of
 from zonerelay.model.envelope import Mailbox, MessageIdSource, is_row, row_id, row_of
@@ -421,7 +419,7 @@ def test_base64_is_decoded_as_if_it_were_done_at_once(data: bytes, gaps: list[tu
     for at, gap in gaps:
         text = text[:at] + gap + text[at:]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mime, "_SLICE", 2 * 76)
+        patch.setattr("zonerelay.message.compose._SLICE", 2 * 76)
         pieces = list(Base64Text(text.encode()).pieces())
     assert b"".join(pieces) == data
     assert all(len(piece) % 57 == 0 for piece in pieces[:-1])

@@ -23,7 +23,7 @@ from zonerelay.inbound.cleanup.submit import Rejection
 from zonerelay.inbound.limits.quotas import ExhaustedQuota
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
-from zonerelay.message.compose.mime import Base64Error
+from zonerelay.message.compose import Base64Error
 from zonerelay.model.envelope import Mailbox
 from zonerelay.model.reply import Reply
 

@@ -31,8 +31,7 @@ from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.store import CaptureRow, SearchError
-from zonerelay.message.compose.compose import compose
-from zonerelay.message.compose.mime import Base64Error
+from zonerelay.message.compose import Base64Error, compose
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import NotFoundError
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of, recipients_of

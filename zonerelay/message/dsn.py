@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from zonerelay.message.compose import mime
+from zonerelay.message.compose import multipart, part
 from zonerelay.message.header.headers import field, one_line, rfc5322_date, wrap
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Mailbox, Message, MessageId
@@ -193,14 +193,14 @@ def compose(notice: Notice) -> bytes:
     beyond_ascii = notice.is_international
     status_type = "message/global-delivery-status" if beyond_ascii else "message/delivery-status"
     parts = (
-        mime.part(f"text/plain; charset={charset}", _octets(people), description="Notification"),
-        mime.part(status_type, _octets(_status_fields(notice)), description="Delivery report"),
+        part(f"text/plain; charset={charset}", _octets(people), description="Notification"),
+        part(status_type, _octets(_status_fields(notice)), description="Delivery report"),
         _returned(notice),
     )
     encoding = "" if all(part.isascii() for part in parts) else "Content-Transfer-Encoding: 8bit\r\n"
     # Of the content, so that no part can contain it.
     boundary = f"=_{hashlib.blake2b(b''.join(parts), digest_size=15).hexdigest()}"
-    body = mime.multipart("report; report-type=delivery-status", boundary, [[part] for part in parts])
+    body = multipart("report; report-type=delivery-status", boundary, [[part] for part in parts])
     return b"".join((_header(notice), encoding.encode(), *body))
 
 
@@ -214,11 +214,11 @@ def _returned(notice: Notice) -> bytes:
     international = notice.is_international or (notice.message.envelope.smtputf8 and not header.isascii())
     if not message:
         header_type = "message/global-headers" if international else "text/rfc822-headers"
-        return mime.part(header_type, header, description="Header of the message")
+        return part(header_type, header, description="Header of the message")
     if international:
-        return mime.part("message/global", message, description="The message")
+        return part("message/global", message, description="The message")
     encoding = "7bit" if message.isascii() else "8bit"
-    return mime.part("message/rfc822", message, description="The message", transfer_encoding=encoding)
+    return part("message/rfc822", message, description="The message", transfer_encoding=encoding)
 
 
 def _header(notice: Notice) -> bytes:

@@ -17,8 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from zonerelay.message.compose.compose import compose_pieces
-from zonerelay.message.compose.mime import Base64Error
+from zonerelay.message.compose import Base64Error, compose_pieces
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.envelope import Message, MessageId
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of

@@ -13,9 +13,7 @@ from typing import cast
 
 import msgspec
 
-from zonerelay.message.compose import mime
-from zonerelay.message.compose.compose import Address, AttachedFile, Draft
-from zonerelay.message.compose.mime import Base64Text
+from zonerelay.message.compose import Address, AttachedFile, Base64Text, Draft, FieldValueError, header
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Mailbox, domain_of
 from zonerelay.routing.addresses import ascii_domain, is_literal
@@ -238,8 +236,8 @@ def _check_header(name: str, key: str, value: str) -> None:
     if len(value) > MAX_HEADER:
         raise BadRowError(f"headers: {name} is too long")
     try:
-        mime.header(name, value)
-    except mime.FieldValueError as error:
+        header(name, value)
+    except FieldValueError as error:
         raise BadRowError(f"headers: {name} {error}") from None
 
 

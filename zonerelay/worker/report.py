@@ -81,7 +81,7 @@ class DailyReport:
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
 
     def _message(self, settings: Settings, text: str, until: float) -> OwnMessage:
-        from zonerelay.message.compose.compose import Address, Draft, compose  # noqa: PLC0415 - once a day
+        from zonerelay.message.compose import Address, Draft, compose  # noqa: PLC0415 - once a day
 
         sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")
         recipients = tuple(Recipient(address=Mailbox(each)) for each in settings.report.to)

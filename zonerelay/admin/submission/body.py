@@ -20,7 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from zonerelay.admin.problems import too_large
-from zonerelay.message.compose.mime import Base64Text
+from zonerelay.message.compose import Base64Text
 
 LONG = 64 * 1024
 FEW = 1024

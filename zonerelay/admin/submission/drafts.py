@@ -25,8 +25,7 @@ from zonerelay.inbound.cleanup.intake import is_key
 from zonerelay.inbound.cleanup.submit import SubmitOptions, SubmittedEnvelope
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
 from zonerelay.inbound.state.transaction import ZoneHeader
-from zonerelay.message.compose.compose import Address, AttachedFile, Draft
-from zonerelay.message.compose.mime import Base64Text
+from zonerelay.message.compose import Address, AttachedFile, Base64Text, Draft
 from zonerelay.model.envelope import (
     METADATA,
     NULL_SENDER,

@@ -58,8 +58,7 @@ from zonerelay.admin.submission.states import (
 from zonerelay.inbound.cleanup.intake import is_key, key_in
 from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitCall, SubmitOptions
 from zonerelay.inbound.refusal import Reason
-from zonerelay.message.compose.compose import AttachedFile, Draft, compose_pieces
-from zonerelay.message.compose.mime import Base64Error
+from zonerelay.message.compose import AttachedFile, Base64Error, Draft, compose_pieces
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address_list import read_addresses, recipient_fields
 from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, recipient_key
