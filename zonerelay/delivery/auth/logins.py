@@ -24,13 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zonerelay.config.credentials.secrets import SecretError
-from zonerelay.config.settings import (
-    CredentialSettings,
-    Settings,
-    TlsMode,
-    ZoneSettings,
-    passwords_that_end,
-)
+from zonerelay.config.settings import CredentialSettings, Settings, TlsMode, ZoneSettings, passwords_that_end
 from zonerelay.delivery.auth.accounts import Account, RefreshTokenFiles, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
 from zonerelay.delivery.peer import HostFailure, Terms
@@ -41,19 +35,9 @@ from zonerelay.model.reply import Reply, Scope
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import LOGIN
 from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.smtp.client import sasl
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.replies import make_reply, printable
-from zonerelay.smtp.client.sasl import (
-    ANY_PASSWORD,
-    XOAUTH2,
-    SaslConversation,
-    SaslError,
-    SaslIdentity,
-    choose_mechanism,
-    is_slow,
-    make_mechanism,
-    without_secrets,
-)
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
     from zonerelay.telemetry.events.events import SmarthostEvents
@@ -114,7 +98,7 @@ class Login:
     account: Account
     scope: Scope
     credential: CredentialSettings
-    identity: SaslIdentity
+    identity: sasl.SaslIdentity
     material: str
     mode: TlsMode
     is_new: bool
@@ -130,11 +114,11 @@ class Login:
         """
         self._check_tls(dialog, security)
         credential = self.credential
-        wanted = XOAUTH2 if credential.token_url else credential.mechanism.value.upper()
-        name = choose_mechanism(wanted, capabilities.auth)
+        wanted = sasl.XOAUTH2 if credential.token_url else credential.mechanism.value.upper()
+        name = sasl.choose_mechanism(wanted, capabilities.auth)
         if name is None:
             offered = ", ".join(sorted(capabilities.auth)) or "no AUTH at all"
-            missing = "a mechanism for passwords" if wanted == ANY_PASSWORD else wanted
+            missing = "a mechanism for passwords" if wanted == sasl.ANY_PASSWORD else wanted
             raise self._refused(
                 dialog, f"the server does not offer {missing}, only {printable(offered)[:MAX_SHOWN]}"
             )
@@ -158,15 +142,15 @@ class Login:
             raise StaleTokenError(self.identity.secret)
         try:
             nonce = random_secrets.token_urlsafe(24)
-            talking = SaslConversation(make_mechanism(name, self.identity, nonce))
+            talking = sasl.SaslConversation(sasl.make_mechanism(name, self.identity, nonce))
             reply = await self._converse(dialog, talking)
-        except SaslError as error:
+        except sasl.SaslError as error:
             raise self._refused(dialog, str(error)) from error
         if reply.is_positive:
             self.logins.accepted(account, dialog, self.material)
             return
         words = f"{reply} ({talking.mechanism.explanation})" if talking.mechanism.explanation else str(reply)
-        words = without_secrets(words, self.identity)[:MAX_WORDS]
+        words = sasl.without_secrets(words, self.identity)[:MAX_WORDS]
         if reply.is_transient:
             self.logins.events.answered(account.zone, "failed")
             text = f"{dialog.who} rejected the login: {words}"
@@ -178,12 +162,12 @@ class Login:
             words = f"{words}; {NO_PASSWORDS}"
         raise self._refused(dialog, words)
 
-    async def _converse(self, dialog: AuthDialog, talking: SaslConversation) -> Reply:
+    async def _converse(self, dialog: AuthDialog, talking: sasl.SaslConversation) -> Reply:
         """Run the dialog and return the last reply. Raise HostFailure and SaslError."""
         line = talking.begin()
         while True:
             code, text = await dialog.say(line)
-            if is_slow(talking.mechanism):
+            if sasl.is_slow(talking.mechanism):
                 line = await LOGIN.run(talking.receive, code, text)
             else:
                 line = talking.receive(code, text)
@@ -367,17 +351,17 @@ class Logins:
             return await self._material(credential)
         return ""
 
-    async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[SaslIdentity, bool]:
+    async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[sasl.SaslIdentity, bool]:
         """Return the identity, and whether it is certainly up to date. The `refused` token is
         never returned.
         """
         if not credential.token_url:
-            return SaslIdentity(credential.user, await self._secrets.get(credential.password)), True
+            return sasl.SaslIdentity(credential.user, await self._secrets.get(credential.password)), True
         source = self._token_source(credential)
         if refused:
-            return SaslIdentity(credential.user, await source.another_than(refused)), True
+            return sasl.SaslIdentity(credential.user, await source.another_than(refused)), True
         token, new = await source.token()
-        return SaslIdentity(credential.user, token), new
+        return sasl.SaslIdentity(credential.user, token), new
 
     def _token_source(self, credential: CredentialSettings) -> TokenSource:
         source = self._tokens.get(credential.name)

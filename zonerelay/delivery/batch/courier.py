@@ -51,26 +51,11 @@ from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.config.units import exact_span
 from zonerelay.delivery.auth.logins import Logins, NoLogin
-from zonerelay.delivery.batch.batch_state import (
-    BatchState,
-    NoTurnError,
-    phase_timeouts,
-    run_transaction,
-    unreadable,
-)
+from zonerelay.delivery.batch import batch_state
+from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
+from zonerelay.delivery.connection import session_limits
 from zonerelay.delivery.connection.pool import AllowanceOf, ConnectionPool
-from zonerelay.delivery.connection.session import (
-    OutgoingSession,
-    SessionOpener,
-    Slot,
-    TlsFailure,
-)
-from zonerelay.delivery.connection.session_limits import (
-    REMEMBER_FOR,
-    HostOrder,
-    SessionLimits,
-    UsedExtensions,
-)
+from zonerelay.delivery.connection.session import OutgoingSession, SessionOpener, Slot, TlsFailure
 from zonerelay.delivery.peer import ANY_CONNECTION, ConnectionKey, HostFailure, SourceFailure, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
@@ -117,8 +102,8 @@ class SmtpCourier:
 
     def __post_init__(self) -> None:
         settings, clock = self.settings, self.clock
-        self._timeouts = phase_timeouts(settings)
-        self._order = HostOrder(clock, self.random)
+        self._timeouts = batch_state.phase_timeouts(settings)
+        self._order = session_limits.HostOrder(clock, self.random)
         self._planner = TlsPlanner(self.resolver)
         self._opener = SessionOpener(
             settings,
@@ -128,9 +113,9 @@ class SmtpCourier:
             logins=self.logins,
         )
         self._carried: set[BatchState] = set()
-        self._seen_skipped = ExpiringSet[str](clock, REMEMBER_FOR)
-        self._extensions = UsedExtensions(clock)
-        self._limits = SessionLimits(clock)
+        self._seen_skipped = ExpiringSet[str](clock, session_limits.REMEMBER_FOR)
+        self._extensions = session_limits.UsedExtensions(clock)
+        self._limits = session_limits.SessionLimits(clock)
         self.pool = ConnectionPool(quit_timeout=settings.quit_timeout, shared=self.shared)
 
     def learned(self, address: str) -> tuple[str, ...]:
@@ -185,7 +170,7 @@ class SmtpCourier:
         except StoreError as error:
             if isinstance(error, ClaimLostError) and not progress.answered:
                 raise
-            progress.settle_open(_local(unreadable(error)))
+            progress.settle_open(_local(batch_state.unreadable(error)))
         except RenderError as error:
             progress.settle_open(_local(error.reply))
         except asyncio.CancelledError:
@@ -456,7 +441,7 @@ class SmtpCourier:
                     raise NoTurnError
                 session.transactions += 1
                 state.exchange = transaction, session
-                await run_transaction(transaction, protocol, state.body, self._timeouts)
+                await batch_state.run_transaction(transaction, protocol, state.body, self._timeouts)
                 state.record(transaction, session, suspect=self._is_suspect(transaction, session, state))
                 if state.terms.key.source is not None:
                     self._hear(transaction, session, state)

@@ -42,22 +42,9 @@ from aiosmtplib.protocol import SMTPProtocol
 from zonerelay.config.endpoints import join_port
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
-from zonerelay.delivery.peer import (
-    HostFailure,
-    PoolKey,
-    Terms,
-    UntrustedCertificateError,
-    open_socket,
-)
-from zonerelay.delivery.tls.plan import (
-    ENCRYPTED,
-    PeerVerification,
-    ResumingContext,
-    TlsPolicy,
-    TlsRequirements,
-    handshake_words,
-    prove,
-)
+from zonerelay.delivery.peer import HostFailure, PoolKey, Terms, UntrustedCertificateError, open_socket
+from zonerelay.delivery.tls import plan as tls_plan
+from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationKey, MxHost, SiteKey
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
@@ -298,7 +285,7 @@ class TlsFailure(HostFailure):
     unanswered = False
 
 
-IN_CLEAR = PeerVerification("none")
+IN_CLEAR = tls_plan.PeerVerification("none")
 
 
 @dataclass(slots=True, eq=False)
@@ -328,7 +315,7 @@ class OutgoingSession:
     """Whether the peer has accepted a BDAT on this connection."""
     has_taken_mail: bool = False
     """Whether the peer has accepted a message lately, on this connection or another."""
-    proof: PeerVerification = IN_CLEAR
+    proof: tls_plan.PeerVerification = IN_CLEAR
     skipped: str = ""
     """A line without a code among the replies before the first transaction."""
 
@@ -620,7 +607,7 @@ class _Greeter:
             raise self._failure(OpeningStep.EHLO, error) from error
         return Capabilities()
 
-    def _context(self) -> ResumingContext:
+    def _context(self) -> tls_plan.ResumingContext:
         small = f"{self.host.name}:{self.host.port}" in self.tls.small
         context = self.tls.context(verify=self.plan.verify, small=small)
         if not self.plan.may_resume:
@@ -653,11 +640,11 @@ class _Greeter:
         """Check the peer's identity before any command inside TLS."""
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
-            self.proof = prove(self.plan, tls, now=self.tls.now())
+            self.proof = tls_plan.prove(self.plan, tls, now=self.tls.now())
         except UntrustedCertificateError as error:
             raise self._tls_failure(f"{self.who}: {error}") from error
         worth = self.proof.security
-        self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()
+        self.tls_words = f"{tls.version()} {worth}" if worth != tls_plan.ENCRYPTED else tls.version()
         if self.record is not None:
             self.record.note(f"encrypted with {self.tls_words}")
 
@@ -686,7 +673,7 @@ class _Greeter:
 
     def _broken_handshake(self, error: Exception) -> TlsFailure:
         self._context().forget(self.plan.name)
-        failure = self._tls_failure(f"TLS with {self.who} failed: {handshake_words(error)}")
+        failure = self._tls_failure(f"TLS with {self.who} failed: {tls_plan.handshake_words(error)}")
         failure.unanswered = not isinstance(error.__cause__ or error, ssl.SSLError)
         return failure
 

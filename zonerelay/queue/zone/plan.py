@@ -62,24 +62,11 @@ from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import MessageId, Priority, domain_of
 from zonerelay.model.reply import Outcome
+from zonerelay.queue.destination import destinations
 from zonerelay.queue.destination.backlog import DestinationQueue
-from zonerelay.queue.destination.destinations import (
-    LONG,
-    Destination,
-    Rates,
-    RouteLookups,
-    Standing,
-    Transition,
-    UnroutedMail,
-    Work,
-)
+from zonerelay.queue.destination.destinations import Destination, Rates, Transition, UnroutedMail, Work
 from zonerelay.queue.orders.order import OPEN, Order, OrderGate
-from zonerelay.queue.selection import (
-    MOST_IN_VISIT,
-    VISIT_SECONDS,
-    BacklogThrottle,
-    RoundRobin,
-)
+from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS, BacklogThrottle, RoundRobin
 from zonerelay.queue.zone.window import ClaimRequest, PriorityWindow, QueueWindow
 from zonerelay.routing.destinations.route import DestinationKey, Route
 
@@ -134,7 +121,7 @@ class ZonePlan:
         self._max_domains = MAX_DOMAINS
         self._to_tidy: Iterator[DestinationKey] | None = None
         self._works: set[Work] = set()
-        self.look_ups = RouteLookups()
+        self.look_ups = destinations.RouteLookups()
         """The lookups of routes. Each domain that is taken from it must end in `found` or `unroutable`."""
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
@@ -231,11 +218,11 @@ class ZonePlan:
         self._works.discard(work)
         was = destination.standing
         if outcomes:
-            destination.is_slow = work.seconds > LONG
+            destination.is_slow = work.seconds > destinations.LONG
         transition = destination.suspension.learn(
             outcomes, epoch=work.epoch, others=destination.active, now=now
         )
-        if was is not Standing.QUICK and destination.standing is Standing.QUICK:
+        if was is not destinations.Standing.QUICK and destination.standing is destinations.Standing.QUICK:
             self.round_robin.quick(destination)
         if transition is not Transition.NONE:
             self._probes_next_hop(destination)

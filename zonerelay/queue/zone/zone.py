@@ -48,16 +48,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.model.envelope import Message, Priority
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.process.tasks import Alarm, NextIteration, Tasks, in_slices
-from zonerelay.queue.destination.destinations import (
-    PUT_OFF_MOST,
-    PUT_OFF_RATE,
-    Destination,
-    Rates,
-    Ticket,
-    Transition,
-    Work,
-    suspended,
-)
+from zonerelay.queue.destination import destinations
+from zonerelay.queue.destination.destinations import Destination, Rates, Ticket, Transition, Work
 from zonerelay.queue.orders.order import OPEN
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection import BacklogThrottle
@@ -65,13 +57,8 @@ from zonerelay.queue.settle.settler import LOCAL_ERROR, UNREADABLE, Settler, loc
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest, PriorityWindow
 from zonerelay.routing.destinations.route import Batch, DestinationKey, Route, SiteKey, Unroutable
-from zonerelay.store.contract import (
-    ClaimLostError,
-    MessageNotFoundError,
-    MessageSettledError,
-    QueueStore,
-    StoreCorruptError,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import ClaimLostError, QueueStore
 from zonerelay.telemetry.events.events import Events
 
 CLAIM_PAUSE = 0.02
@@ -437,8 +424,8 @@ class Zone:
         suspension, random, now = destination.suspension, self._parts.random, self._clock.now()
         suspension.put_off += len(deliveries)
         is_old = any(map(self._settler.is_old, deliveries))
-        pause = max(1, len(deliveries)) / PUT_OFF_RATE
-        if suspension.put_off >= PUT_OFF_MOST and not is_old:
+        pause = max(1, len(deliveries)) / destinations.PUT_OFF_RATE
+        if suspension.put_off >= destinations.PUT_OFF_MOST and not is_old:
             pause = max(pause, suspension.until - now)
         self._end_rest(destination)
         self._rests[destination] = asyncio.get_running_loop().call_later(pause, self._rested, destination)
@@ -455,7 +442,7 @@ class Zone:
 
         outcome = Outcome(
             Verdict.DEFERRED,
-            suspended(suspension.reply),
+            destinations.suspended(suspension.reply),
             Scope.HOST,
             local=True,
             counts=False,
@@ -613,12 +600,12 @@ class Zone:
         return ()
 
     def _unreadable(self, work: Work, error: Exception) -> None:
-        if isinstance(error, MessageSettledError):
+        if isinstance(error, contract.MessageSettledError):
             self._release(work.deliveries)
             return
         self._events.error("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
-        if isinstance(error, MessageNotFoundError | StoreCorruptError):
+        if isinstance(error, contract.MessageNotFoundError | contract.StoreCorruptError):
             # Kept until the spool is repaired. If it was dropped since, nothing is left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:

@@ -25,15 +25,8 @@ import dns.resolver
 
 from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
-from zonerelay.routing.dns.answers import (
-    EDNS_PAYLOAD,
-    TRY_TIMEOUT,
-    DnsStatus,
-    ParsedAnswer,
-    Record,
-    RecordType,
-    read_data,
-)
+from zonerelay.routing.dns import answers
+from zonerelay.routing.dns.answers import DnsStatus, ParsedAnswer, Record
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
@@ -66,12 +59,12 @@ class DnspythonClient:
         # Without EDNS, which some servers refuse. An answer that does not fit is then fetched over TCP.
         if settings.trust_ad:
             # AD in a query requests AD in the answer (RFC 6840 5.7). Older resolvers need DO.
-            resolver.use_edns(0, dns.flags.DO, EDNS_PAYLOAD)
+            resolver.use_edns(0, dns.flags.DO, answers.EDNS_PAYLOAD)
             resolver.flags = dns.flags.RD | dns.flags.AD
-        resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
+        resolver.timeout = min(answers.TRY_TIMEOUT, settings.timeout)
 
     async def ask(
-        self, name: str, kind: RecordType[Record], *, lifetime: float, tcp: bool, search: bool
+        self, name: str, kind: answers.RecordType[Record], *, lifetime: float, tcp: bool, search: bool
     ) -> ParsedAnswer[Record]:
         """Send a query and return the answer. `lifetime` is in seconds. `tcp` disables UDP. `search` applies
         the system's search list.
@@ -97,7 +90,7 @@ class DnspythonClient:
         except (dns.exception.DNSException, OSError, ValueError):
             return ParsedAnswer(DnsStatus.BAD, (), 0.0)
         # Records that only a complete DNS library reads, such as a host of other characters, are left out.
-        read = (read_data(record.to_wire() or b"", kind) for record in answer.rrset or ())
+        read = (answers.read_data(record.to_wire() or b"", kind) for record in answer.rrset or ())
         return _understand(answer, tuple(record for record in read if record is not None))
 
 

@@ -57,27 +57,8 @@ from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import cancel_all
 from zonerelay.routing.addresses import ascii_domain
-from zonerelay.routing.dns.answers import (
-    AAAA,
-    CNAME,
-    MX,
-    TLSA,
-    TRY_TIMEOUT,
-    TXT,
-    A,
-    Addresses,
-    DnsAnswer,
-    DnsStatus,
-    MxRecord,
-    ParsedAnswer,
-    Record,
-    RecordType,
-    TlsaRecord,
-    is_plain_name,
-    is_truncated,
-    question,
-    read_answer,
-)
+from zonerelay.routing.dns import answers
+from zonerelay.routing.dns.answers import TRY_TIMEOUT, Addresses, DnsAnswer, DnsStatus, ParsedAnswer, Record
 
 if TYPE_CHECKING:
     from zonerelay.routing.dns.dnspython_client import DnspythonClient
@@ -264,7 +245,7 @@ class NameServers:
         self._wants_dnssec = wants_dnssec
 
     async def ask(
-        self, name: str, kind: RecordType[Record], *, lifetime: float
+        self, name: str, kind: answers.RecordType[Record], *, lifetime: float
     ) -> ParsedAnswer[Record] | None:
         """Send a query and return the answer, with the status NO_TCP if it is truncated, or None if dnspython
         has to send the query. `name` is plain. Raise TimeoutError after `lifetime` seconds.
@@ -280,7 +261,7 @@ class NameServers:
             server = turns[0]
             edns = self._wants_dnssec or with_edns.get(server, clock() >= server.plain_until)
             number = self._random.randrange(IDS)
-            query = question(number, name, kind.code, wants_dnssec=self._wants_dnssec, edns=edns)
+            query = answers.question(number, name, kind.code, wants_dnssec=self._wants_dnssec, edns=edns)
             packet = await _exchange(server.place, query, min(TRY_TIMEOUT, left))
             may_do_without = edns and not self._wants_dnssec
             if packet is None:
@@ -293,8 +274,8 @@ class NameServers:
                 self._silent()
                 turns.popleft()
                 continue
-            reading = read_answer(packet, name, kind)
-            truncated = reading is None and is_truncated(packet)
+            reading = answers.read_answer(packet, name, kind)
+            truncated = reading is None and answers.is_truncated(packet)
             is_answer = truncated or (reading is not None and reading.status.is_definite)
             if may_do_without and not is_answer:
                 with_edns[server] = False
@@ -506,11 +487,11 @@ class Resolver:
         with contextlib.suppress(ValueError):
             self._servers = self._use(servers_of(self.settings, RESOLV_CONF, before=self._named))
 
-    async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
+    async def mx(self, domain: str) -> DnsAnswer[answers.MxRecord]:
         """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
             return DnsAnswer(DnsStatus.NODATA, (), self._expires(0.0))
-        return await self._cached(domain, MX)
+        return await self._cached(domain, answers.MX)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         """Return the addresses of a host, IPv6 and IPv4 alternately, so that a broken family costs only one
@@ -536,29 +517,29 @@ class Resolver:
 
     async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
         """Return the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
-        return await self._cached(name, AAAA if kind == "AAAA" else A)
+        return await self._cached(name, answers.AAAA if kind == "AAAA" else answers.A)
 
-    async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
+    async def tlsa(self, name: str) -> DnsAnswer[answers.TlsaRecord]:
         """Return the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
-        return await self._cached(name, TLSA)
+        return await self._cached(name, answers.TLSA)
 
     async def alias(self, name: str) -> DnsAnswer[str]:
         """Return the target of an ASCII name's CNAME, one step."""
-        return await self._cached(name, CNAME)
+        return await self._cached(name, answers.CNAME)
 
     async def txt(self, name: str) -> DnsAnswer[str]:
         """Return the TXT records of an ASCII name, without those over `MAX_TEXT` bytes."""
-        return await self._cached(name, TXT)
+        return await self._cached(name, answers.TXT)
 
     async def close(self) -> None:
         """Cancel the queries in progress."""
         await self.watch.close()
         await self._cache.close()
 
-    async def _cached(self, name: str, kind: RecordType[Record]) -> DnsAnswer[Record]:
+    async def _cached(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
         return await self._cache.get((kind.name, name), lambda: self._ask(name, kind))
 
-    async def _ask(self, name: str, kind: RecordType[Record]) -> DnsAnswer[Record]:
+    async def _ask(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
         async with self._slots:
             reading = await self._read(name, kind, self.settings.timeout)
         self.watch.ended(name, reading.status)
@@ -579,16 +560,18 @@ class Resolver:
         return self._clock.monotonic() + max(ttl, MIN_TTL)
 
     async def _probe(self, name: str) -> DnsStatus:
-        return (await self._read(name, A, self._probe_time)).status
+        return (await self._read(name, answers.A, self._probe_time)).status
 
-    async def _read(self, name: str, kind: RecordType[Record], lifetime: float) -> ParsedAnswer[Record]:
+    async def _read(
+        self, name: str, kind: answers.RecordType[Record], lifetime: float
+    ) -> ParsedAnswer[Record]:
         self._notice_changes()
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         found: ParsedAnswer[Record] | None = None
         # libc's search list applies to addresses of names without dots.
-        search = kind in (A, AAAA) and "." not in name and not self.settings.servers
-        if is_plain_name(name) and not search:
+        search = kind in (answers.A, answers.AAAA) and "." not in name and not self.settings.servers
+        if answers.is_plain_name(name) and not search:
             try:
                 found = await self._servers.ask(name, kind, lifetime=lifetime)
             except TimeoutError:
@@ -606,9 +589,7 @@ class Resolver:
 
 
 def _thorough(settings: DnsSettings, servers: Sequence[NameServer]) -> DnspythonClient:
-    from zonerelay.routing.dns.dnspython_client import (  # noqa: PLC0415 - most relays never need dnspython
-        DnspythonClient,
-    )
+    from zonerelay.routing.dns.dnspython_client import DnspythonClient  # noqa: PLC0415 - most relays never need dnspython
 
     return DnspythonClient(settings, servers, RESOLV_CONF)
 
