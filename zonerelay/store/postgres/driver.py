@@ -244,6 +244,7 @@ class DatabaseConnection:
                     "Sequence[Columns]", await self._connection.fetch(statement, *values, timeout=timeout)
                 )
         except ConnectionLostError as error:
+            self.cut()
             raise ConnectionLostError(f"{error}. {_POOL}") if self.is_pooled else error from None
         self._check_doubt()
         return rows
@@ -255,11 +256,12 @@ class DatabaseConnection:
 
     def _check_doubt(self) -> None:
         if self._doubt:
+            self.cut()
             raise ConnectionLostError(f"a commit did not wait for its standby: {self._doubt}")
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
         """Listen to a channel. `hear(payload)` is called on the event loop."""
-        with translated():
+        with self.cut_on_error(), translated():
             await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
 
     def on_end(self, tell: Callable[[], None]) -> None:
@@ -267,7 +269,7 @@ class DatabaseConnection:
         self._connection.add_termination_listener(lambda _connection: tell())
 
     @property
-    def is_closed(self) -> bool:
+    def is_over(self) -> bool:
         return self._connection.is_closed()
 
     async def close(self) -> None:
@@ -285,9 +287,7 @@ class DatabaseConnection:
 
 
 class DatabasePool:
-    """A small connection pool, or a single connection. A broken one is replaced at its next use. `opened`
-    opens a connection.
-    """
+    """A small connection pool. A broken connection is replaced at its next use. `opened` opens one."""
 
     def __init__(self, opened: Callable[[], Awaitable[DatabaseConnection]], links: int = MAX_LINKS) -> None:
         self._opened = opened
@@ -306,18 +306,15 @@ class DatabasePool:
             self._busy.add(link)
             try:
                 yield link
-            except ConnectionLostError:
-                link.cut()
-                raise
             finally:
                 self._busy.discard(link)
-                if not link.is_closed:
+                if not link.is_over:
                     self._idle.append(link)
 
     async def _take(self) -> DatabaseConnection:
         while self._idle:
             link = self._idle.pop()
-            if not link.is_closed:
+            if not link.is_over:
                 return link
         return await self._opened()
 

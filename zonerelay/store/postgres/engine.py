@@ -30,12 +30,12 @@ from zonerelay.store import records
 from zonerelay.store.context import authority_errors
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys import port
+from zonerelay.store.keys.server import KeptConnection, ServerKeys
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
     Columns,
     DatabaseAccess,
     DatabaseConnection,
-    DatabasePool,
     Fetch,
 )
 
@@ -185,10 +185,10 @@ class PostgresEngine:
         return PostgresKeys(self.access, node)
 
     async def peers(self) -> list[port.PeerPartition]:
-        async with self._control.use() as link:
-            if not await _has_tables(link.fetch, self.access.schema):
-                return []
-            rows = await link.fetch(self._sql["peers"])
+        link = await self._control.get()
+        if not await _has_tables(link.fetch, self.access.schema):
+            return []
+        rows = await link.fetch(self._sql["peers"])
         return [port.PeerPartition(*row) for row in rows]
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
@@ -196,7 +196,7 @@ class PostgresEngine:
         Return the existing value, or None. The reservation is durable.
         """
         while True:
-            async with self._control.use() as link, link.transaction() as fetch:
+            async with (await self._control.get()).transaction() as fetch:
                 await fetch(self._sql["expire"])
                 if await fetch(self._sql["reserve"], key, value, until):
                     return None
@@ -206,17 +206,15 @@ class PostgresEngine:
 
     async def unreserve(self, key: bytes, value: bytes) -> None:
         """Remove the reservation of a key if it has this value."""
-        async with self._control.use() as link:
-            await link.fetch(self._sql["unreserve"], key, value)
+        link = await self._control.get()
+        await link.fetch(self._sql["unreserve"], key, value)
 
     async def close(self) -> None:
         await self._control.close()
 
 
-def _connection(access: DatabaseAccess) -> DatabasePool:
-    """Return a connection that is opened and checked on first use, and replaced after it was lost. It has one
-    caller at a time.
-    """
+def _connection(access: DatabaseAccess) -> KeptConnection[DatabaseConnection]:
+    """Return a connection to a server that is suitable for a queue."""
 
     async def opened() -> DatabaseConnection:
         link = await DatabaseConnection.plain(
@@ -226,7 +224,7 @@ def _connection(access: DatabaseAccess) -> DatabasePool:
             await _check_server(link, access)
         return link
 
-    return DatabasePool(opened, 1)
+    return KeptConnection(opened)
 
 
 _SERVER = """
@@ -253,24 +251,19 @@ async def _check_server(link: DatabaseConnection, access: DatabaseAccess) -> Non
         )
 
 
-class PostgresKeys:
-    """A partition in PostgreSQL with two connections: one for writes, the other for reads and the lease."""
+class PostgresKeys(ServerKeys[DatabaseConnection]):
+    """A partition in PostgreSQL."""
 
     def __init__(self, access: DatabaseAccess, node: int) -> None:
+        super().__init__(node, _connection(access), _connection(access))
         self._access = access
-        self._node = node
-        self._writer = _connection(access)
-        self._reader = _connection(access)
-        self._checked: dict[DatabasePool, DatabaseConnection] = {}
-        self._epoch = 0
-        self._last = port.NOTHING
         self._sql = statements(access)
 
     # --- reading
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        async with self._use(self._reader) as link:
-            rows = await link.fetch(self._sql["get"], self._node, list(dict.fromkeys(keys)))
+        link = await self._use(self._reader)
+        rows = await link.fetch(self._sql["get"], self._node, list(dict.fromkeys(keys)))
         found: dict[bytes, bytes] = dict(map(tuple, rows))
         return [found.get(key) for key in keys]
 
@@ -278,24 +271,21 @@ class PostgresKeys:
         self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
     ) -> port.KeyPage:
         statement = self._sql["page" if values else "keys"]
-        async with self._use(self._reader) as link:
-            found = await link.fetch(statement, self._node, start, end, rows + 1, port.PAGE_OCTETS)
+        link = await self._use(self._reader)
+        found = await link.fetch(statement, self._node, start, end, rows + 1, port.PAGE_OCTETS)
         taken: list[port.Row] = [(row[0], row[1]) for row in found[:rows]]
         is_cut = len(found) > rows or sum(len(key) + len(value) for key, value in taken) >= port.PAGE_OCTETS
         return port.KeyPage(taken, port.after(taken[-1][0]) if is_cut else None)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        async with self._use(self._reader) as link:
-            rows = await link.fetch(self._sql["last key"], self._node, start, end)
+        link = await self._use(self._reader)
+        rows = await link.fetch(self._sql["last key"], self._node, start, end)
         return rows[0][0] if rows else None
 
     # --- entering
 
-    async def look(self) -> port.PartitionState | None:
-        async with self._writer.use() as link:
-            return await self._look(link.fetch)
-
-    async def _look(self, fetch: Fetch) -> port.PartitionState | None:
+    async def _look(self, connection: DatabaseConnection) -> port.PartitionState | None:
+        fetch = connection.fetch
         if not await _has_tables(fetch, self._access.schema):
             return None
         rows = await fetch(self._sql["look"], self._node)
@@ -306,7 +296,7 @@ class PostgresKeys:
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         sql = self._sql
-        async with self._writer.use() as link, link.transaction() as fetch:
+        async with (await self._writer.get()).transaction() as fetch:
             if not await _has_tables(fetch, self._access.schema):
                 await _make_tables(fetch, self._access)
             await _check_rights(fetch, self._access.schema)
@@ -319,8 +309,7 @@ class PostgresKeys:
                 "a different [postgres] node for each relay that shares the database"
             )
         ((epoch, batch_epoch, batch, _),) = rows
-        self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
-        return port.PartitionState(mark, epoch, writer, self._last)
+        return self._entered(port.PartitionState(mark, epoch, writer, port.Position(batch_epoch, batch)))
 
     # --- writing
 
@@ -332,57 +321,18 @@ class PostgresKeys:
             [key for key, value in changes.items() if value is None],
             *(list(made), list(made.values())),
         ]
-        async with self._use(self._writer) as link:
-            if not await link.fetch(self._sql["write"], *values):
-                raise await self._refused(link.fetch, batch.position.epoch)
+        link = await self._use(self._writer)
+        if not await link.fetch(self._sql["write"], *values):
+            raise await self._refused(link, batch.position.epoch)
         self._last = batch.position
 
-    async def renew(self) -> None:
-        try:
-            async with self._reader.use() as link:
-                await _check_server(link, self._access)
-        except StoreOpenError:
-            self._writer.cut()  # nothing is written until a new connection is known to be safe
-            raise
-        await self._set_lease("renew", self._access.lease)
+    async def _check(self, connection: DatabaseConnection) -> None:
+        await _check_server(connection, self._access)
 
-    async def leave(self) -> None:
-        await self._set_lease("leave")
-
-    async def _set_lease(self, statement: str, *values: object) -> None:
-        async with self._use(self._reader) as link:
-            rows = await link.fetch(self._sql[statement], self._node, self._epoch, *values)
-            if not rows:
-                raise await self._refused(link.fetch, self._epoch)
-
-    async def _refused(self, fetch: Fetch, epoch: int) -> StoreError:
-        """Return the error for a batch whose epoch and previous number do not match the partition."""
-        state = await self._look(fetch)
-        if state is not None and state.epoch > epoch:
-            return port.FencedError(f"node {self._node} has epoch {state.epoch}, but the writer has {epoch}")
-        return StoreError(f"the database does not contain the state written by node {self._node}: {state}")
-
-    async def room(self) -> int | None:
-        return None
-
-    @contextlib.asynccontextmanager
-    async def _use(self, connection: DatabasePool) -> AsyncIterator[DatabaseConnection]:
-        """Yield a connection that is known not to have an older state."""
-        async with connection.use() as link:
-            if self._epoch and self._checked.get(connection) is not link:
-                epoch, last = self._epoch, self._last  # set before the query, because a batch may be active
-                state = await self._look(link.fetch)
-                if state is None or state.epoch < epoch or state.last.number < last.number:
-                    link.cut()
-                    raise port.OlderStateError(
-                        f"a new connection returned an older state of the queue: {state}"
-                    )
-                self._checked[connection] = link
-            yield link
-
-    async def close(self) -> None:
-        await self._writer.close()
-        await self._reader.close()
+    async def _set_lease(self, connection: DatabaseConnection, *, renews: bool) -> None:
+        statement, values = ("renew", [self._access.lease]) if renews else ("leave", [])
+        if not await connection.fetch(self._sql[statement], self._node, self._epoch, *values):
+            raise await self._refused(connection, self._epoch)
 
 
 async def _has_tables(fetch: Fetch, schema: str) -> bool:
@@ -455,18 +405,18 @@ class PostgresRecordStore:
         self._access = access
         self._schema = f'"{access.schema}"'
         self._notices = f"{access.schema}_limits"
-        self._links = DatabasePool(self._connect, 1)
+        self._link = KeptConnection(self._connect)
 
     @contextlib.asynccontextmanager
     async def listening(self, on_notice: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
         ended = asyncio.Event()
         with authority_errors():
-            async with self._links.use() as link:
-                link.on_end(ended.set)
-                if not link.is_pooled:
-                    await link.listen(
-                        self._notices, lambda said: on_notice(records.unfield(said.encode("ascii")))
-                    )
+            link = await self._link.get()
+            link.on_end(ended.set)
+            if not link.is_pooled:
+                await link.listen(
+                    self._notices, lambda said: on_notice(records.unfield(said.encode("ascii")))
+                )
         yield ended
 
     async def _connect(self) -> DatabaseConnection:
@@ -494,13 +444,13 @@ class PostgresRecordStore:
         return bool(done)
 
     async def close(self) -> None:
-        await self._links.close()
+        await self._link.close()
 
     async def _ask(self, statement: str, *values: object) -> Sequence[Columns]:
         with authority_errors():
-            async with self._links.use() as link:
-                try:
-                    return await link.fetch(statement, *values)
-                except StoreError:
-                    link.cut()  # the next connection looks for the table again
-                    raise
+            link = await self._link.get()
+            try:
+                return await link.fetch(statement, *values)
+            except StoreError:
+                link.cut()  # the next connection looks for the table again
+                raise

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
@@ -271,55 +271,6 @@ async def open_wire(server: RedisEndpoint) -> SharedConnection:
     """Open a wire. Raises StoreError."""
     async with _connected(server) as connection:
         return SharedConnection(connection, timeout=server.settings.timeout)
-
-
-class RedisConnection:
-    """A connection that is opened on first use and replaced after it was lost. It may have any number of
-    callers. `prepare` checks each new wire.
-    """
-
-    def __init__(
-        self, server: RedisEndpoint, prepare: Callable[[SharedConnection], Awaitable[None]] | None = None
-    ) -> None:
-        self._server = server
-        self._prepare = prepare
-        self._wire: SharedConnection | None = None
-        self._is_closed = False
-        self._turn = asyncio.Lock()
-
-    async def wire(self) -> SharedConnection:
-        """Return the wire. Raises StoreError."""
-        async with self._turn:
-            if self._is_closed:
-                raise StoreError(Unhealthy.CLOSED)
-            if self._wire is None or self._wire.is_over:
-                await self._hang_up()
-                self._wire = await self._open()
-            return self._wire
-
-    async def _open(self) -> SharedConnection:
-        wire = await open_wire(self._server)
-        try:
-            if self._prepare is not None:
-                await self._prepare(wire)
-        except BaseException:
-            await wire.close()
-            raise
-        return wire
-
-    async def give_up(self) -> None:
-        """Close the wire, so that the next caller gets a new one, which is checked. Active calls fail."""
-        async with self._turn:
-            await self._hang_up()
-
-    async def _hang_up(self) -> None:
-        if self._wire is not None:
-            await self._wire.close()
-            self._wire = None
-
-    async def close(self) -> None:
-        self._is_closed = True
-        await self.give_up()
 
 
 @contextlib.asynccontextmanager

@@ -25,6 +25,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from zonerelay.config.settings import RedisSettings
@@ -33,11 +34,11 @@ from zonerelay.store import records
 from zonerelay.store.context import authority_errors
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys import port
+from zonerelay.store.keys.server import KeptConnection, ServerKeys
 from zonerelay.store.redis.connection import (
     RULE,
     Argument,
     Confirmation,
-    RedisConnection,
     RedisEndpoint,
     Reply,
     SharedConnection,
@@ -212,7 +213,7 @@ class RedisEngine:
         """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
         Return the existing value, or None. The reservation is durable.
         """
-        wire = await self._control.wire()
+        wire = await self._control.get()
         name = self.server.settings.prefix.encode() + b"once:" + key
         return _bytes_or_none(await wire.call("SET", name, value, "NX", "GET", "PXAT", int(until * 1000)))
 
@@ -221,27 +222,33 @@ class RedisEngine:
         await self._ask("unreserve", self.server.settings.prefix.encode() + b"once:" + key, value)
 
     async def _ask(self, script: str, name: Argument, *values: Argument) -> Reply:
-        return await (await self._control.wire()).run(_SCRIPTS[script], [name], *values)
+        return await (await self._control.get()).run(_SCRIPTS[script], [name], *values)
 
     async def close(self) -> None:
         await self._control.close()
 
 
-def _connection(server: RedisEndpoint, *, is_writer: bool) -> RedisConnection:
+def _connection(server: RedisEndpoint, *, is_writer: bool) -> KeptConnection[SharedConnection]:
     """Return a connection to a server that is suitable for a queue. For a writer its permissions are checked
     and writes are confirmed.
     """
     settings = server.settings
 
-    async def prepare(wire: SharedConnection) -> None:
-        facts = await server_facts(wire)
-        check_server(facts, settings)
-        if is_writer:
-            await _check_rights(server, wire)
-            await _check_format(wire, settings.prefix)
-            wire.confirm = confirmations(facts, settings)
+    async def opened() -> SharedConnection:
+        wire = await open_wire(server)
+        try:
+            facts = await server_facts(wire)
+            check_server(facts, settings)
+            if is_writer:
+                await _check_rights(server, wire)
+                await _check_format(wire, settings.prefix)
+                wire.confirm = confirmations(facts, settings)
+        except BaseException:
+            await wire.close()
+            raise
+        return wire
 
-    return RedisConnection(server, prepare)
+    return KeptConnection(opened)
 
 
 async def _check_rights(server: RedisEndpoint, wire: SharedConnection) -> None:
@@ -275,23 +282,18 @@ async def _check_format(wire: SharedConnection, prefix: str) -> None:
         )
 
 
-class RedisKeys:
-    """A partition in Redis with two connections: one for writes, the other for reads and the lease."""
+class RedisKeys(ServerKeys[SharedConnection]):
+    """A partition in Redis."""
 
     def __init__(self, server: RedisEndpoint, node: int) -> None:
+        super().__init__(node, _connection(server, is_writer=True), _connection(server, is_writer=False))
         prefix = server.settings.prefix
-        self._node = node
         self._lease = int(server.settings.lease * 1000)
         self._mark, self._nodes = f"{prefix}mark", f"{prefix}nodes"
         self._here, self._keys, self._values = (
             f"{prefix}{kind}:{node}" for kind in ("node", "keys", "values")
         )
         self._settings = server.settings
-        self._writer = _connection(server, is_writer=True)
-        self._reader = _connection(server, is_writer=False)
-        self._checked: dict[RedisConnection, SharedConnection] = {}
-        self._epoch = 0
-        self._last = port.NOTHING
 
     # --- reading
 
@@ -323,9 +325,6 @@ class RedisKeys:
 
     # --- entering
 
-    async def look(self) -> port.PartitionState | None:
-        return await self._look(await self._writer.wire())
-
     async def _look(self, wire: SharedConnection) -> port.PartitionState | None:
         mark = _bytes_or_none(await wire.call("GET", self._mark))
         if mark is None:
@@ -337,7 +336,7 @@ class RedisKeys:
         return port.PartitionState(mark.decode(), int(epoch or 0), writer.decode(), last)
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
-        wire = await self._writer.wire()
+        wire = await self._writer.get()
         names = [self._mark, self._nodes, self._here]
         values = (self._node, writer, mark, self._lease, LONGEST_LEASE)
         reply = await wire.run(_SCRIPTS["enter"], names, *values)
@@ -347,8 +346,8 @@ class RedisKeys:
             )
         stored = _bytes_or_none(reply[0]) or b""
         epoch, batch_epoch, batch = _numbers(reply[1:])
-        self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
-        return port.PartitionState(stored.decode(), epoch, writer, self._last)
+        last = port.Position(batch_epoch, batch)
+        return self._entered(port.PartitionState(stored.decode(), epoch, writer, last))
 
     # --- writing
 
@@ -367,52 +366,20 @@ class RedisKeys:
         except StoreError:
             await self._writer.give_up()  # a new connection finds out which permission is missing
             raise
-        self._judge(reply, batch.position.epoch)
+        if isinstance(reply, list):
+            raise await self._refused(wire, batch.position.epoch)
         self._last = batch.position
 
-    async def renew(self) -> None:
-        try:
-            wire = await self._use(self._reader)
-            check_server(await server_facts(wire), self._settings)
-        except StoreOpenError:
-            await self._writer.give_up()  # nothing is written until a new connection is known to be safe
-            raise
-        reply = await wire.run(_SCRIPTS["renew"], [self._here], self._epoch, self._lease)
-        self._judge(reply, self._epoch)
+    async def _check(self, connection: SharedConnection) -> None:
+        check_server(await server_facts(connection), self._settings)
 
-    async def leave(self) -> None:
-        wire = await self._use(self._writer)
-        self._judge(await wire.run(_SCRIPTS["renew"], [self._here], self._epoch), self._epoch)
-
-    def _judge(self, reply: Reply, epoch: int) -> None:
-        """Raise the error for a batch whose epoch and previous number do not match the partition."""
-        if not isinstance(reply, list):
-            return
-        stored, number = (int(_bytes_or_none(each) or 0) for each in reply)
-        if stored > epoch:
-            raise port.FencedError(f"node {self._node} has epoch {stored}, but the writer has {epoch}")
-        raise StoreError(
-            f"the server does not contain the state written by node {self._node}: epoch {stored}, "
-            f"batch {number}"
-        )
+    async def _set_lease(self, connection: SharedConnection, *, renews: bool) -> None:
+        values = (self._epoch, self._lease) if renews else (self._epoch,)
+        if isinstance(await connection.run(_SCRIPTS["renew"], [self._here], *values), list):
+            raise await self._refused(connection, self._epoch)
 
     async def room(self) -> int | None:
-        return (await server_facts(await self._reader.wire())).free_memory
-
-    async def _use(self, connection: RedisConnection) -> SharedConnection:
-        """Return a connection that is known not to have an older state."""
-        wire = await connection.wire()
-        if self._epoch and self._checked.get(connection) is not wire:
-            epoch, last = self._epoch, self._last  # set before the query, because a batch may be active
-            state = await self._look(wire)
-            if state is None or state.epoch < epoch or state.last.number < last.number:
-                raise port.OlderStateError(f"a new connection returned an older state of the queue: {state}")
-            self._checked[connection] = wire
-        return wire
-
-    async def close(self) -> None:
-        await self._writer.close()
-        await self._reader.close()
+        return (await server_facts(await self._reader.get())).free_memory
 
 
 def _bytes_or_none(reply: Reply) -> bytes | None:
@@ -455,12 +422,12 @@ class RedisRecordStore:
         self._server = server
         self._prefix = server.settings.prefix.encode()
         self._notices = self._prefix + b"limits"
-        self._connection = RedisConnection(server)  # the spool's own check the server
+        self._connection = KeptConnection(partial(open_wire, server))  # the spool's own check the server
 
     @contextlib.asynccontextmanager
     async def listening(self, on_notice: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
         with authority_errors():
-            await self._connection.wire()
+            await self._connection.get()
             async with subscribed(self._server, self._notices, on_notice) as ended:
                 yield ended
 
@@ -488,7 +455,7 @@ class RedisRecordStore:
         """
         with authority_errors():
             key = self._prefix + b"limits:" + records.field(zone)
-            return await (await self._connection.wire()).run(script, [key], *values)
+            return await (await self._connection.get()).run(script, [key], *values)
 
 
 # --- does the server keep what it has acknowledged?
