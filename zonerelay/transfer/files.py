@@ -111,9 +111,9 @@ class _ExchangeFormat(msgspec.Struct, frozen=True):
     format: int
 
 
-def encode(stored: StoredMessage) -> bytes:
-    deliveries = [msgspec.to_builtins(each) | {"queue": each.queue.text} for each in stored.deliveries]
-    description = MessageDescription(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
+def encode(message: Message, deliveries: Sequence[Delivery]) -> bytes:
+    described = [msgspec.to_builtins(each) | {"queue": each.queue.text} for each in deliveries]
+    description = MessageDescription(format=FORMAT, message=message, deliveries=tuple(described))
     return msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n"
 
 
@@ -176,7 +176,7 @@ if it cannot be represented in JSON, and any error of reading the body.
 
 
 async def _to_directory(directory: Path, stored: StoredMessage) -> None:
-    description = encode(stored)
+    description = encode(stored.message, stored.deliveries)
     path = directory / f"{stored.message.id}.eml"
     try:
         with path.open("xb") as file:
@@ -197,7 +197,7 @@ async def _to_tar(tar: tarfile.TarFile, stored: StoredMessage) -> None:
         tar.addfile(entry, file)
         tar.members = []  # type: ignore[attr-defined]  # it keeps a list of all that it has written
 
-    description = encode(stored)
+    description = encode(stored.message, stored.deliveries)
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
         async for piece in stored.body():
             body.write(piece)

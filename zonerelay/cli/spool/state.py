@@ -21,14 +21,14 @@ are removed, as by a relay with fewer workers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 from rich.text import Text
@@ -52,28 +52,20 @@ from zonerelay.store.offline import acknowledge_loss, check_spool, forget_queue,
 from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import directories_of, is_shared, remove_spool, spool_of, spools_beyond
 from zonerelay.transfer import files
-from zonerelay.transfer.files import StoredMessage
 from zonerelay.worker.worker import IN_BIN, until_empty
-
-T = TypeVar("T")
 
 MAX_SHOWN = 40
 """Findings of each kind that are printed; `--json` has a thousand of them."""
 _ZONE = "default"
 
 
-def _run(
-    settings: Settings,
-    worker: int,
-    title: str,
-    done: str,
-    work: Callable[[output.Reach], Coroutine[Any, Any, T]],
-) -> T:
-    """Run the work on one worker's spool, and show its progress. Raise CliError if it fails."""
+@contextlib.contextmanager
+def _working(settings: Settings, worker: int, title: str, done: str) -> Iterator[output.Reach]:
+    """Show the progress of work on one worker's spool. Raise CliError if it fails."""
     place = place_of_queue(settings) or spool_of(settings.spool, worker).path
     failed = refused(StoreError, OSError, before=f"{place} cannot be {done}: ", status=USAGE)
     with output.progress(title, octets=True) as reach, failed:
-        return asyncio.run(work(reach))
+        yield reach
 
 
 # --- check --------------------------------------------------------------------------------------------------
@@ -126,12 +118,9 @@ def _check_one(
     spool = spool_of(settings.spool, worker)
     name = f"checking {spool.path.name}" if worker else "checking the spool"
 
-    def work(reach: output.Reach) -> Coroutine[Any, Any, checks.SpoolContents]:
-        return check_spool(
-            settings, worker, checks.CheckOptions(_scratch(spool, tmp), findings, reach, os.environ)
-        )
-
-    return _run(settings, worker, name, "checked", work)
+    with _working(settings, worker, name, "checked") as reach:
+        options = checks.CheckOptions(_scratch(spool, tmp), findings, reach, os.environ)
+        return asyncio.run(check_spool(settings, worker, options))
 
 
 def _scratch(spool: SpoolSettings, tmp: Path | None) -> Path:
@@ -210,34 +199,25 @@ def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) 
             durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())
             durable.write(place / f"{salvaged.message_id}.json", _description(salvaged))
 
-    def work(reach: output.Reach) -> Coroutine[Any, Any, checks.RepairResult]:
-        return repair_spool(settings, worker, add, reach, carry_out=carry_out, environment=os.environ)
-
-    return _run(settings, worker, "repairing" if carry_out else "looking", "repaired", work)
-
-
-class _IncompleteMessage(msgspec.Struct, omit_defaults=True):
-    """The known data of an incomplete message, for the salvage."""
-
-    id: str
-    why: str
-    message: msgspec.Raw
-    deliveries: tuple[Delivery, ...]
-    recipients_unknown: tuple[str, ...]
+    title = "repairing" if carry_out else "looking"
+    with _working(settings, worker, title, "repaired") as reach:
+        done = repair_spool(settings, worker, add, reach, carry_out=carry_out, environment=os.environ)
+        return asyncio.run(done)
 
 
 def _description(salvaged: checks.SalvagedMessage) -> bytes:
+    """Return the known data of a message, so that it can be imported if it is complete."""
     message = salvaged.message
     if message is None or not salvaged.is_whole:
-        rest = _IncompleteMessage(
-            id=salvaged.message_id,
-            why=salvaged.why,
-            message=msgspec.Raw(msgspec.json.encode(message)),
-            deliveries=salvaged.deliveries,
-            recipients_unknown=salvaged.unknown,
-        )
-        return msgspec.json.format(msgspec.json.encode(rest), indent=2) + b"\n"
-    unknown = tuple(
+        known = {
+            "id": salvaged.message_id,
+            "why": salvaged.why,
+            "message": message,
+            "deliveries": salvaged.deliveries,
+            "recipients_unknown": salvaged.unknown,
+        }
+        return msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n"
+    unknown = [
         Delivery(
             queue=queue_of(_ZONE),
             message_id=MessageId(salvaged.message_id),
@@ -245,15 +225,8 @@ def _description(salvaged: checks.SalvagedMessage) -> bytes:
             created=message.envelope.created,
         )
         for recipient in salvaged.unknown
-    )
-
-    async def body() -> AsyncIterator[bytes]:
-        for piece in salvaged.body():
-            yield piece
-
-    return files.encode(
-        StoredMessage(key="", message=message, deliveries=salvaged.deliveries + unknown, body=body)
-    )
+    ]
+    return files.encode(message, [*salvaged.deliveries, *unknown])
 
 
 def _print_repair(report: RepairReport) -> None:
