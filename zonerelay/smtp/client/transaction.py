@@ -267,8 +267,11 @@ class ClientTransaction:
 
     def receive(self, reply: Reply) -> bytes:
         """Process the reply to the oldest unanswered command. Return what to write next, maybe nothing."""
-        if reply.code == 421:
-            return self._session_ends(reply)
+        if reply.code >= 300:
+            if reply.code == 421:
+                return self._session_ends(reply)
+            if reply.code < 400 and self.phase not in _MAY_BE_3YZ:
+                return self._confused(reply)
         return self._on_reply[self.phase](self, reply)
 
     def body_sent(self) -> None:
@@ -303,10 +306,7 @@ class ClientTransaction:
     # One method per phase takes its replies.
 
     def _on_mail(self, reply: Reply) -> bytes:
-        kind = reply.code // 100
-        if kind == 3:
-            return self._confused(reply)
-        if kind != 2:
+        if reply.code >= 400:
             self._mail_refused = True
             if not self._is_about_parameters(0, reply):
                 self._refused(TransactionPhase.MAIL, reply)
@@ -318,13 +318,10 @@ class ClientTransaction:
         return b"" if self._pipelining else self._commands[1]
 
     def _on_rcpt(self, reply: Reply) -> bytes:
-        code = reply.code
-        if 300 <= code < 400:
-            return self._confused(reply)
         index = self._asked
         self._asked = index + 1
         if not self._mail_refused:
-            if code < 300:
+            if reply.code < 300:
                 self._accepted.append(index)
             elif not self._is_about_parameters(index + 1, reply):
                 self._not_accepted(index, reply)
@@ -361,12 +358,11 @@ class ClientTransaction:
             self._refuse((index,), reply, Scope.RECIPIENT)
 
     def _on_data(self, reply: Reply) -> bytes:
-        kind = reply.code // 100
-        if kind == 3:
+        if reply.code < 300:
+            return self._confused(reply)
+        if reply.code < 400:
             self.phase = TransactionPhase.BODY if self._accepted else TransactionPhase.LONE_DOT
             return b"" if self._accepted else END
-        if kind == 2:
-            return self._confused(reply)
         if self._accepted:
             self._refused(TransactionPhase.DATA, reply)
         self._refuse(self._accepted, reply, Scope.MESSAGE)
@@ -383,10 +379,7 @@ class ClientTransaction:
         return self._finish()
 
     def _on_final_dot(self, reply: Reply) -> bytes:
-        kind = reply.code // 100
-        if kind == 3:
-            return self._confused(reply)
-        if kind == 2:
+        if reply.code < 300:
             self.delivered = True
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
         else:
@@ -499,6 +492,7 @@ class ClientTransaction:
     }
 
 
+_MAY_BE_3YZ = (TransactionPhase.DATA, TransactionPhase.LONE_DOT, TransactionPhase.RSET)
 _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transaction")
 
 
@@ -584,10 +578,7 @@ class ChunkedTransaction(ClientTransaction):
         return b"BDAT %d LAST\r\n%b" % (len(content), content)
 
     def _on_first_chunk(self, reply: Reply) -> bytes:
-        kind = reply.code // 100
-        if kind == 3:
-            return self._confused(reply)
-        if kind == 2:
+        if reply.code < 300:
             self.bdat_taken = True
             return self._last_chunk(self._content[1:])
         if 500 <= reply.code <= 504:
@@ -599,10 +590,7 @@ class ChunkedTransaction(ClientTransaction):
         return self._reset()
 
     def _on_last_chunk(self, reply: Reply) -> bytes:
-        kind = reply.code // 100
-        if kind == 3:
-            return self._confused(reply)
-        if kind == 2:
+        if reply.code < 300:
             self.delivered = self.bdat_taken = True
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
         else:
