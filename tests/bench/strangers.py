@@ -20,7 +20,7 @@ from zonerelay.admin.page.filter_text import parse as parse_filter
 from zonerelay.admin.problems import ApiError
 from zonerelay.admin.submission.body import JsonBody
 from zonerelay.capture.parts import decoded, take_apart
-from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
+from zonerelay.message.header import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.charsets import CODECS, text_of
 from zonerelay.routing.mta_sts import MAX_POLICY, parse_policy

@@ -17,7 +17,7 @@ from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.inbound.limits.connections import MANY
 from zonerelay.inbound.listen.listening_socket import ListenError
-from zonerelay.message.header.headers import Fields
+from zonerelay.message.header import Fields
 from zonerelay.model.envelope import BodyType, Envelope, Message
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.telemetry.events.events import Events

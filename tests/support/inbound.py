@@ -17,7 +17,7 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, SharedContext, TlsContexts
-from zonerelay.message.header.headers import Fields
+from zonerelay.message.header import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, MessageIdSource

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.targets.messages import addresses
-from zonerelay.message.header.address_fields import (
+from zonerelay.message.header import (
     MAX_ADDRESSES,
     MAX_LINE,
     MAX_OCTETS,

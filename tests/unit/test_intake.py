@@ -9,7 +9,7 @@ from tests.store.builders import envelope_for, message_id
 from zonerelay.inbound.cleanup.intake import BLOCK, OVERDUE, ContentDigest, deliveries_of, identity, key_in
 from zonerelay.inbound.limits.connections import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
-from zonerelay.message.header.headers import Fields
+from zonerelay.message.header import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import QueueName, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Origin, Priority

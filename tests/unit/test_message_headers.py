@@ -16,8 +16,7 @@ from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import KB, ListenerSettings
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.state.client_state import ClientState, grant_table
-from zonerelay.message.header.address_fields import edit_header
-from zonerelay.message.header.headers import (
+from zonerelay.message.header import (
     EMPTY_LINE,
     MAILBOX_LINE,
     MAX_METADATA,
@@ -26,6 +25,7 @@ from zonerelay.message.header.headers import (
     HeaderScanner,
     HeaderTooLargeError,
     authors,
+    edit_header,
     parse_header,
     rfc5322_date,
     trace_fields,

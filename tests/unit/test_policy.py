@@ -29,7 +29,7 @@ from zonerelay.inbound.policy.api import (
     refuse,
 )
 from zonerelay.inbound.policy.runner import load_authenticator, load_policy
-from zonerelay.message.header.address_fields import edit_header
+from zonerelay.message.header import edit_header
 from zonerelay.model.reply import Reply
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.state.context import dropped_headers
 from zonerelay.inbound.state.transaction import RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
-from zonerelay.message.header.headers import Header
+from zonerelay.message.header import Header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, QueueKind, queue_of

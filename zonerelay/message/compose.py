@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from zonerelay.message.header.headers import MAX_WORD, crlf, field, rfc5322_date
+from zonerelay.message.header import MAX_WORD, crlf, field, rfc5322_date
 from zonerelay.model.envelope import Mailbox
 
 _LIKE_A_WORD = re.compile(r"=\?[^?]*\?[^?]*\?.*?\?=")

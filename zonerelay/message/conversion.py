@@ -35,7 +35,7 @@ from collections.abc import Callable
 import msgspec
 
 from zonerelay.message.compose import base64_lines, encoded
-from zonerelay.message.header.headers import wrap
+from zonerelay.message.header import wrap
 from zonerelay.model.address_list import read_addresses
 from zonerelay.smtp.server.line_ends import MAX_LINE
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from zonerelay.message.compose import multipart, part
-from zonerelay.message.header.headers import field, one_line, rfc5322_date, wrap
+from zonerelay.message.header import field, one_line, rfc5322_date, wrap
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Mailbox, Message, MessageId
 from zonerelay.model.reply import Attempt, Outcome, Verdict

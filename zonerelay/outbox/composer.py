@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from zonerelay.message.compose import Base64Error, compose_pieces
-from zonerelay.message.header.headers import parse_header
+from zonerelay.message.header import parse_header
 from zonerelay.model.envelope import Message, MessageId
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of
 from zonerelay.outbox.rows.claims import OutboxReader

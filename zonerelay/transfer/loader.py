@@ -32,7 +32,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay import durable
-from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
+from zonerelay.message.header import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.delivery import Delivery, QueueKind, queue_of
 from zonerelay.model.envelope import Envelope, Message, MessageId, first_at
 from zonerelay.routing.zones.zones import ZoneChoice, Zones, zone_notes

@@ -15,14 +15,15 @@ from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, compose
-from zonerelay.message.header.address_fields import change_field, edit_header
-from zonerelay.message.header.headers import (
+from zonerelay.message.header import (
     EMPTY_LINE,
     MAILBOX_LINE,
     MAX_METADATA,
     Header,
     HeaderScanner,
     HeaderTooLargeError,
+    change_field,
+    edit_header,
     parse_header,
 )
 from zonerelay.model.address_list import read_addresses

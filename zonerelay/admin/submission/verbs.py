@@ -59,7 +59,7 @@ from zonerelay.inbound.cleanup.intake import is_key, key_in
 from zonerelay.inbound.cleanup.submit import Pieces, Principal, Rejection, SubmitCall, SubmitOptions
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.compose import AttachedFile, Base64Error, Draft, compose_pieces
-from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
+from zonerelay.message.header import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address_list import read_addresses, recipient_fields
 from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, recipient_key
 from zonerelay.operations.answers import ChangeResult

@@ -49,7 +49,7 @@ from zonerelay.message.dkim.signature import (
     author_domain,
     unsigned_fields,
 )
-from zonerelay.message.header.address_fields import edit_header
+from zonerelay.message.header import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, Message, MessageId

@@ -62,13 +62,13 @@ from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, Lo
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.transaction import NO_EDITS, ClientRewrites, HeaderEdits, MailTransaction
 from zonerelay.message.dkim.signature import BodyHash
-from zonerelay.message.header.address_fields import edit_header
-from zonerelay.message.header.headers import (
+from zonerelay.message.header import (
     Fields,
     Header,
     HeaderScanner,
     HeaderTooLargeError,
     authors,
+    edit_header,
     lacks_author,
     parse_header,
     trace_fields,

@@ -22,7 +22,7 @@ from typing import ClassVar, dataclass_transform
 
 import msgspec
 
-from zonerelay.message.header.headers import MAX_WORD
+from zonerelay.message.header import MAX_WORD
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply

@@ -42,8 +42,7 @@ from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.message.header.address_fields import change_addresses
-from zonerelay.message.header.headers import Fields
+from zonerelay.message.header import Fields, change_addresses
 from zonerelay.model.envelope import (
     Envelope,
     Mailbox,

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
-from zonerelay.message.header.headers import parse_header
+from zonerelay.message.header import parse_header
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import (
