@@ -155,7 +155,7 @@ class SqliteKeys:
 
     def _look(self, db: sqlite3.Connection) -> PartitionState | None:
         row = db.execute(
-            "SELECT mark, ifnull(epoch, 0), ifnull(writer, ''), ifnull(batch_epoch, 0), ifnull(batch, 0)"
+            "SELECT ifnull(writer, ''), mark, ifnull(epoch, 0), ifnull(batch_epoch, 0), ifnull(batch, 0)"
             " FROM mark LEFT JOIN partition ON node = ?",
             (self._node,),
         ).fetchone()

@@ -38,7 +38,7 @@ from zonerelay.store.contract import (
     StoreError,
 )
 from zonerelay.store.keys.partition import Partition
-from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
+from zonerelay.store.keys.port import PAGE_ROWS, SharedEngine
 from zonerelay.store.nodes import NodeStore
 
 QUEUE = queue_of("default")
@@ -441,14 +441,14 @@ async def test_a_partition_whose_adoption_failed_is_adopted_later(
     await one.start()
     await two.start()
     await put(one, 1, "a@example.net")
-    failed: list[KeyRange] = []
+    failed: list[bytes] = []
     clear = Partition.clear
 
-    async def fail_once(partition: Partition, emptied: KeyRange) -> None:
+    async def fail_once(partition: Partition, start: bytes, end: bytes) -> None:
         if not failed:
-            failed.append(emptied)
+            failed.append(start)
             raise StoreError("the store does not answer")
-        await clear(partition, emptied)
+        await clear(partition, start, end)
 
     monkeypatch.setattr(Partition, "clear", fail_once)
     await one.die()

@@ -125,7 +125,7 @@ class MemoryKeys:
         if not engine.mark:
             return None
         there = engine.partitions.get(self._node, _PartitionData())
-        return port.PartitionState(engine.mark, there.epoch, there.writer, there.last)
+        return port.PartitionState(there.writer, engine.mark, there.epoch, there.last)
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         engine = self._engine
@@ -137,7 +137,7 @@ class MemoryKeys:
         there.writer = writer
         self._epoch = there.epoch
         there.expires = self._until()
-        return port.PartitionState(engine.mark, there.epoch, writer, there.last)
+        return port.PartitionState(writer, engine.mark, there.epoch, there.last)
 
     async def apply(self, batch: port.WriteBatch) -> None:
         there = self._held(batch.position.epoch)

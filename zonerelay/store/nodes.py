@@ -55,7 +55,7 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.partition import Partition, SeenFile, open_partition
-from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine, Write
+from zonerelay.store.keys.port import FencedError, Keeper, NodeTakenError, SharedEngine, Write
 from zonerelay.store.queue.body import BodyWriter
 from zonerelay.store.queue.in_flight import in_batches
 from zonerelay.store.queue.partition_keeper import open_queue
@@ -185,7 +185,7 @@ class NodeStore:
 
         try:
             for prefix in (REQUESTS, ANSWERS):  # left by an earlier process
-                await partition.clear(KeyRange.of_prefix(prefix))
+                await partition.clear(prefix, records.after(prefix))
         except BaseException:
             await partition.abandon()  # while its lease continues, nobody would deliver the mail
             raise
@@ -691,17 +691,18 @@ class Requests:
 
     async def _answer(self, own: OwnedPartition, node: int, reads: QueueReads) -> None:
         partition = own.partition
-        asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own.node))
-        answers = KeyRange.of_prefix(b"%b%02x " % (ANSWERS, node))
-        requests = {key.rpartition(b" ")[2]: value for key, value in (await reads.keys.page(*asked)).rows}
-        given = {key.rpartition(b" ")[2] for key, _ in (await partition.page(*answers)).rows}
+        asked, answers = b"%b%02x " % (REQUESTS, own.node), b"%b%02x " % (ANSWERS, node)
+        found = (await reads.keys.page(asked, records.after(asked))).rows
+        requests = {key.rpartition(b" ")[2]: value for key, value in found}
+        answered = (await partition.page(answers, records.after(answers))).rows
+        given = {key.rpartition(b" ")[2] for key, _ in answered}
         if over := given - requests.keys():
-            gone: dict[bytes, bytes | None] = {answers.start + name: None for name in over}
+            gone: dict[bytes, bytes | None] = {answers + name: None for name in over}
             await partition.write(Write(gone, makes_room=True))
         for name, value in requests.items():
             if name not in given:
                 done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_RequestedState]))
-                row: dict[bytes, bytes | None] = {answers.start + name: msgspec.msgpack.encode(done)}
+                row: dict[bytes, bytes | None] = {answers + name: msgspec.msgpack.encode(done)}
                 await partition.write(Write(row, makes_room=True))
 
     async def _carry_out(self, wanted: list[_RequestedState]) -> list[int]:

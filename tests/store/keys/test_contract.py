@@ -19,7 +19,6 @@ from zonerelay.store.keys.port import (
     PAGE_OCTETS,
     FencedError,
     KeyPage,
-    KeyRange,
     KeyReader,
     NodeTakenError,
     OlderStateError,
@@ -174,7 +173,7 @@ async def test_large_ranges_take_little_memory(opened: Opened) -> None:
             count += sum(key.startswith(b"big ") for key, _ in rows)
         _, walked = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        await partition.clear(KeyRange.of_prefix(b"big "))
+        await partition.clear(b"big ", b"big!")
         _, cleared = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -25,7 +25,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
+from zonerelay.store.keys.port import OlderStateError, Write, pages
 from zonerelay.store.redis.connection import RedisEndpoint, open_wire
 from zonerelay.store.redis.engine import (
     RedisEngine,
@@ -89,7 +89,7 @@ async def test_a_full_server_refuses_new_mail_and_takes_outcomes(
         await refused
     await outcome
     assert await partition.get([b"new", b"old 1", b"outcome"]) == [None, None, b"delivered"]
-    await partition.clear(KeyRange.of_prefix(b"old "))
+    await partition.clear(b"old ", b"old!")
     await partition.write(Write({b"new": b"1"}))
     room = await partition.room()
     assert room is not None

@@ -62,20 +62,6 @@ _log = logging.getLogger("zonerelay.store")
 T = TypeVar("T")
 
 
-class SeenState(NamedTuple):
-    """The last state of a partition that this machine has seen. `writer` identifies this process, and the
-    next one on this machine, to the engine. An empty `mark` means that it has seen no store yet.
-    """
-
-    writer: str
-    mark: str = ""
-    epoch: int = 0
-    last: port.Position = port.NOTHING
-
-    def after(self, state: port.PartitionState) -> SeenState:
-        return SeenState(self.writer, state.mark, state.epoch, state.last)
-
-
 class SeenFile:
     """The file with the last seen state of one partition. `seen` is its content. All methods block for a
     moment.
@@ -97,13 +83,13 @@ class SeenFile:
         self._path = path
         try:
             durable.make_directory(path.parent)
-            durable.create(path, _packed(SeenState(token)))
+            durable.create(path, _packed(port.PartitionState(token)))
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise StoreOpenError(f"{path} cannot be used: {error}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.seen = msgspec.json.decode(os.pread(self._file, _WIDTH, 0), type=SeenState)
+            self.seen = msgspec.json.decode(os.pread(self._file, _WIDTH, 0), type=port.PartitionState)
         except BlockingIOError as error:
             os.close(self._file)
             raise port.NodeTakenError(f"{path} is in use by another process of this machine") from error
@@ -114,7 +100,7 @@ class SeenFile:
                 "to accept the store as it is"
             ) from error
 
-    def note(self, seen: SeenState) -> None:
+    def note(self, seen: port.PartitionState) -> None:
         """Record a state. A new mark is written durably."""
         is_new = seen.mark != self.seen.mark
         self.seen = seen
@@ -127,7 +113,7 @@ class SeenFile:
 
     def forget(self) -> None:
         """Accept the store in any state at the next opening."""
-        self.note(SeenState(self.seen.writer))
+        self.note(port.PartitionState(self.seen.writer))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -135,7 +121,7 @@ class SeenFile:
         os.close(self._file)
 
 
-def _packed(seen: SeenState) -> bytes:
+def _packed(seen: port.PartitionState) -> bytes:
     return msgspec.json.encode(seen).ljust(_WIDTH - 1) + b"\n"
 
 
@@ -155,7 +141,7 @@ class Partition:
     keeper: port.Keeper
     _: KW_ONLY
     lease: float
-    seen: SeenState
+    seen: port.PartitionState
     seen_file: SeenFile | None
     clock: Clock
     patience: float = PATIENCE
@@ -246,9 +232,9 @@ class Partition:
         rows = {key: value for key, value in write.changes.items() if value is not None}
         return self._tasks.start(self.keeper.stage(rows))
 
-    async def clear(self, emptied: port.KeyRange) -> None:
+    async def clear(self, start: bytes, end: bytes) -> None:
         """Remove a large range in many batches. After a crash the rest remains."""
-        async for rows in port.pages(self, *emptied, rows=CLEAR_ROWS, values=False):
+        async for rows in port.pages(self, start, end, rows=CLEAR_ROWS, values=False):
             await self.write(port.Write({key: None for key, _ in rows}, makes_room=True))
 
     def _start_commit(self, tell: Callable[[float | JobFailure], None], group: _JobBatch) -> None:
@@ -346,7 +332,7 @@ class Partition:
                 raise port.FencedError(
                     f"another writer has written to the partition: {state.last} follows {self.seen.last}"
                 )
-            self._note(self.seen.after(state))
+            self._note(state)
         self._has_entered = True
         return state
 
@@ -362,10 +348,10 @@ class Partition:
                     f"another writer has written to the partition: {state.last} is not {batch.position}"
                 )
             self._in_doubt = None
-            self._note(self.seen.after(state))
+            self._note(state)
             return state.last == batch.position
 
-    def _note(self, seen: SeenState) -> None:
+    def _note(self, seen: port.PartitionState) -> None:
         self.seen = seen
         if self.seen_file is not None:
             self.seen_file.note(seen)
@@ -476,7 +462,7 @@ class Partition:
             self.seen_file.close()
 
 
-def judge(seen: SeenState, state: port.PartitionState | None) -> None:
+def judge(seen: port.PartitionState, state: port.PartitionState | None) -> None:
     """Compare the state of a store with the one that this machine has seen. Raises WrongStoreError or
     OlderStateError.
     """
@@ -521,7 +507,7 @@ async def open_partition(
     partition = Partition(
         engine.keeper(node),
         lease=engine.lease,
-        seen=SeenState(token or uuid4().hex) if seen_file is None else seen_file.seen,
+        seen=port.PartitionState(token or uuid4().hex) if seen_file is None else seen_file.seen,
         seen_file=seen_file,
         clock=clock,
         patience=patience,

@@ -81,21 +81,6 @@ class NodeTakenError(StoreOpenError):
     """Another process is the writer of the partition, and its lease has not expired."""
 
 
-class KeyRange(NamedTuple):
-    """The keys from `start` up to but excluding `end`."""
-
-    start: bytes
-    end: bytes
-
-    @classmethod
-    def of_prefix(cls, prefix: bytes) -> KeyRange:
-        """Return the range of all keys that begin with `prefix`."""
-        stem = prefix.rstrip(b"\xff")
-        if not stem:
-            raise ValueError("this range has no end key")
-        return cls(prefix, stem[:-1] + bytes([stem[-1] + 1]))
-
-
 class Write(msgspec.Struct, frozen=True, gc=False):
     """Changes that are applied atomically. A value of None removes a key."""
 
@@ -148,15 +133,15 @@ class WriteBatch(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
 
 
-class PartitionState(msgspec.Struct, frozen=True):
-    """The state of a partition in a store: the mark of the store, the epoch and the token of the partition's
-    writer, and the position of its last batch.
+class PartitionState(NamedTuple):
+    """The state of a partition: the token of its writer, the mark of its store, the epoch of the writer, and
+    the position of the last batch. An empty `mark` means that no store has been seen yet.
     """
 
-    mark: str
-    epoch: int
     writer: str
-    last: Position
+    mark: str = ""
+    epoch: int = 0
+    last: Position = NOTHING
 
 
 class PeerPartition(msgspec.Struct, frozen=True):

@@ -314,8 +314,7 @@ class ObjectKeys:
     async def page(
         self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
     ) -> port.KeyPage:
-        wanted = port.KeyRange(start, end)
-        found, is_last = await self._ask(ObjectIndex.page, wanted, rows, values)
+        found, is_last = await self._ask(ObjectIndex.page, start, end, rows, values)
         cursor = None if is_last else port.after(found[-1][0])
         if not values:
             return port.KeyPage(found, cursor)
@@ -374,7 +373,7 @@ class ObjectKeys:
     def _as_state(self, mark: bytes) -> port.PartitionState:
         state = self._state
         return port.PartitionState(
-            mark.decode(), state.epoch, state.writer, port.Position(state.batch_epoch, state.batch)
+            state.writer, mark.decode(), state.epoch, port.Position(state.batch_epoch, state.batch)
         )
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:

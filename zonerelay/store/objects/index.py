@@ -20,7 +20,7 @@ import msgspec
 
 from zonerelay import durable
 from zonerelay.store.contract import StoreError
-from zonerelay.store.keys.port import PAGE_OCTETS, KeyRange, Row
+from zonerelay.store.keys.port import PAGE_OCTETS, Row
 from zonerelay.store.leveldb.engine import FAILURES, AtomicBatch, Database, View, connect
 
 SMALL, LARGE = b"\0", b"\1"
@@ -172,11 +172,11 @@ class ObjectIndex(Database):
 
     # --- reading
 
-    def page(self, wanted: KeyRange, rows: int, values: bool) -> tuple[list[Row], bool]:
+    def page(self, start: bytes, end: bytes, rows: int, values: bool) -> tuple[list[Row], bool]:
         """Return rows in their stored form, and whether the range has no more."""
         found: list[Row] = []
         octets = PAGE_OCTETS
-        for key, stored in self.rows(*wanted, limit=rows + 1):
+        for key, stored in self.rows(start, end, limit=rows + 1):
             if len(found) == rows or octets <= 0:
                 return found, False
             found.append((key, stored if values else b""))

@@ -292,7 +292,7 @@ class PostgresKeys(ServerKeys[DatabaseConnection]):
         if not rows:
             return None
         ((mark, epoch, writer, batch_epoch, batch),) = rows
-        return port.PartitionState(mark, epoch, writer, port.Position(batch_epoch, batch))
+        return port.PartitionState(writer, mark, epoch, port.Position(batch_epoch, batch))
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         sql = self._sql
@@ -309,7 +309,7 @@ class PostgresKeys(ServerKeys[DatabaseConnection]):
                 "a different [postgres] node for each relay that shares the database"
             )
         ((epoch, batch_epoch, batch, _),) = rows
-        return self._entered(port.PartitionState(mark, epoch, writer, port.Position(batch_epoch, batch)))
+        return self._entered(port.PartitionState(writer, mark, epoch, port.Position(batch_epoch, batch)))
 
     # --- writing
 

@@ -333,7 +333,7 @@ class RedisKeys(ServerKeys[SharedConnection]):
         found = as_list(await wire.call("HMGET", self._here, *names))
         epoch, writer, batch_epoch, batch = (_bytes_or_none(each) or b"" for each in found)
         last = port.Position(int(batch_epoch or 0), int(batch or 0))
-        return port.PartitionState(mark.decode(), int(epoch or 0), writer.decode(), last)
+        return port.PartitionState(writer.decode(), mark.decode(), int(epoch or 0), last)
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         wire = await self._writer.get()
@@ -347,7 +347,7 @@ class RedisKeys(ServerKeys[SharedConnection]):
         stored = _bytes_or_none(reply[0]) or b""
         epoch, batch_epoch, batch = _numbers(reply[1:])
         last = port.Position(batch_epoch, batch)
-        return self._entered(port.PartitionState(stored.decode(), epoch, writer, last))
+        return self._entered(port.PartitionState(writer, stored.decode(), epoch, last))
 
     # --- writing
 
