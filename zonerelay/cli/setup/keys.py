@@ -13,6 +13,7 @@ would invalidate signatures.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import enum
 import ipaddress
@@ -34,7 +35,7 @@ from zonerelay.cli.relay import config_path, load_settings
 from zonerelay.cli.setup.init import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
-from zonerelay.config.load import ConfigError, load
+from zonerelay.config.load import load_partial
 from zonerelay.config.settings import Settings, read_key_file, read_selector, resolve_hostname
 from zonerelay.message.dkim import keys as dkim
 from zonerelay.message.dkim.keys import DkimEntry, RecordFinding, RecordStatus
@@ -85,17 +86,11 @@ def _name(name: str) -> Name:
 
 
 def _settings(config: Path | None) -> Settings:
-    """Return the settings, or the defaults if the file has errors: it may be incomplete just because this
-    certificate does not exist yet.
+    """Return the settings that can be read: the file may be incomplete just because this certificate does not
+    exist yet, and there may be none at a first start.
     """
-    try:
-        return load(config_path(config))
-    except ConfigError:
-        output.chatter().print(
-            "The configuration has errors (zonerelay check-config); its hostname is not used."
-        )
-    except CliError:
-        pass  # there is no file yet, as at a first start
+    with contextlib.suppress(CliError):
+        return load_partial(config_path(config)).settings
     return Settings()
 
 
