@@ -54,18 +54,11 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.destinations.route import Batch
+from zonerelay.smtp.client import transaction as transactions
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.replies import PeerError
 from zonerelay.smtp.client.stuffing import END, DotStuffer, as_chunk, stuffed
-from zonerelay.smtp.client.transaction import (
-    ChunkedTransaction,
-    ClientTransaction,
-    Peer,
-    TransactionPhase,
-    can_be_chunked,
-    needs_smtputf8,
-    too_large,
-)
+from zonerelay.smtp.client.transaction import ClientTransaction, Peer, TransactionPhase
 from zonerelay.store.contract import ClaimLostError, StoreCorruptError, StoreError
 
 MOST_AT_ONCE = 16 * 1024
@@ -448,7 +441,9 @@ class BatchState:
         if self._conversion_tried:
             return False
         return (message.eight_bit and not capabilities.eight_bit_mime) or (
-            not capabilities.smtputf8 and message.envelope.sender.isascii() and needs_smtputf8(message)
+            not capabilities.smtputf8
+            and message.envelope.sender.isascii()
+            and transactions.needs_smtputf8(message)
         )
 
     async def convert(self, renderer: Renderer) -> None:
@@ -477,9 +472,9 @@ class BatchState:
         if len(asking) < len(deliveries):
             deliveries = [deliveries[index] for index in asking]
         common, body = (self.message, deliveries, session.capabilities, session.peer), self.body
-        if session.chunking and body.whole and can_be_chunked(body.head):
+        if session.chunking and body.whole and transactions.can_be_chunked(body.head):
             content = as_chunk(body.head, plain=body.plain_lines)
-            return ChunkedTransaction(*common, content=content, probe=not session.bdat_taken)
+            return transactions.ChunkedTransaction(*common, content=content, probe=not session.bdat_taken)
         return ClientTransaction(*common)
 
     async def reopen_body(self) -> None:
@@ -505,7 +500,7 @@ class BatchState:
 
     def _servable(self, session: OutgoingSession) -> list[int]:
         message, progress, capabilities = self.message, self.progress, session.capabilities
-        refusal = too_large(message, capabilities)
+        refusal = transactions.too_large(message, capabilities)
         if refusal is not None:
             progress.refuse_open(refusal, session.peer)
             return progress.open
@@ -520,7 +515,7 @@ class BatchState:
 
     def _without_smtputf8(self, session: OutgoingSession) -> list[int]:
         wanted, needy = self.progress.open, self.progress.open
-        if not needs_smtputf8(self.message):
+        if not transactions.needs_smtputf8(self.message):
             needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
         self.progress.unsupported(needy, NO_SMTPUTF8, session.peer, for_now=self._for_now(session))
         self.lacking = self.lacking or bool(needy)

@@ -76,20 +76,16 @@ class CaptureCourier:
         return [outcome] * len(batch.deliveries)
 
     def _keep(self, batch: Batch, octets: bytes) -> Outcome:
-        from zonerelay.capture.store import (  # noqa: PLC0415 - SQLite: most relays capture nothing
-            CaptureError,
-            CaptureFullError,
-            CaptureTooLargeError,
-        )
+        from zonerelay.capture import store  # noqa: PLC0415 - SQLite: most relays capture nothing
 
         recipients = [delivery.recipient for delivery in batch.deliveries]
         try:
             self._open().add(batch.message.id, batch.message.envelope.sender, recipients, octets)
-        except CaptureTooLargeError as error:
+        except store.CaptureTooLargeError as error:
             return _outcome(Verdict.BOUNCED, Reply(552, "3.4", str(error)))
-        except CaptureFullError as error:
+        except store.CaptureFullError as error:
             return _outcome(Verdict.DEFERRED, Reply(452, "3.1", str(error)))
-        except CaptureError as error:
+        except store.CaptureError as error:
             return _outcome(Verdict.DEFERRED, Reply(451, "3.0", f"captured mail: {error}"))
         return _outcome(Verdict.DELIVERED, Reply(250, "0.0", "captured"))
 

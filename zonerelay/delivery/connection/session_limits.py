@@ -59,12 +59,7 @@ from zonerelay.model.bounded import BoundedDict, ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
-from zonerelay.smtp.client.transaction import (
-    BdatFailure,
-    ChunkedTransaction,
-    ClientTransaction,
-    TransactionPhase,
-)
+from zonerelay.smtp.client.transaction import BdatFailure, ClientTransaction, TransactionPhase
 
 FIRST_PAUSE = 30.0
 LONGEST_PAUSE = 600.0
@@ -369,5 +364,5 @@ class UsedExtensions:
         if transaction.bdat_failure is not None:
             session.chunking = False
             self._without_bdat[transaction.bdat_failure].add(session.peer.address)
-        elif isinstance(transaction, ChunkedTransaction) and transaction.bdat_taken:
+        elif transaction.bdat_taken:
             session.bdat_taken = True

@@ -32,16 +32,7 @@ import functools
 import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
@@ -108,7 +99,7 @@ def steps(shown: MessageView) -> tuple[TraceStep, ...]:
     return tuple(sorted(found, key=lambda step: step.at))
 
 
-def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[TraceStep]:
+def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterable[TraceStep]:
     recipient = delivery.recipient
     last = delivery.last
     at = accepted if last is None else last.at

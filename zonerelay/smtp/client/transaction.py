@@ -226,6 +226,9 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
 class ClientTransaction:
     """The client side of one transaction, which sends a message to one peer for at least one delivery."""
 
+    bdat_taken = False
+    """True when a BDAT was answered with 2yz: the server knows it."""
+
     def __init__(
         self, message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities, peer: Peer
     ) -> None:
@@ -544,8 +547,6 @@ class ChunkedTransaction(ClientTransaction):
         probe: bool,
     ) -> None:
         super().__init__(message, deliveries, capabilities, peer)
-        self.bdat_taken = False
-        """Return whether a BDAT was answered with 2yz: the server knows it."""
         self._content = content
         self._probe = probe
         self._octet_unread = False
