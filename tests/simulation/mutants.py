@@ -198,7 +198,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # 2.2: claims outlive a failed write.
     "claims-forgotten": (12, "store.queue.in_flight:InFlight.reset", _forget_claims),
     # 2.3: a connection that fails is a deferral.
-    "dead-host-bounces": (1, "delivery.batch.batch_state:BatchProgress.host_failed", _bounce),
+    "dead-host-bounces": (1, "delivery.batch.batch_state:BatchState.host_failed", _bounce),
     # 2.3: 4yz is temporary.
     "deferral-is-final": (1, "smtp.client.transaction:ClientTransaction._refuse", _settle_refused),
     # 2.3: a retry comes.

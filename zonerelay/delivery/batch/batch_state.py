@@ -18,9 +18,9 @@ The reply is about the configuration, not about the mail: the recipients are def
 of bounced, until an operator has corrected it. An MX host that replies 530 refuses the mail, because the
 relay has no credentials for it.
 
-`BatchProgress` holds the outcomes of one batch while the courier goes from connection to connection. A
-recipient is *open* until a peer has replied for it. An open recipient may have a *tentative* outcome, which
-it gets if no connection is left to try.
+It holds the outcomes while the courier goes from connection to connection, by the position of the recipient
+in the batch. A recipient is *open* until a peer has replied for it. An open recipient may have a *tentative*
+outcome, which it gets if no connection is left to try.
 
 `run_transaction` runs one transaction on one connection: bytes, bodies and deadlines, but no decisions. A
 broken connection, a silent or malformed peer and a body that cannot be read to its end become outcomes of the
@@ -227,142 +227,6 @@ NO_SMTPUTF8 = Reply(
 MAY_CHANGE = "the host has never accepted mail from this relay and is retried for an hour"
 
 
-class BatchProgress:
-    """Outcomes of a batch's deliveries, by their position in the batch."""
-
-    __slots__ = ("_known", "_tentative", "open")
-
-    def __init__(self, deliveries: Sequence[Delivery]) -> None:
-        self.open = list(range(len(deliveries)))
-        self._known: list[Outcome | None] = [None] * len(deliveries)
-        self._tentative: list[Outcome | None] = [None] * len(deliveries)
-
-    @property
-    def answered(self) -> bool:
-        """Whether a recipient has a final outcome."""
-        return len(self.open) < len(self._known)
-
-    def settle_open(self, outcome: Outcome) -> None:
-        """Record the same final outcome for every open recipient."""
-        for index in self.open:
-            self._known[index] = outcome
-        self.open = []
-
-    def host_failed(self, host: str, failure: HostFailure, *, counts: bool = True) -> None:
-        """Note that a host could not be used. A later such host replaces the outcome of an earlier one. If
-        `counts` is false, it is not counted as an attempt.
-
-        An error of the relay itself (scope LOCAL) does not replace a deferral by a host.
-        """
-        outcome = Outcome(
-            Verdict.DEFERRED,
-            failure.reply,
-            failure.scope,
-            host=host,
-            peer=failure.address,
-            local=True,
-            counts=counts and failure.asked,
-        )
-        if failure.scope is not Scope.LOCAL:
-            self._suppose(outcome)
-        else:
-            self.undecided(outcome)
-
-    def give_up(self) -> None:
-        """Make the tentative outcomes of the open recipients final."""
-        for index in self.open:
-            self._known[index] = self._tentative[index]
-        self.open = []
-
-    def undecided(self, outcome: Outcome) -> None:
-        """Record this deferral for the open recipients that no host has deferred, because some hosts were not
-        tried.
-        """
-        for index in self.open:
-            known = self._tentative[index]
-            if known is None or known.verdict is Verdict.BOUNCED:
-                self._tentative[index] = outcome
-
-    def refuse_open(self, reply: Reply, peer: Peer) -> None:
-        """Bounce the open recipients: the peer announced that it would refuse the message, so
-        it is not sent.
-        """
-        self.settle_open(
-            Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
-        )
-
-    def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer, *, for_now: bool) -> None:
-        """Record that this host lacks an extension that the recipients require. The bounce is final only if
-        every host of the route does. `for_now` says that the host may offer more later, so that they are
-        deferred.
-        """
-        verdict = Verdict.BOUNCED
-        if for_now:
-            verdict, reply = Verdict.DEFERRED, Reply(451, reply.detail, f"{reply.text}; {MAY_CHANGE}")
-        outcome = Outcome(verdict, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True)
-        for index in indices:
-            if self._tentative[index] is None:
-                self._tentative[index] = outcome
-
-    def record(self, indices: Sequence[int], transaction: ClientTransaction, peer: Peer) -> None:
-        """Record the outcomes of a finished transaction for these recipients."""
-        if transaction.unanswered:
-            self._suppose(transaction.outcomes[0])
-            return
-        outcomes = transaction.outcomes
-        if len(outcomes) == len(self._known) and not (transaction.overflow or transaction.again):
-            self._known, self.open = outcomes, []
-            return
-        for index, outcome in zip(indices, outcomes, strict=True):
-            self._known[index] = outcome
-        self.open = [index for index in self.open if self._known[index] is None]
-        if transaction.overflow or transaction.again:
-            self.left_out([index for index in indices if self._known[index] is None], peer)
-
-    def suspect(self, indices: Sequence[int], transaction: ClientTransaction) -> None:
-        """Record the outcomes of a transaction whose refusal may be about the connection. Recipients without
-        a reply of their own stay open.
-
-        They are deferred without an attempt if nothing is left to try, even after a permanent refusal.
-        """
-        refusal = transaction.refusal
-        everyone = (
-            transaction.refused_at is TransactionPhase.RCPT
-            and refusal is not None
-            and refusal.code != CLOSING
-        )
-        for index, outcome in zip(indices, transaction.outcomes, strict=True):
-            if outcome is not None and outcome.scope is Scope.RECIPIENT and outcome.counts and not everyone:
-                self._known[index] = outcome
-            else:
-                self._tentative[index] = None if outcome is None else _without_attempt(outcome)
-        self.open = [index for index in self.open if self._known[index] is None]
-
-    def left_out(self, indices: Sequence[int], peer: Peer) -> None:
-        """Note that the recipients need another transaction."""
-        later = Outcome(
-            Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
-        )
-        for index in indices:
-            self._tentative[index] = later
-
-    def outcomes(self, otherwise: Outcome) -> list[Outcome]:
-        """Return the result. If a host has replied for some recipients, the others get no outcome of scope
-        HOST.
-        """
-        answered = self.answered
-        for index in self.open:
-            outcome = self._tentative[index] or otherwise
-            if answered and outcome.scope is Scope.HOST:
-                outcome = structs.replace(outcome, scope=Scope.MESSAGE)
-            self._known[index] = outcome
-        return [outcome or otherwise for outcome in self._known]
-
-    def _suppose(self, outcome: Outcome | None) -> None:
-        for index in self.open:
-            self._tentative[index] = outcome
-
-
 def _without_attempt(outcome: Outcome) -> Outcome:
     if outcome.verdict is Verdict.DEFERRED:
         return structs.replace(outcome, scope=Scope.MESSAGE, counts=False)
@@ -403,7 +267,10 @@ class BatchState:
         self.batch = batch
         self.message = batch.message
         self.terms = terms
-        self.progress = BatchProgress(batch.deliveries)
+        self.open = list(range(len(batch.deliveries)))
+        """The positions of the recipients for which no peer has replied."""
+        self._known: list[Outcome | None] = [None] * len(batch.deliveries)
+        self._tentative: list[Outcome | None] = [None] * len(batch.deliveries)
         self.body = SentBody(read_body, batch.message, check_claim)
         self._read_body, self._check_claim = read_body, check_claim
         self._asking: list[int] = []
@@ -494,30 +361,159 @@ class BatchState:
                 transaction.outcomes, self.batch.zone.name, require_tls=self.message.envelope.require_tls
             )
         if suspect:
-            self.progress.suspect(self._asking, transaction)
+            self._suspect(transaction)
         else:
-            self.progress.record(self._asking, transaction, session.peer)
+            self._record(transaction, session.peer)
+
+    # Outcomes
+
+    @property
+    def answered(self) -> bool:
+        """Whether a recipient has a final outcome."""
+        return len(self.open) < len(self._known)
+
+    def settle_open(self, outcome: Outcome) -> None:
+        """Record the same final outcome for every open recipient."""
+        for index in self.open:
+            self._known[index] = outcome
+        self.open = []
+
+    def host_failed(self, host: str, failure: HostFailure, *, counts: bool = True) -> None:
+        """Note that a host could not be used. A later such host replaces the outcome of an earlier one. If
+        `counts` is false, it is not counted as an attempt.
+
+        An error of the relay itself (scope LOCAL) does not replace a deferral by a host.
+        """
+        outcome = Outcome(
+            Verdict.DEFERRED,
+            failure.reply,
+            failure.scope,
+            host=host,
+            peer=failure.address,
+            local=True,
+            counts=counts and failure.asked,
+        )
+        if failure.scope is not Scope.LOCAL:
+            self._suppose(outcome)
+        else:
+            self.undecided(outcome)
+
+    def give_up(self) -> None:
+        """Make the tentative outcomes of the open recipients final."""
+        for index in self.open:
+            self._known[index] = self._tentative[index]
+        self.open = []
+
+    def undecided(self, outcome: Outcome) -> None:
+        """Record this deferral for the open recipients that no host has deferred, because some hosts were not
+        tried.
+        """
+        for index in self.open:
+            known = self._tentative[index]
+            if known is None or known.verdict is Verdict.BOUNCED:
+                self._tentative[index] = outcome
+
+    def _refuse_open(self, reply: Reply, peer: Peer) -> None:
+        """Bounce the open recipients: the peer announced that it would refuse the message, so
+        it is not sent.
+        """
+        self.settle_open(
+            Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
+        )
+
+    def _unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer, *, for_now: bool) -> None:
+        """Record that this host lacks an extension that the recipients require. The bounce is final only if
+        every host of the route does. `for_now` says that the host may offer more later, so that they are
+        deferred.
+        """
+        verdict = Verdict.BOUNCED
+        if for_now:
+            verdict, reply = Verdict.DEFERRED, Reply(451, reply.detail, f"{reply.text}; {MAY_CHANGE}")
+        outcome = Outcome(verdict, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True)
+        for index in indices:
+            if self._tentative[index] is None:
+                self._tentative[index] = outcome
+
+    def _record(self, transaction: ClientTransaction, peer: Peer) -> None:
+        """Record the outcomes of a finished transaction."""
+        if transaction.unanswered:
+            self._suppose(transaction.outcomes[0])
+            return
+        outcomes = transaction.outcomes
+        if len(outcomes) == len(self._known) and not (transaction.overflow or transaction.again):
+            self._known, self.open = outcomes, []
+            return
+        for index, outcome in zip(self._asking, outcomes, strict=True):
+            self._known[index] = outcome
+        self.open = [index for index in self.open if self._known[index] is None]
+        if transaction.overflow or transaction.again:
+            self._leave_out([index for index in self._asking if self._known[index] is None], peer)
+
+    def _suspect(self, transaction: ClientTransaction) -> None:
+        """Record the outcomes of a transaction whose refusal may be about the connection. Recipients without
+        a reply of their own stay open.
+
+        They are deferred without an attempt if nothing is left to try, even after a permanent refusal.
+        """
+        refusal = transaction.refusal
+        everyone = (
+            transaction.refused_at is TransactionPhase.RCPT
+            and refusal is not None
+            and refusal.code != CLOSING
+        )
+        for index, outcome in zip(self._asking, transaction.outcomes, strict=True):
+            if outcome is not None and outcome.scope is Scope.RECIPIENT and outcome.counts and not everyone:
+                self._known[index] = outcome
+            else:
+                self._tentative[index] = None if outcome is None else _without_attempt(outcome)
+        self.open = [index for index in self.open if self._known[index] is None]
+
+    def _leave_out(self, indices: Sequence[int], peer: Peer) -> None:
+        """Note that the recipients need another transaction."""
+        later = Outcome(
+            Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
+        )
+        for index in indices:
+            self._tentative[index] = later
+
+    def outcomes(self, otherwise: Outcome) -> list[Outcome]:
+        """Return the result. If a host has replied for some recipients, the others get no outcome of scope
+        HOST.
+        """
+        answered = self.answered
+        for index in self.open:
+            outcome = self._tentative[index] or otherwise
+            if answered and outcome.scope is Scope.HOST:
+                outcome = structs.replace(outcome, scope=Scope.MESSAGE)
+            self._known[index] = outcome
+        return [outcome or otherwise for outcome in self._known]
+
+    def _suppose(self, outcome: Outcome | None) -> None:
+        for index in self.open:
+            self._tentative[index] = outcome
+
+    # The recipients of a transaction
 
     def _servable(self, session: OutgoingSession) -> list[int]:
-        message, progress, capabilities = self.message, self.progress, session.capabilities
+        message, capabilities = self.message, session.capabilities
         refusal = transactions.too_large(message, capabilities)
         if refusal is not None:
-            progress.refuse_open(refusal, session.peer)
-            return progress.open
-        servable = progress.open
+            self._refuse_open(refusal, session.peer)
+            return self.open
+        servable = self.open
         if not capabilities.smtputf8 and not self._is_ascii():
             servable = self._without_smtputf8(session)
         if message.eight_bit and not capabilities.eight_bit_mime:
-            progress.unsupported(servable, NO_8BITMIME, session.peer, for_now=self._for_now(session))
+            self._unsupported(servable, NO_8BITMIME, session.peer, for_now=self._for_now(session))
             self.lacking = True
             return []
         return servable
 
     def _without_smtputf8(self, session: OutgoingSession) -> list[int]:
-        wanted, needy = self.progress.open, self.progress.open
+        wanted, needy = self.open, self.open
         if not transactions.needs_smtputf8(self.message):
             needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
-        self.progress.unsupported(needy, NO_SMTPUTF8, session.peer, for_now=self._for_now(session))
+        self._unsupported(needy, NO_SMTPUTF8, session.peer, for_now=self._for_now(session))
         self.lacking = self.lacking or bool(needy)
         return [index for index in wanted if index not in needy] if needy else wanted
 
@@ -538,7 +534,7 @@ class BatchState:
         asking = asking[: limits.rcptmax]
         self.left_out = len(asking) < len(servable)
         if self.left_out:
-            self.progress.left_out([index for index in servable if index not in asking], session.peer)
+            self._leave_out([index for index in servable if index not in asking], session.peer)
         return asking
 
     def _is_ascii(self) -> bool:

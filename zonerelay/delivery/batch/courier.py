@@ -142,7 +142,7 @@ class SmtpCourier:
         return None
 
     def join(self) -> None:
-        """Let a transcript that has just begun record the transactions in progress."""
+        """Let a transcript that has just begun record the transactions in state."""
         for state in self._carried:
             if state.exchange is None:
                 continue
@@ -163,34 +163,33 @@ class SmtpCourier:
         terms = Terms(batch.zone, route, ANY_CONNECTION)
         now = self.clock.now()
         state = BatchState(terms, batch, self.read_body, self.check_claim, now=now)
-        progress = state.progress
         self._carried.add(state)
         try:
             await self._carry(state)
         except StoreError as error:
-            if isinstance(error, ClaimLostError) and not progress.answered:
+            if isinstance(error, ClaimLostError) and not state.answered:
                 raise
-            progress.settle_open(_local(batch_state.unreadable(error)))
+            state.settle_open(_local(batch_state.unreadable(error)))
         except RenderError as error:
-            progress.settle_open(_local(error.reply))
+            state.settle_open(_local(error.reply))
         except asyncio.CancelledError:
-            if not progress.answered:
+            if not state.answered:
                 raise
-            progress.settle_open(_CUT_SHORT)
+            state.settle_open(_CUT_SHORT)
         except NoTurnError:
-            progress.undecided(_NO_TURN)  # the peers' replies so far remain valid
+            state.undecided(_NO_TURN)  # the peers' replies so far remain valid
         except NoLogin as failure:
-            progress.host_failed("", failure)
+            state.host_failed("", failure)
         except Exception as error:  # noqa: BLE001 - DESIGN rule 3: an unknown error is temporary
             context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
-            progress.settle_open(_local(reply))
+            state.settle_open(_local(reply))
         finally:
             self._carried.discard(state)
             if not state.body.whole:
                 await state.body.close()
-        outcomes = progress.outcomes(_NO_HOST)
+        outcomes = state.outcomes(_NO_HOST)
         if state.address_blamed and self.sources.another_left(state.terms, state.unfit):
             outcomes = [from_elsewhere(outcome) for outcome in outcomes]
         if state.unverified is not None:
@@ -226,7 +225,7 @@ class SmtpCourier:
         slot = got if isinstance(got, Slot) else None
         if not isinstance(got, Slot):
             await self._use(got, state)
-        if state.progress.open:
+        if state.open:
             await self._find_takers(state, slot)
 
     async def _attempt_from_sources(self, state: BatchState) -> None:
@@ -234,11 +233,11 @@ class SmtpCourier:
         here.
         """
         batch = state.batch
-        while state.progress.open:
+        while state.open:
             key = self.sources.choose(batch.zone, batch.route, batch.message, state.unfit)
             if key is None or key.source is None:
                 reply = Reply(451, "3.5", f"no source of zone {batch.zone.name} can be used now")
-                state.progress.host_failed("", HostFailure(reply, asked=False, scope=Scope.LOCAL))
+                state.host_failed("", HostFailure(reply, asked=False, scope=Scope.LOCAL))
                 return
             state.terms = Terms(batch.zone, state.terms.route, state.terms.key.from_source(key))
             state.source_unfit = state.family_missed = False
@@ -262,12 +261,12 @@ class SmtpCourier:
                                 return
                             break
                         slot = None  # the session owns it now
-                        before, suspect = len(state.progress.open), state.suspect
+                        before, suspect = len(state.open), state.suspect
                         limited = await self._use(opened, state)
-                        if not state.progress.open:
+                        if not state.open:
                             return
                         is_suspect = state.suspect is not None and state.suspect is not suspect
-                        same_again = is_suspect or (limited and len(state.progress.open) < before)
+                        same_again = is_suspect or (limited and len(state.open) < before)
         finally:
             if slot is not None:
                 slot.release()
@@ -320,7 +319,7 @@ class SmtpCourier:
 
     def _failed(self, failure: HostFailure, host: MxHost, ip: str, state: BatchState) -> None:
         is_too_many = failure.said is not None and self.pool.open_at(state.terms) > 1
-        state.progress.host_failed(host.name, failure, counts=not is_too_many)
+        state.host_failed(host.name, failure, counts=not is_too_many)
         if state.terms.key.verify and isinstance(failure, TlsFailure):
             state.unverified = host.name, failure
         source, said = state.terms.key.source, failure.said
@@ -347,13 +346,13 @@ class SmtpCourier:
         again = None if state.suspect is None else state.suspect.session.peer
         for host in self._order.hosts(state.terms, again.host if again is not None else ""):
             if left <= 0 or lacking <= 0:
-                state.progress.undecided(_MORE_HOSTS)
+                state.undecided(_MORE_HOSTS)
                 break
             try:
                 known = await self._addresses_of(host, state)
                 plan = await self._planner.plan(state.terms, host, known)
             except HostFailure as failure:
-                state.progress.host_failed(host.name, failure)
+                state.host_failed(host.name, failure)
                 left -= 1
                 continue
             ips: Sequence[str] = known.ips
@@ -376,7 +375,7 @@ class SmtpCourier:
             found = True
             yield endpoint
         if len(dead) > left:
-            state.progress.undecided(_MORE_HOSTS)
+            state.undecided(_MORE_HOSTS)
         state.source_unfit = state.source_unfit or (state.family_missed and not found)
 
     async def _addresses_of(self, host: MxHost, state: BatchState) -> Addresses:
@@ -407,15 +406,15 @@ class SmtpCourier:
         while True:
             limited = await self._run(session, state)
             if state.asked_again > MAX_ASKED_AGAIN:
-                state.progress.give_up()
+                state.give_up()
             suspect = state.suspect
-            if not state.progress.open or suspect is None or not suspect.others:
+            if not state.open or suspect is None or not suspect.others:
                 return limited
             another = await self.pool.next_idle(state.terms, FEWER_PATIENCE)
             if another is None:
                 if self.pool.open_at(state.terms):
                     state.batch.most_connections = suspect.others
-                    state.progress.give_up()
+                    state.give_up()
                 return limited
             session = another
 
