@@ -11,8 +11,6 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError, refused
@@ -21,20 +19,6 @@ from zonerelay.smtp.server.sasl import MAX_PASSWORD
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import OutboxSettings
-
-
-class OutboxStatus(msgspec.Struct):
-    """The status of the outbox, as printed by `outbox status`. `oldest_seconds` is the age of the oldest
-    waiting row, `lag_seconds` of the oldest one that is due. `relays` is the number of relays that are alive.
-    """
-
-    queued: int
-    processing: int
-    sent: int
-    failed: int
-    oldest_seconds: float
-    lag_seconds: float
-    relays: int
 
 
 def schema(arguments: Namespace) -> int:
@@ -80,16 +64,18 @@ def status(arguments: Namespace) -> int:
     if arguments.json:
         output.print_line(found)
         return OK
-    facts = [(name, f"{getattr(found, name):,}") for name in ("queued", "processing", "sent", "failed")]
-    facts.append(("oldest", text.span(found.oldest_seconds) if found.oldest_seconds else "–"))
-    facts.append(("due for", text.span(found.lag_seconds) if found.lag_seconds else "–"))
-    facts.append(("relays", str(found.relays)))
+    facts = [(name, f"{found[name]:,}") for name in ("queued", "processing", "sent", "failed")]
+    for name, seconds in (("oldest", found["oldest_seconds"]), ("due for", found["lag_seconds"])):
+        facts.append((name, text.span(seconds) if seconds else "–"))
+    facts.append(("relays", str(found["relays"])))
     output.console().print(output.facts(facts))
     return OK
 
 
-async def _ask(settings: OutboxSettings) -> OutboxStatus:
-    """Query the database for the status. Raise StoreError if it does not answer."""
+async def _ask(settings: OutboxSettings) -> dict[str, float]:
+    """Query the database for the status. `oldest_seconds` is the age of the oldest waiting row, `lag_seconds`
+    of the oldest one that is due. Raise StoreError if it does not answer.
+    """
     from zonerelay.outbox.database.sql import OutboxStatements
     from zonerelay.outbox.database.tables import check
     from zonerelay.outbox.keeper import names_of
@@ -107,12 +93,12 @@ async def _ask(settings: OutboxSettings) -> OutboxStatus:
     finally:
         await link.close()
     counts = {row[0]: row[1] for row in rows}
-    return OutboxStatus(
-        queued=counts.get("queued", 0),
-        processing=counts.get("processing", 0),
-        sent=sent,
-        failed=counts.get("failed", 0),
-        oldest_seconds=max((row[2] or 0.0 for row in rows), default=0.0),
-        lag_seconds=max((row[3] or 0.0 for row in rows), default=0.0),
-        relays=relays,
-    )
+    return {
+        "queued": counts.get("queued", 0),
+        "processing": counts.get("processing", 0),
+        "sent": sent,
+        "failed": counts.get("failed", 0),
+        "oldest_seconds": max((row[2] or 0.0 for row in rows), default=0.0),
+        "lag_seconds": max((row[3] or 0.0 for row in rows), default=0.0),
+        "relays": relays,
+    }

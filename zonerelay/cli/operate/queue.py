@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-import msgspec
 from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
@@ -35,13 +34,6 @@ from zonerelay.operations.errors import ControlError, NotRunningError
 from zonerelay.telemetry.events.records import TraceStep
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
-
-
-class Pseudonym(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pseudonym"):
-    """The pseudonym of an address, as written in the log."""
-
-    address: str
-    pseudonym: str
 
 
 SUMMARY_ROWS = 20
@@ -298,7 +290,7 @@ def _resolve_address(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import pseudonym_of  # SQLite
 
     pseudonym = pseudonym_of(load_for_reading(arguments.config), arguments.pseudonym)
-    answer = Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym)
+    answer = {"kind": "pseudonym", "address": arguments.pseudonym, "pseudonym": pseudonym}
     output.print_answer(answer, pseudonym, as_json=arguments.json)
     return OK
 

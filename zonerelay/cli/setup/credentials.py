@@ -59,20 +59,6 @@ class UserRow(msgspec.Struct, kw_only=True):
     priority: str = ""
 
 
-class UserDetail(msgspec.Struct, kw_only=True):
-    """The output of `user show --json`. `rails` are the limits as in the file, without hashes; `usage` is by
-    quota.
-    """
-
-    name: str
-    senders: tuple[str, ...]
-    priority: str
-    passwords: int
-    rails: dict[str, object]
-    usage: dict[str, int]
-    usage_unknown: str
-
-
 _IN_THE_LINE = ("senders", "priority")
 
 
@@ -147,7 +133,7 @@ def _table(users: Sequence[UserRow]) -> Table:
     return output.table(["user", "senders", "priority"], rows, cut=("senders",))
 
 
-def _senders_of(user: UserRow | UserDetail) -> str:
+def _senders_of(user: UserRow | User) -> str:
     return ", ".join(map(text.clean, user.senders)) or "any"
 
 
@@ -243,21 +229,21 @@ def _show_user(arguments: Namespace, path: Path) -> None:
     name = found.name
     there = _rails(path, name)
     usage, problem = ({}, "") if arguments.file else _usage(load_settings(arguments.config), name)
-    row = UserDetail(
-        name=name,
-        senders=found.senders,
-        priority=found.priority or "",
-        passwords=2 if there.second_hash else 1,
-        rails=user_limits.document_of(there),
-        usage=usage,
-        usage_unknown=problem,
-    )
     if arguments.json:
-        output.print_line(row)
+        document = {
+            "name": name,
+            "senders": found.senders,
+            "priority": found.priority or "",
+            "passwords": 2 if there.second_hash else 1,
+            "rails": user_limits.document_of(there),
+            "usage": usage,
+            "usage_unknown": problem,
+        }
+        output.print_line(document)
         return
     rows: list[tuple[str, str]] = [
         ("user", text.clean(name)),
-        ("senders", _senders_of(row)),
+        ("senders", _senders_of(found)),
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: rotation not finished" if there.second_hash else "1"),
     ]

@@ -188,7 +188,7 @@ def print_document(document: object) -> None:
     _print_json(msgspec.json.format(msgspec.json.encode(document), indent=2), sys.stdout)
 
 
-def print_line(row: msgspec.Struct, stream: TextIO | None = None) -> None:
+def print_line(row: object, stream: TextIO | None = None) -> None:
     """Print one JSON object on one line."""
     _print_json(msgspec.json.encode(row), stream or sys.stdout)
 
@@ -213,7 +213,7 @@ def print_one(answer: S, tell: Callable[[S], object], *, as_json: bool) -> None:
         tell(answer)
 
 
-def print_answer(answer: msgspec.Struct, words: str, *, as_json: bool) -> None:
+def print_answer(answer: object, words: str, *, as_json: bool) -> None:
     if as_json:
         print_line(answer)
     else:
