@@ -274,7 +274,7 @@ class Intake:
         self._on_room = on_room
         self._settings = settings
         self._chunks = ChunkReader() if transaction.chunked else None
-        self._body = self._chunks or BodyReader()
+        self.body = self._chunks or BodyReader()  # its `rest` belongs to commands
         self._scanner: HeaderScanner | None = HeaderScanner(
             settings.max_header_size,
             removes_controls=settings.header_controls is HeaderControls.REMOVE,
@@ -282,7 +282,7 @@ class Intake:
         self._header = _NOTHING_YET
         self._hash = BodyHash() if context.hash_bodies else None
         self._eight_bit = False
-        self._size = 0
+        self.size = 0  # received bytes of the message
         self._stored = 0  # with our own fields
         self._wire = 0
         self._ready: list[bytes] = []
@@ -291,16 +291,6 @@ class Intake:
         self._undecided = b""  # the header, and the bytes received with it, while the policy decides
         self.held = 0  # bytes in the memory account of all sessions
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def rest(self) -> bytes:
-        """The bytes after the end of data or of the chunk, which belong to commands."""
-        return self._body.rest
-
-    @property
-    def size(self) -> int:
-        """The number of received bytes of the message."""
-        return self._size
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
         """Start a BDAT chunk of `size` bytes."""
@@ -329,7 +319,7 @@ class Intake:
 
     def feed(self, data: bytes) -> None:
         self._wire += len(data)
-        body = self._body
+        body = self.body
         piece = body.feed(data)
         self.complete = body.done
         if self.refusal is None:
@@ -373,13 +363,13 @@ class Intake:
         return None
 
     def _take(self, piece: bytes) -> None:
-        self._size += len(piece)
+        self.size += len(piece)
         allowance = self.transaction.allowance
-        if self._size > self._settings.max_message_size:
+        if self.size > self._settings.max_message_size:
             self.refuse(replies.too_big(self._settings.max_message_size))
-        elif allowance is not None and (refusal := allowance.size_refusal(self._size)) is not None:
+        elif allowance is not None and (refusal := allowance.size_refusal(self.size)) is not None:
             self.refuse(self._context.guarded(refusal))
-        elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
+        elif self.body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self.refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
             self._eight_bit = self._eight_bit or not piece.isascii()
@@ -578,7 +568,7 @@ class Intake:
             await self._ask(writer, self.transaction.unless_repeated)
             return None
         if EndOfData in self._context.asked:
-            verdict = await self._context.ask(EndOfData(**self._event(), size=self._size))
+            verdict = await self._context.ask(EndOfData(**self._event(), size=self.size))
             if self._refused_by(verdict):
                 return None
             self.transaction.decide(verdict.decision)
@@ -588,7 +578,7 @@ class Intake:
 
     async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> MessageId | None:
         """Count the message in the quotas of its user, unless it is refused."""
-        sent = len(self.transaction.named), self._size
+        sent = len(self.transaction.named), self.size
         refusal = await guard.take(allowance, *sent)
         if refusal is not None:
             await self._ask(writer, self._context.guarded(refusal))
@@ -616,7 +606,7 @@ class Intake:
 
     async def _accept(self, writer: MessageWriter) -> MessageId | None:
         zone_of = self._context.choose_zone(
-            self.envelope, headers=self._header.fields, size=self._size, named=self.transaction.zone_named
+            self.envelope, headers=self._header.fields, size=self.size, named=self.transaction.zone_named
         )
         deliveries, zones = deliveries_of(
             self.envelope, self.transaction, zone_of, self._context.bursts, self._context.capture_zone
@@ -644,8 +634,8 @@ class Intake:
             once=self._once() if self._key else None,
             headers=self._stored_fields(),
             eight_bit=self._eight_bit,
-            plain_lines=self._body.is_plain,
-            long_lines=self._body.has_long,
+            plain_lines=self.body.is_plain,
+            long_lines=self.body.has_long,
             body_hash=self._hash.digest() if self._hash is not None else "",
             trace=self._trace(zones),
         )
@@ -667,13 +657,13 @@ class Intake:
         """Log the acceptance. The message is durable, so the client gets 250 even if this fails."""
         context = self._context
         try:
-            context.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
+            context.events.accepted(message, bare_lf=self.body.bare_lf, bare_cr=self.body.bare_cr)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             context.events.error("inbound", error, message_id=message.id)
 
     def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
         notes = [f"listener={self.envelope.origin.listener}", *zones, *self.transaction.notes]
-        if self._body.has_bare:
+        if self.body.has_bare:
             notes.append(self._line_ends())
         if self._client_state.tls is not None:
             notes.append(f"cipher={self._client_state.tls.cipher}")
@@ -684,7 +674,7 @@ class Intake:
         return tuple(notes)
 
     def _line_ends(self) -> str:
-        return f"bare_lf={self._body.bare_lf} bare_cr={self._body.bare_cr}"
+        return f"bare_lf={self.body.bare_lf} bare_cr={self.body.bare_cr}"
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -731,7 +721,7 @@ class WholeIntake(Intake):
         self._counted += len(piece)
         if self._counted > self._settings.max_message_size:
             self.refuse(replies.too_big(self._settings.max_message_size))
-        elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
+        elif self.body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self.refuse(replies.BARE_LINE_ENDS, self._line_ends())
         else:
             self._gathered += piece
@@ -771,8 +761,8 @@ class WholeIntake(Intake):
                 return
             if changes.content is not None:
                 self._whole, self._counted = changes.content, len(changes.content)
-                self._body = ChunkReader()
-                self._body.begin(len(self._whole), last=True)
+                self.body = ChunkReader()
+                self.body.begin(len(self._whole), last=True)
         origin = client_state.origin
         if context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
@@ -786,8 +776,8 @@ class WholeIntake(Intake):
         """Pass the whole message to the store, then commit it."""
         for at in range(0, max(len(self._whole), 1), SLICE):
             piece = self._whole[at : at + SLICE]
-            is_made = isinstance(self._body, ChunkReader) and not self._body.done
-            self._take(self._body.feed(piece) if is_made else piece)
+            is_made = isinstance(self.body, ChunkReader) and not self.body.done
+            self._take(self.body.feed(piece) if is_made else piece)
             if self.refusal is None and self._ready:
                 await self._write(writer)
             if self.refusal is not None:

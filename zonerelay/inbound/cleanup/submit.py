@@ -161,14 +161,13 @@ class Submissions:
             await asyncio.wait(self._running)
 
 
-class _Submitting:
-    """One call of `submit`. It implements `MemoryHolder` and the `BodyReceiver` of `LargeBodies`."""
+class _Submitting(SubmittingClient):
+    """The client of one call of `submit`, a `MemoryHolder` and `BodyReceiver`."""
 
     task: asyncio.Task[Acceptance | Rejection]
 
     def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
-        self.context = context
-        self._submission = SubmittingClient(context, client_state)
+        super().__init__(context, client_state)
         self._intake: Intake | None = None
         self._storing: asyncio.Task[MessageId | None] | None = None
         self._behind_others = False
@@ -178,7 +177,7 @@ class _Submitting:
 
     @property
     def held(self) -> int:
-        transaction, intake = self._submission.transaction, self._intake
+        transaction, intake = self.transaction, self._intake
         return (0 if transaction is None else transaction.cost) + (0 if intake is None else intake.held)
 
     @property
@@ -207,7 +206,7 @@ class _Submitting:
     # The steps.
 
     async def run(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
-        memory, submission = self.context.memory, self._submission
+        memory = self.context.memory
         memory.holders.add(self)
         try:
             try:
@@ -215,37 +214,35 @@ class _Submitting:
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self.context.events.error("inbound", error)
                 return _whole(replies.LOCAL_ERROR)
-            transaction = submission.transaction
+            transaction = self.transaction
             if refused is None or (transaction is not None and transaction.unless_repeated is not None):
                 return await self._take_content(pieces, refused)
             return refused
         finally:
             memory.holders.discard(self)
-            submission.reset()
+            self.reset()
 
     async def _take_envelope(self, call: SubmitCall) -> Rejection | None:
         """Check the envelope. Return a refusal, or None. A refused message with a key may be a repetition."""
         principal, envelope, options = call.principal, call.envelope, call.options
-        submission = self._submission
-        client_state = submission.client_state
-        client_state.came_by(principal.protocol, principal.helo)
+        self.client_state.came_by(principal.protocol, principal.helo)
         answer = await self._log_in(principal.user) if principal.user else None
-        answer = answer or await self._decided(submission.connect())
+        answer = answer or await self._decided(self.connect())
         if answer.reason is None:
-            answer = await self._decided(submission.hello(principal.helo, extended=True))
-        if answer.reason is None and client_state.grants.must_log_in:
-            answer = submission.refuse(replies.AUTH_FIRST, "MAIL")
+            answer = await self._decided(self.hello(principal.helo, extended=True))
+        if answer.reason is None and self.client_state.grants.must_log_in:
+            answer = self.refuse(replies.AUTH_FIRST, "MAIL")
         if answer.reason is not None:
             return _whole(answer)
-        answer = await self._decided(submission.begin(envelope.mail, options.idempotency_key))
+        answer = await self._decided(self.begin(envelope.mail, options.idempotency_key))
         if answer.reason is not None:
             return _whole(answer, of_sender=True)
-        transaction = submission.transaction
+        transaction = self.transaction
         assert transaction is not None
         transaction.zone_named, transaction.notes = options.zone, options.notes
         refused: dict[Mailbox, ServerReply] = {}
         for each in envelope.recipients:
-            answer = submission.add(transaction, recipient_key(each.address), each)
+            answer = self.add(transaction, recipient_key(each.address), each)
             if answer.then is not NextAction.GO_ON:
                 answer = await self._decided(answer)
             if answer.reason is not None:
@@ -264,34 +261,34 @@ class _Submitting:
             recipients = {address: each.refusal for address, each in refused.items()}
             return structs.replace(_whole(worst), recipients=recipients)
         if not transaction.recipients:
-            return _whole(submission.refuse(replies.NO_RECIPIENTS, "DATA"))
+            return _whole(self.refuse(replies.NO_RECIPIENTS, "DATA"))
         return None
 
     async def _log_in(self, user: str) -> ServerReply | None:
         """Find the user. Return a refusal if there is no such user."""
-        users, submission = self.context.named, self._submission
+        users = self.context.named
         login = None if users is None else await users.named(user)
         if login is None or login.kind is LoginKind.BROKEN:
             detail = "" if login is None else login.detail
-            return submission.refuse(replies.AUTH_FAILURE, "AUTH", detail=detail)
+            return self.refuse(replies.AUTH_FAILURE, "AUTH", detail=detail)
         if login.user is None:
-            return submission.refuse(replies.AUTH_FAILED, "AUTH", detail=login.detail)
-        submission.client_state.logged_in(login.user)
+            return self.refuse(replies.AUTH_FAILED, "AUTH", detail=login.detail)
+        self.client_state.logged_in(login.user)
         return None
 
     async def _decided(self, answer: ServerReply) -> ServerReply:
         """Perform lookups until there is a reply."""
         while answer.then is NextAction.ASK:
-            assert self._submission.question is not None
-            answer = self._submission.decided(await self.context.ask(self._submission.question))
+            assert self.question is not None
+            answer = self.decided(await self.context.ask(self.question))
         return answer
 
     async def _take_content(self, pieces: Pieces, refused: Rejection | None) -> Acceptance | Rejection:
         """Store the message. A `refused` one is only compared with one that was submitted before."""
-        transaction = self._submission.transaction
+        transaction = self.transaction
         assert transaction is not None
         transaction.chunked = True  # the pieces are chunks: they have neither dot-stuffing nor a final dot
-        self._intake = intake = self._submission.new_intake(self._has_room)
+        self._intake = intake = self.new_intake(self._has_room)
         try:
             if isinstance(pieces, AsyncIterator):
                 await self._stream(intake, pieces)
@@ -312,11 +309,11 @@ class _Submitting:
             assert intake.refusal is not None
             if refused is not None and intake.refusal is transaction.unless_repeated:
                 return refused
-            self._submission.refuse_content(intake, intake.refusal, "DATA")
+            self.refuse_content(intake, intake.refusal, "DATA")
             return _whole(intake.refusal)
         except BaseException:
             if not intake.complete:
-                self._submission.refuse_content(intake, replies.CLIENT_LEFT, "DATA")
+                self.refuse_content(intake, replies.CLIENT_LEFT, "DATA")
             raise
         finally:
             self.context.large_bodies.leave(self)

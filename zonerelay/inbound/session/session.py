@@ -486,8 +486,8 @@ class Session(asyncio.Protocol):
         if intake.complete or intake.chunk_done:
             self.context.large_bodies.leave(self)
             self.behind_others = False
-            if intake.rest:
-                self.lines.feed(intake.rest)
+            if intake.body.rest:
+                self.lines.feed(intake.body.rest)
             if intake.complete:
                 deadlines.complete()
         elif intake.hopeless:
