@@ -18,17 +18,17 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.waiting import until
 from zonerelay.config.settings import RedisSettings
-from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.shared import SharedAuthority, VersionedRecord
-from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
-from zonerelay.limits.values import (
+from zonerelay.limits.authority import (
     AuthorityError,
     LimitAnswer,
     LimitAuthority,
     LimitRequest,
+    LimitTable,
     SlotClaim,
     TurnRequest,
 )
+from zonerelay.limits.shared import SharedAuthority, VersionedRecord
+from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.store.postgres.engine import PostgresRecordStore

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.values import LimitAnswer, LimitRequest
+from zonerelay.limits.authority import LimitAnswer, LimitRequest, LimitTable
 
 
 class MemoryAuthority:

@@ -15,14 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.support.queueing import Sink, make_events
 from zonerelay.config.units import Rate
-from zonerelay.limits.authority import QUANTUM, Calendar, ZoneLimits
-from zonerelay.limits.values import (
+from zonerelay.limits.authority import (
+    QUANTUM,
     AuthorityError,
+    Calendar,
     LimitAnswer,
     LimitRequest,
     SlotClaim,
     SlotGrant,
     TurnRequest,
+    ZoneLimits,
 )
 from zonerelay.limits.worker import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock

@@ -11,7 +11,7 @@ from msgspec import structs
 from tests.support.plans import RETRY, PlanBed
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.limits.values import SlotGrant
+from zonerelay.limits.authority import SlotGrant
 from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.delivery import DeliveryKey, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId

@@ -18,8 +18,7 @@ from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario, 
 from tests.bench.simulate.world import Kind
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import LimitRequest, TurnRequest, leased_grace, margin
+from zonerelay.limits.authority import LimitRequest, TurnRequest, ZoneLimits, leased_grace, margin
 from zonerelay.limits.worker import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.destinations import HORIZON, Pace, Pacer, Rates, Ticket

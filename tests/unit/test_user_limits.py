@@ -31,7 +31,7 @@ from zonerelay.inbound.cleanup.intake import deliveries_of
 from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
-from zonerelay.limits.values import AuthorityError
+from zonerelay.limits.authority import AuthorityError
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Mailbox, MessageId, Origin, Recipient
 from zonerelay.model.reply import Reply

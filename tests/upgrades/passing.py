@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.upgrades import mail
-from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import LimitRequest, SlotClaim, TurnRequest
+from zonerelay.limits.authority import LimitRequest, SlotClaim, TurnRequest, ZoneLimits
 
 FILE = "passing.json"
 BOOK = "limit book"

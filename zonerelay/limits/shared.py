@@ -19,8 +19,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from zonerelay.limits.authority import ZoneLimits
-from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest
+from zonerelay.limits.authority import AuthorityError, LimitAnswer, LimitRequest, ZoneLimits
 from zonerelay.process.tasks import cancel_all
 
 LEASE = 15.0

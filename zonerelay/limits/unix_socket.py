@@ -22,8 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.values import AuthorityError, LimitAnswer, LimitRequest
+from zonerelay.limits.authority import AuthorityError, LimitAnswer, LimitRequest, LimitTable
 from zonerelay.process.sockets import bound_path
 from zonerelay.process.tasks import Tasks, cancel_all
 

@@ -47,8 +47,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.authority import MAX_WAITING
-from zonerelay.limits.values import (
+from zonerelay.limits.authority import (
+    MAX_WAITING,
     AuthorityError,
     LimitAnswer,
     LimitAuthority,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.limits.values import AuthorityError
+from zonerelay.limits.authority import AuthorityError
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreError, StoreOpenError

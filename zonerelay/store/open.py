@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
 from zonerelay.limits import shared as shared_limits
-from zonerelay.limits.values import LimitAuthority
+from zonerelay.limits.authority import LimitAuthority
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import STORE
 from zonerelay.store.context import StoreContext, driver, secret_of

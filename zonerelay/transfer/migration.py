@@ -55,6 +55,7 @@ from msgspec import structs
 from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, MessageId
+from zonerelay.process.files import closed_on_failure
 from zonerelay.process.tasks import gathered
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, Store, StoreCorruptError, StoreError
 from zonerelay.transfer.files import TransferError, UnusableMessage
@@ -120,11 +121,8 @@ class MigrationJournal:
         """The spools of the target that copies go to; empty until `choose`."""
         with self._translated():
             self._database = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-            try:
+            with closed_on_failure(self._database):
                 self._open(source, target)
-            except BaseException:
-                self._database.close()
-                raise
 
     def _open(self, source: str, target: str) -> None:
         run = self._database.execute

@@ -12,8 +12,7 @@ from random import Random
 
 from tests.bench.simulate.figures import Figures
 from tests.support.limits import MemoryAuthority
-from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.values import LimitAnswer, LimitRequest
+from zonerelay.limits.authority import LimitAnswer, LimitRequest, LimitTable
 from zonerelay.telemetry.events.events import LimitEvents
 
 ONE_WAY = (0.0003, 0.003)

@@ -267,7 +267,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
     from zonerelay.inbound.limits.quotas import used_by
     from zonerelay.inbound.limits.usage_file import DIRECTORY, FILE, UsageFile
-    from zonerelay.limits.values import AuthorityError
+    from zonerelay.limits.authority import AuthorityError
     from zonerelay.model.clock import SystemClock
     from zonerelay.store.contract import StoreOpenError
     from zonerelay.store.open import open_record_store

@@ -31,8 +31,8 @@ from zonerelay.config.units import format_size
 from zonerelay.config.user_limits import NONE, UserLimits, UserMode, file_beside
 from zonerelay.inbound.limits.quotas import NEAR, ExhaustedQuota, Quotas, Usage
 from zonerelay.inbound.refusal import Reason, Refusal
+from zonerelay.limits.authority import AuthorityError
 from zonerelay.limits.shared import RecordStore
-from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Mailbox

@@ -21,8 +21,8 @@ import msgspec
 
 from zonerelay.config.units import format_size
 from zonerelay.config.user_limits import COUNTED, UserLimits
+from zonerelay.limits.authority import AuthorityError
 from zonerelay.limits.shared import MAX_TRIES, RecordStore
-from zonerelay.limits.values import AuthorityError
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.reply import Reply

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from zonerelay.history.database import open_for_reading
+from zonerelay.limits.authority import AuthorityError
 from zonerelay.limits.shared import VersionedRecord
-from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
 from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
 from zonerelay.process.threads import USAGE

@@ -60,7 +60,7 @@ import msgspec
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate
-from zonerelay.limits.values import grace, interval
+from zonerelay.limits.authority import grace, interval
 from zonerelay.limits.worker import LeasedTurns
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.delivery import Delivery

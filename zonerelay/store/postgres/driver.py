@@ -39,7 +39,6 @@ CONNECT_TIMEOUT = 10.0
 COMMAND_TIMEOUT = 30.0
 """Seconds after which a server that does not respond counts as lost."""
 CLOSE_TIMEOUT = 3.0
-MAX_LINKS = 4
 MOST_PATIENCE = 60.0
 """Seconds that the server waits at most for the next statement of a transaction."""
 
@@ -289,7 +288,7 @@ class DatabaseConnection:
 class DatabasePool:
     """A small connection pool. A broken connection is replaced at its next use. `opened` opens one."""
 
-    def __init__(self, opened: Callable[[], Awaitable[DatabaseConnection]], links: int = MAX_LINKS) -> None:
+    def __init__(self, opened: Callable[[], Awaitable[DatabaseConnection]], links: int) -> None:
         self._opened = opened
         self._idle: list[DatabaseConnection] = []
         self._busy: set[DatabaseConnection] = set()
