@@ -26,7 +26,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from cryptography import x509
 from rich.table import Table
 from rich.text import Text
@@ -123,20 +122,7 @@ class KeyActivity(enum.StrEnum):
     NO_MORE = "no more"
 
 
-class CheckedKey(msgspec.Struct, frozen=True):
-    """One line of `dkim check --json`. Times are Unix times, 0 if there is none."""
-
-    option: str
-    domain: str
-    selector: str
-    algorithm: str
-    bits: int
-    record: str
-    signs: KeyActivity
-    status: RecordStatus
-    detail: str
-    not_before: float
-    not_after: float
+CheckedKey = tuple[DkimEntry, RecordFinding, KeyActivity]
 
 
 def new(arguments: Namespace) -> int:
@@ -168,9 +154,15 @@ def check(arguments: Namespace) -> int:
         keys = dkim.DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
     now = time.time()
     found = asyncio.run(_look_up(settings, keys.entries))
-    rows = [_checked(entry, finding, now) for entry, finding in zip(keys.entries, found, strict=True)]
-    output.print_rows(rows, _table, "", as_json=arguments.json)
-    return FAILED if any(_is_wrong(row) for row in rows) else OK
+    rows = [
+        (entry, finding, _activity(entry, now)) for entry, finding in zip(keys.entries, found, strict=True)
+    ]
+    if arguments.json:
+        for row in rows:
+            output.print_line(_document(*row))
+    else:
+        output.console().print(_table(rows))
+    return FAILED if any(_is_wrong(*row[1:]) for row in rows) else OK
 
 
 def _instructions(domain: str, selector: str, path: Path, name: str, record: str) -> str:
@@ -216,7 +208,7 @@ async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
     if domain.startswith("*."):
         detail = "each name below needs its own record; with signing_domain one record is enough for all"
         return RecordFinding(RecordStatus.WILDCARD, detail)
-    answer = await resolver.txt(dkim.record_name(entry.selector, domain))
+    answer = await resolver.txt(_record_of(entry))
     if not answer.status.is_definite:
         return RecordFinding(RecordStatus.UNKNOWN, str(answer.status))
     found = dkim.judge(answer.records, entry.key)
@@ -225,44 +217,47 @@ async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
     return found
 
 
-def _checked(entry: DkimEntry, finding: RecordFinding, now: float) -> CheckedKey:
-    domain = entry.signing_domain or entry.domain
-    signs = KeyActivity.LATER if entry.not_before > now else KeyActivity.NO_MORE
+def _activity(entry: DkimEntry, now: float) -> KeyActivity:
     if entry.fits(now):
-        signs = KeyActivity.NOW
-    return CheckedKey(
-        option=entry.option,
-        domain=entry.domain,
-        selector=entry.selector,
-        algorithm=entry.key.algorithm,
-        bits=entry.key.bits,
-        record=dkim.record_name(entry.selector, domain),
-        signs=signs,
-        status=finding.status,
-        detail=finding.detail,
-        not_before=entry.not_before,
-        not_after=entry.not_after,
-    )
+        return KeyActivity.NOW
+    return KeyActivity.LATER if entry.not_before > now else KeyActivity.NO_MORE
 
 
-def _is_wrong(row: CheckedKey) -> bool:
+def _record_of(entry: DkimEntry) -> str:
+    return dkim.record_name(entry.selector, entry.signing_domain or entry.domain)
+
+
+def _document(entry: DkimEntry, finding: RecordFinding, signs: KeyActivity) -> dict[str, object]:
+    """Return one line of `dkim check --json`. Times are Unix times, 0 if there is none."""
+    return {
+        "option": entry.option,
+        "domain": entry.domain,
+        "selector": entry.selector,
+        "algorithm": entry.key.algorithm,
+        "bits": entry.key.bits,
+        "record": _record_of(entry),
+        "signs": signs,
+        "status": finding.status,
+        "detail": finding.detail,
+        "not_before": entry.not_before,
+        "not_after": entry.not_after,
+    }
+
+
+def _is_wrong(finding: RecordFinding, signs: KeyActivity) -> bool:
     """Return whether a record is wrong. That of an expired key may be absent; a failed query also counts as
     wrong.
     """
-    return row.signs is not KeyActivity.NO_MORE and row.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
+    return signs is not KeyActivity.NO_MORE and finding.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
 
 
 def _table(rows: Sequence[CheckedKey]) -> Table:
-    cells = [
-        (
-            row.option,
-            row.record,
-            f"{row.algorithm.partition('-')[0]} {row.bits}" if row.algorithm == RSA else "ed25519",
-            row.signs,
-            Text(row.status, "red" if _is_wrong(row) else "green" if row.status is RecordStatus.OK else ""),
-            text.clean(row.detail),
-        )
-        for row in rows
-    ]
+    cells = []
+    for entry, finding, signs in rows:
+        key, status = entry.key, finding.status
+        name = f"{key.algorithm.partition('-')[0]} {key.bits}" if key.algorithm == RSA else "ed25519"
+        style = "red" if _is_wrong(finding, signs) else "green" if status is RecordStatus.OK else ""
+        shown = Text(status, style)
+        cells.append((entry.option, _record_of(entry), name, signs, shown, text.clean(finding.detail)))
     columns = ["key", "record", "algorithm", "signs", "status", "what is wrong"]
     return output.table(columns, cells, cut=("what is wrong",))

@@ -282,12 +282,6 @@ class BackupDescription(MailCounts, kw_only=True):
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class _BackupFormat(msgspec.Struct):
-    """The version of a backup's format."""
-
-    format: int
-
-
 def backup(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     target: Path = arguments.path.absolute()
@@ -414,7 +408,7 @@ def _checked(source: Path) -> BackupDescription:
     """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
     with refused(OSError, msgspec.MsgspecError, before=f"{source} is not a zonerelay backup: ", status=USAGE):
         raw = (source / _DESCRIPTION).read_bytes()
-        if (version := msgspec.json.decode(raw, type=_BackupFormat).format) != FORMAT:
+        if (version := msgspec.json.decode(raw, type=dict[str, object]).get("format")) != FORMAT:
             raise CliError(f"{source} has format {version}; this release supports {FORMAT}", USAGE)
         description = msgspec.json.decode(raw, type=BackupDescription)
         for name, wanted in description.files.items():
