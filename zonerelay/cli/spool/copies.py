@@ -194,10 +194,7 @@ async def _import_from(settings: Settings, system: str | None, place: str, home:
 
 async def _import(settings: Settings, source: Source, home: Path, now: float) -> ImportResult:
     if not is_shared(settings.spool):
-        place = settings.spool.path if settings.spool.path.exists() else home
-        check_room(
-            source.octets + files.DESCRIPTION_SIZE * source.messages, place, settings.spool.min_free_space
-        )
+        check_rooms(settings.spool, source.octets + files.DESCRIPTION_SIZE * source.messages, 0)
     register = ImportRegister(home)
     async with opened(settings) as store:
         with loading("Importing", settings, store, register, messages=source.messages, now=now) as loader:
@@ -250,8 +247,7 @@ def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
 
 def check_room(needed: int, place: Path, guard: int) -> None:
     """Raise CliError if there is not enough free space for `needed` bytes."""
-    usage = os.statvfs(place)
-    free = max(usage.f_bavail * usage.f_frsize - guard, 0)
+    free = max(shutil.disk_usage(place).free - guard, 0)
     if needed > free:
         beside = f" in addition to the {text.size(guard)} of min_free_space" if guard else ""
         raise CliError(
