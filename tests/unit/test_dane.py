@@ -28,7 +28,7 @@ from zonerelay.delivery.tls.dane import (
     usable,
     verify,
 )
-from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements
+from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements, requirements
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
@@ -281,7 +281,7 @@ async def plan(
 ) -> TlsRequirements:
     route = Route("default", name, (host,), 1e12, tls=demand, terms="destination[1]")
     terms = Terms(replace(ZONE, tls_on_connect=on_connect), route)
-    return await TlsPlanner(cast(Resolver, names or Names())).plan(terms, host, found)
+    return await requirements(cast(Resolver, names or Names()), terms, host, found)
 
 
 async def refusal_of(

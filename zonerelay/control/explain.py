@@ -25,7 +25,7 @@ from zonerelay.config.user_limits import NONE as NO_LIMITS
 from zonerelay.config.user_limits import UserLimits, UserMode
 from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.source import SourceSelection
-from zonerelay.delivery.tls.plan import TlsPlanner
+from zonerelay.delivery.tls.plan import requirements
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.state.context import dropped_headers
 from zonerelay.inbound.state.transaction import RewriteRules, ZoneHeader
@@ -430,7 +430,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         problem = "" if addresses.failure is None else addresses.failure.text
         tlsa: tuple[TlsaRecord, ...] = ()
         try:
-            tlsa = (await TlsPlanner(self.resolver).plan(terms, host, addresses)).tlsa
+            tlsa = (await requirements(self.resolver, terms, host, addresses)).tlsa
         except HostFailure as error:
             problem = problem or error.reply.text
         return answers.HostPlan(

@@ -292,4 +292,4 @@ class Worker:
 def retry_of(settings: Settings, outbox: OutboxSettings, context: WorkerContext) -> RetryPolicy:
     """Return the retry policy. Raise ValueError with a message if an operator's function cannot be loaded."""
     given = settings.retry, settings.bounce, settings.zone
-    return build_retry(*given, random=context.random, events=context.events, outbox=outbox)
+    return build_retry(*given, random=context.random, events=context.events, row_attempts=outbox.max_attempts)

@@ -59,7 +59,7 @@ from zonerelay.delivery.connection.session import OutgoingSession, SessionOpener
 from zonerelay.delivery.peer import ANY_CONNECTION, ConnectionKey, HostFailure, SourceFailure, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import TlsPlanner, TlsPolicy, TlsRequirements, named_after
+from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements, named_after, requirements
 from zonerelay.model.bounded import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
@@ -104,7 +104,6 @@ class SmtpCourier:
         settings, clock = self.settings, self.clock
         self._timeouts = batch_state.phase_timeouts(settings)
         self._order = session_limits.HostOrder(clock, self.random)
-        self._planner = TlsPlanner(self.resolver)
         self._opener = SessionOpener(
             settings,
             TlsPolicy(clock, remember_broken=settings.remember_broken_tls),
@@ -350,7 +349,7 @@ class SmtpCourier:
                 break
             try:
                 known = await self._addresses_of(host, state)
-                plan = await self._planner.plan(state.terms, host, known)
+                plan = await requirements(self.resolver, state.terms, host, known)
             except HostFailure as failure:
                 state.host_failed(host.name, failure)
                 left -= 1

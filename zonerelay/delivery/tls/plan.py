@@ -205,56 +205,51 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
     return route if name == route.name else structs.replace(route, name=name)
 
 
-class TlsPlanner:
-    """Decides the TLS requirements of connections. HostFailure is raised if DNS excludes a host."""
-
-    def __init__(self, lookup: Resolver) -> None:
-        self._lookup = lookup
-
-    async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsRequirements:
-        """Return the plan. `found` are the addresses of the host to which the connection is about to be made.
-        Raise HostFailure.
-        """
-        demand = terms.tls
-        plan = _as_demanded(terms, demand, host)
-        mandatory = demand.mode is TlsMode.DANE
-        if not plan.encrypts or not (demand.dane or mandatory):
-            return plan
-        if mandatory and host.literal:
-            raise _unusable(host, "is an address, but DANE requires a host name")
-        if not demand.dane:
-            raise _unusable(
-                host, f"was found through MX records of {terms.route.name} that are not secured by DNSSEC"
-            )
-        for base in await self._base_domains(host, found):
-            answer = await self._lookup.tlsa(f"_{host.port}._tcp.{base}")
-            if not answer.status.is_definite:
-                raise _unusable(host, f"has TLSA records, but the lookup failed: {answer.status}")
-            if answer.secure and answer.records:
-                usable = dane.usable(answer.records)
-                if not usable:
-                    return _with_unusable(plan, host, base)
-                return _held_to(plan, terms, host, base, usable)
-        if mandatory:
-            why = "has no TLSA records" if found.secure else "has addresses that are not secured by DNSSEC"
-            raise _unusable(host, f"{why}, and {plan.why}")
+async def requirements(resolver: Resolver, terms: Terms, host: MxHost, found: Addresses) -> TlsRequirements:
+    """Return the plan. `found` are the addresses of the host to which the connection is about to be made.
+    Raise HostFailure if DNS excludes the host.
+    """
+    demand = terms.tls
+    plan = _as_demanded(terms, demand, host)
+    mandatory = demand.mode is TlsMode.DANE
+    if not plan.encrypts or not (demand.dane or mandatory):
         return plan
+    if mandatory and host.literal:
+        raise _unusable(host, "is an address, but DANE requires a host name")
+    if not demand.dane:
+        raise _unusable(
+            host, f"was found through MX records of {terms.route.name} that are not secured by DNSSEC"
+        )
+    for base in await _base_domains(resolver, host, found):
+        answer = await resolver.tlsa(f"_{host.port}._tcp.{base}")
+        if not answer.status.is_definite:
+            raise _unusable(host, f"has TLSA records, but the lookup failed: {answer.status}")
+        if answer.secure and answer.records:
+            usable = dane.usable(answer.records)
+            if not usable:
+                return _with_unusable(plan, host, base)
+            return _held_to(plan, terms, host, base, usable)
+    if mandatory:
+        why = "has no TLSA records" if found.secure else "has addresses that are not secured by DNSSEC"
+        raise _unusable(host, f"{why}, and {plan.why}")
+    return plan
 
-    async def _base_domains(self, host: MxHost, found: Addresses) -> list[str]:
-        """Return where TLSA records may be (RFC 7672 2.2.2): at the end of secure aliases, then at the name
-        itself.
-        """
-        if host.literal:
-            return []
-        if found.secure:
-            return [found.canonical, host.name] if found.canonical else [host.name]
-        if not found.canonical:
-            return []
-        # The name may be secure although the target of its alias is not.
-        alias = await self._lookup.alias(host.name)
-        if not alias.status.is_definite:
-            raise _unusable(host, f"has an alias, but its lookup failed: {alias.status}")
-        return [host.name] if alias.secure else []
+
+async def _base_domains(resolver: Resolver, host: MxHost, found: Addresses) -> list[str]:
+    """Return where TLSA records may be (RFC 7672 2.2.2): at the end of secure aliases, then at the name
+    itself.
+    """
+    if host.literal:
+        return []
+    if found.secure:
+        return [found.canonical, host.name] if found.canonical else [host.name]
+    if not found.canonical:
+        return []
+    # The name may be secure although the target of its alias is not.
+    alias = await resolver.alias(host.name)
+    if not alias.status.is_definite:
+        raise _unusable(host, f"has an alias, but its lookup failed: {alias.status}")
+    return [host.name] if alias.secure else []
 
 
 def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsRequirements:

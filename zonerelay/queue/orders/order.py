@@ -16,10 +16,8 @@ import msgspec
 from zonerelay.model.envelope import Mailbox, domain_of
 from zonerelay.model.pattern import is_like
 
-if TYPE_CHECKING:
-    from zonerelay.config.settings import (
-        ZoneSettings,
-    )  # answers to operators import orders, but must not load the settings
+if TYPE_CHECKING:  # answers to operators import orders, but must not load the settings
+    from zonerelay.config.settings import ZoneSettings
 
 SUSPEND = "suspend"
 HOLD = "hold"

@@ -41,13 +41,7 @@ from typing import cast
 
 import msgspec
 
-from zonerelay.config.settings import (
-    BounceSettings,
-    OutboxSettings,
-    RetryPolicyName,
-    RetrySettings,
-    ZoneSettings,
-)
+from zonerelay.config.settings import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import NULL_SENDER, Envelope, is_row
 from zonerelay.process.operator_code import DaemonCall, DaemonThreads, named
@@ -179,7 +173,7 @@ def build(
     *,
     random: _random.Random,
     events: Events,
-    outbox: OutboxSettings | None = None,
+    row_attempts: int = QUADRATIC_ATTEMPTS,
 ) -> RetryPolicy:
     """Return the configured policies. Raise ValueError with a message if `backoff` cannot be loaded."""
     backoff: IsolatedBackoff | Backoff
@@ -189,8 +183,7 @@ def build(
         backoff = _BUILT_IN.get(settings.policy) or scheduled(settings.schedule)
     general = ZoneRetryPolicy(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
-    rows = (outbox or OutboxSettings()).max_attempts
-    return RetryPolicy(own.get(DEFAULT_ZONE, general), own, random, rows)
+    return RetryPolicy(own.get(DEFAULT_ZONE, general), own, random, row_attempts)
 
 
 def _of_zone(
