@@ -292,13 +292,13 @@ class PolicyLookup(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class StsPolicies:
-    """Looks up, fetches and caches MTA-STS policies. Without `files` no policy survives a restart."""
+    """Looks up, fetches and caches MTA-STS policies. `files` has those that survive a restart."""
 
     names: Resolver
     events: StsEvents
     clock: Clock
     _: KW_ONLY
-    files: StsFiles | None = None
+    files: StsFiles
     port: int = HTTPS_PORT
     fetch: FetchPolicy = fetch
 
@@ -429,8 +429,6 @@ class StsPolicies:
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
         self.events.fetched(held.domain, mode=held.mode.value, policy_id=held.id, expires=held.expires)
-        if self.files is None:
-            return
         try:
             await FILES.run(self.files.save, held)
             if oldest:
@@ -446,8 +444,6 @@ class StsPolicies:
             await asyncio.shield(self._loading)
 
     async def _load(self) -> None:
-        if self.files is None:
-            return
         try:
             policies, problems = await FILES.run(self.files.load, self.clock.now(), MAX_POLICIES)
         except OSError as error:
