@@ -25,7 +25,7 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.inbound.access.auth import LoginKind
-from zonerelay.inbound.access.networks import AccessPolicy, Client
+from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.cleanup.intake import BACKLOG, FirstAnswer, Intake
 from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.refusal import Refusal
@@ -105,17 +105,14 @@ Submit = Callable[[SubmitCall, Pieces], Awaitable[Acceptance | Rejection]]
 
 
 class Submissions:
-    """Accepts mail by the settings of one listener."""
+    """Accepts mail by the settings of one listener. Those that have started keep the `context` they began
+    with.
+    """
 
     def __init__(self, context: ListenerContext) -> None:
+        self.context = context
         self.draining = False
         self._running: dict[asyncio.Task[Acceptance | Rejection], _Submitting] = {}
-        self.configure(context)
-
-    def configure(self, context: ListenerContext) -> None:
-        """Use this context from now on. Submissions that have started continue with their own."""
-        self._context = context
-        self._access = AccessPolicy(context.settings)
 
     def asks(self, policy: AskedPolicy) -> bool:
         """Return whether a running submission uses this policy."""
@@ -123,7 +120,7 @@ class Submissions:
 
     async def submit(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
         """Submit a message (see `Submit`). Raise the exceptions of `pieces`."""
-        context = self._context
+        context = self.context
         if self.draining:
             return _whole(replies.SHUTTING_DOWN)
         if context.memory.tight:
@@ -145,7 +142,7 @@ class Submissions:
     def _client(self, principal: Principal) -> Client:
         if not principal.address:
             return Client("", 0, may_relay=principal.may_relay)
-        client = self._access.client(principal.address, principal.port)
+        client = self.context.clients.client(principal.address, principal.port)
         return Client(client.address, client.port, client.may_relay or principal.may_relay)
 
     async def drain(self, timeout: float) -> None:

@@ -35,9 +35,7 @@ class AnyListener(ABC, Generic[S]):
     def __init__(self, context: ListenerContext, inherited: InheritedSockets = NOTHING) -> None:
         self.context = context
         self.submissions = Submissions(context)
-        self._admission: Admission[S] = Admission(
-            context.settings, memory=context.memory, metrics=context.events.metrics
-        )
+        self._admission = Admission[S](context)
         self._inherited = inherited
         self._server: asyncio.Server | None = None
         self._siblings: SiblingSockets | None = None
@@ -91,8 +89,8 @@ class AnyListener(ABC, Generic[S]):
         the one they began with.
         """
         self.context = context
-        self.submissions.configure(context)
-        self._admission.configure(context.settings)
+        self.submissions.context = context
+        self._admission.configure(context)
 
     def asks(self, policy: AskedPolicy) -> bool:
         """Return whether an open session uses this policy, which may have been replaced since."""

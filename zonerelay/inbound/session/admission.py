@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
-from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.access.networks import AccessPolicy, Client
+from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.limits.connections import ConnectionLimits
-from zonerelay.inbound.limits.memory import MemoryHolder, SessionMemory
+from zonerelay.inbound.limits.memory import MemoryHolder
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.telemetry.metrics.metrics import Metrics
 
 S = TypeVar("S", bound=MemoryHolder)
 
@@ -30,26 +29,24 @@ _TOO_MANY = {
 class Admission(ConnectionLimits, Generic[S]):
     """Admits connections to one listener within its limits. `count` is the number of those that are open."""
 
-    def __init__(self, settings: ListenerSettings, *, memory: SessionMemory, metrics: Metrics) -> None:
-        super().__init__(settings)
-        self._is_unix = settings.address.startswith("unix:")
-        self._memory = memory
-        self._metrics = metrics
-        self.configure(settings)
+    def __init__(self, context: ListenerContext) -> None:
+        super().__init__(context.settings)
+        self._memory = context.memory
+        self._metrics = context.events.metrics
+        self.configure(context)
         self._empty: asyncio.Future[None] | None = None
         self.sessions: set[S] = set()
         self.draining = False
 
-    def configure(self, settings: ListenerSettings) -> None:
+    def configure(self, context: ListenerContext) -> None:
         """Apply these settings to new connections. Open connections stay."""
-        self._access = AccessPolicy(settings)
-        self.settings = settings
+        self._access, self.settings = context.clients, context.settings
 
     def welcome(self, session: S, peer: object) -> tuple[Client, ServerReply | None]:
         """Identify the client of a new connection and count it, or return the refusal."""
         client = self._access.identify(peer)
         self.sessions.add(session)
-        if not client.address and not self._is_unix:
+        if not (client.address or client.may_relay):
             # The client disconnected before it was identified, as HAProxy's health checks do.
             return client, replies.NOBODY
         if self.draining:

@@ -24,7 +24,7 @@ from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.auth import AskForLogin, Authenticator, LoginKind, LoginResult
 from zonerelay.inbound.access.guard import Allowance, Guard
-from zonerelay.inbound.access.networks import AccessRules, SenderDomains
+from zonerelay.inbound.access.networks import AccessPolicy, AccessRules, SenderDomains
 from zonerelay.inbound.limits.auth_failures import SrsRecipients
 from zonerelay.inbound.limits.connections import Bursts, ErrorDelays
 from zonerelay.inbound.limits.memory import LargeBodies, SessionMemory
@@ -198,6 +198,7 @@ class ListenerContext(SharedContext):
     asked: frozenset[type] = field(init=False)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
+    clients: AccessPolicy = field(init=False)
     zone_header: ZoneHeader | None = field(init=False)
     dropped: frozenset[str] = field(init=False)
     greets_at_once: bool = field(init=False)
@@ -213,6 +214,7 @@ class ListenerContext(SharedContext):
             "asked": asked,
             "greeting": Greeting(self.hostname, settings),
             "grants": grant_table(settings),
+            "clients": AccessPolicy(settings),
             "zone_header": ZoneHeader.of(settings),
             "dropped": dropped_headers(settings),
             "greets_at_once": not implicit and Connect not in asked,
