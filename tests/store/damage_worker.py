@@ -30,7 +30,7 @@ from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import MessageId
 from zonerelay.store import records
-from zonerelay.store.check import CheckOptions, Findings, SalvagedMessage
+from zonerelay.store.check import Findings, SalvagedMessage
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
 from zonerelay.store.leveldb.damage.directory import (
@@ -468,7 +468,7 @@ async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
     kept = database_of(Path(*done.kept))
     found.kept_differs = sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name))
     findings = Findings()
-    check_leveldb(path, CheckOptions(path.parent / "scratch", findings, lambda done, total: None))
+    check_leveldb(path, path.parent, findings, lambda done, total: None)
     found.findings = [str(each) for each in findings.kept]
     spool = spool_at(path)
     await spool.open()

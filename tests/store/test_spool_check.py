@@ -16,7 +16,6 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
 from zonerelay.store.check import (
-    CheckOptions,
     DamageKind,
     Findings,
     RepairResult,
@@ -33,9 +32,15 @@ SHARED = (Backend.REDIS, Backend.POSTGRES, Backend.S3)
 
 async def checked(spool: Spool, tmp_path: Path) -> tuple[SpoolContents, Findings]:
     findings = Findings()
-    examination = CheckOptions(tmp_path / "scratch", findings, lambda done, total: None, spool.environment)
-    contents = await check_spool(spool.all_settings, 0, examination)
-    assert not (tmp_path / "scratch").exists()
+    contents = await check_spool(
+        spool.all_settings,
+        0,
+        findings,
+        lambda done, total: None,
+        environment=spool.environment,
+        place=tmp_path,
+    )
+    assert not list(tmp_path.glob(".zonerelay-*"))
     return contents, findings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import pytest
@@ -19,7 +19,6 @@ from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys import group_commit
 from zonerelay.store.keys.group_commit import (
     GroupCommitter,
-    JobFailure,
     SubmittedChanges,
     WriterThread,
 )
@@ -229,7 +228,7 @@ class Storage:
         return 0.001
 
 
-Committer = GroupCommitter[list[Op], list[bytes], float]
+Committer = GroupCommitter[list[Op], list[bytes]]
 
 
 @pytest.fixture
@@ -244,18 +243,13 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def committer(disk: Storage, clock: ManualClock) -> AsyncIterator[Committer]:
-    writers: list[WriterThread[list[bytes], float]] = []
-
-    def start_writer(tell: Callable[[float | JobFailure], None]) -> Callable[[list[bytes]], None]:
-        writers.append(WriterThread("spool-writer", disk.write, tell))
-        return writers[0].put
-
-    committer = GroupCommitter(
-        disk.prepare, start_writer, clock=clock, observe=lambda _seconds: None, failed=disk.failures.append
+    writer = WriterThread("spool-writer", disk.write, lambda result: made.written(result))
+    made: Committer = GroupCommitter(
+        disk.prepare, writer.put, clock=clock, observe=lambda _seconds: None, failed=disk.failures.append
     )
-    yield committer
-    await committer.drain()
-    writers[0].stop()
+    yield made
+    await made.drain()
+    writer.stop()
 
 
 def ops(name: str) -> list[Op]:

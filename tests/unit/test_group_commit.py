@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.keys.group_commit import GroupCommitter, JobFailure, SubmittedChanges
+from zonerelay.store.keys.group_commit import GroupCommitter, SubmittedChanges
 
 
 class Disk:
@@ -14,19 +14,16 @@ class Disk:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.committer = GroupCommitter[str, list[str], None](
-            self._prepare, self._started, clock=SystemClock(), observe=lambda _: None, failed=lambda _: None
+        self.committer = GroupCommitter[str, list[str]](
+            self._prepare, self._write, clock=SystemClock(), observe=lambda _: None, failed=lambda _: None
         )
 
     def _prepare(self, submissions: Sequence[SubmittedChanges[str]], size: int) -> list[str]:
         return [each.ops for each in submissions]
 
-    def _started(self, tell: Callable[[JobFailure | None], None]) -> Callable[[list[str]], None]:
-        def write(batch: list[str]) -> None:
-            self.batches.append(batch)
-            asyncio.get_running_loop().call_soon(tell, None)
-
-        return write
+    def _write(self, batch: list[str]) -> None:
+        self.batches.append(batch)
+        asyncio.get_running_loop().call_soon(self.committer.written, 0.001)
 
 
 async def test_outcomes_that_wait_for_nothing_are_no_company() -> None:

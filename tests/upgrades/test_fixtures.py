@@ -30,7 +30,7 @@ from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.outbox.database.passwords import unseal
 from zonerelay.store import records
-from zonerelay.store.check import CheckOptions, Findings
+from zonerelay.store.check import Findings
 from zonerelay.store.contract import Finish, KeptKeys, Store, StoreOpenError
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.offline import check_spool
@@ -104,8 +104,8 @@ async def _sent(store: Store) -> int:
 
 async def test_a_check_finds_nothing(fixture: tuple[str, str], spool: Spool, tmp_path: Path) -> None:
     findings = Findings()
-    options = CheckOptions(tmp_path / "scratch", findings, lambda *_: None, {})
-    await check_spool(Settings(spool=spool.settings), 0, options)
+    settings = Settings(spool=spool.settings)
+    await check_spool(settings, 0, findings, lambda *_: None, environment={}, place=tmp_path)
     assert findings.kept == []
 
 

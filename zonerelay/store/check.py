@@ -107,17 +107,6 @@ class Findings(msgspec.Struct):
         return any(fault not in HARMLESS for fault in self.counts)
 
 
-class CheckOptions(msgspec.Struct, frozen=True):
-    """The options of a check. `scratch` is a directory that does not exist, for engines that need one. The
-    check creates and removes it. `environment` may contain secrets.
-    """
-
-    scratch: Path
-    findings: Findings
-    tell: Tell
-    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-
 class SpoolContents(NamedTuple):
     """The numbers of messages, deliveries and bytes that a check has read."""
 

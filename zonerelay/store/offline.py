@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import structs
-
 from zonerelay import durable
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import Clock, SystemClock
@@ -129,21 +127,26 @@ def _patience(settings: Settings) -> float:
 
 
 async def check_spool(
-    settings: Settings, worker: int, examination: check.CheckOptions
+    settings: Settings,
+    worker: int,
+    findings: check.Findings,
+    tell: check.Tell,
+    *,
+    environment: Mapping[str, str],
+    place: Path,
 ) -> check.SpoolContents:
-    """Check the spool of one worker. A shared queue belongs to the first worker.
+    """Check the spool of one worker. A shared queue belongs to the first worker. Temporary files are made in
+    `place`.
 
     Raises StoreError, or OSError, if the spool cannot be checked at all.
     """
-    spool, findings, tell = spool_of(settings.spool, worker), examination.findings, examination.tell
+    spool = spool_of(settings.spool, worker)
     if spool.backend is Backend.LEVELDB:
-        return await _in_thread(
-            lambda show: check_leveldb(spool.path, structs.replace(examination, tell=show)), tell
-        )
+        return await _in_thread(lambda show: check_leveldb(spool.path, place, findings, show), tell)
     async with opened_engine(
         replace(settings, spool=spool),
-        examination.environment,
-        place=examination.scratch.parent,
+        environment,
+        place=place,
         forgive=lambda name, what: findings.add(check.DamageKind.UNREADABLE, name, what),
     ) as engine:
         try:

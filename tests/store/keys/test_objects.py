@@ -336,7 +336,7 @@ async def test_a_write_without_an_answer_is_not_taken_for_another_writer(queue: 
     keys, seen = keys_of(partition), partition.seen
     queue.place.hold = lambda name: "/log/" in name
     with pytest.raises(StoreError, match="no answer"):
-        await keys.apply(WriteBatch(Position(seen.epoch, seen.last.number + 1), Write({b"a": b"1"}), 1))
+        await keys.apply(WriteBatch(Position(seen.epoch, seen.last.number + 1), Write({b"a": b"1"})))
     queue.place.hold = lambda name: False
     assert await queue.place.land() == [True]
     await keys.renew()

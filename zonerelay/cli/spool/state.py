@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import tempfile
 import time
 from argparse import Namespace
@@ -119,20 +118,20 @@ def _check_one(
     name = f"checking {spool.path.name}" if worker else "checking the spool"
 
     with _working(settings, worker, name, "checked") as reach:
-        options = checks.CheckOptions(_scratch(spool, tmp), findings, reach, os.environ)
-        return asyncio.run(check_spool(settings, worker, options))
+        place = tmp or _place_for_copy(spool)
+        return asyncio.run(
+            check_spool(settings, worker, findings, reach, environment=os.environ, place=place)
+        )
 
 
-def _scratch(spool: SpoolSettings, tmp: Path | None) -> Path:
-    """Return the directory for the scratch copy: next to the spool, where hard links suffice; elsewhere the
+def _place_for_copy(spool: SpoolSettings) -> Path:
+    """Return the directory for the temporary copy: next to the spool, where hard links suffice; elsewhere the
     spool is copied.
     """
-    place = tmp
-    if place is None:
-        place = spool.path.parent
-        if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
-            place = Path(tempfile.gettempdir())
-    return place / f".zonerelay-check-{secrets.token_hex(4)}"
+    place = spool.path.parent
+    if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
+        return Path(tempfile.gettempdir())
+    return place
 
 
 def _print_check(report: SpoolReport) -> None:

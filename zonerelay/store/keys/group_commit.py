@@ -114,7 +114,6 @@ make it cheaper.
 
 Change = TypeVar("Change")
 P = TypeVar("P")
-W = TypeVar("W")
 
 
 class SubmittedChanges(msgspec.Struct, Generic[Change], eq=False):
@@ -126,7 +125,7 @@ class SubmittedChanges(msgspec.Struct, Generic[Change], eq=False):
     done: asyncio.Future[None]
 
 
-class GroupCommitter(Generic[Change, P, W]):
+class GroupCommitter(Generic[Change, P]):
     """Groups the changes submitted on one event loop into writes. `Change` is the type of one
     submission's.
     """
@@ -134,25 +133,23 @@ class GroupCommitter(Generic[Change, P, W]):
     def __init__(
         self,
         prepare: Callable[[Sequence[SubmittedChanges[Change]], int], P],
-        start_writer: Callable[[Callable[[W | JobFailure], None]], Callable[[P], None]],
+        write: Callable[[P], None],
         *,
         clock: Clock,
-        observe: Callable[[W], None],
+        observe: Callable[[float], None],
         failed: Callable[[StoreError], None],
     ) -> None:
         """Create a committer. `prepare(submissions, size)` is called on the event loop with the size in
-        bytes; its result is passed to the writer.
-
-        `start_writer(tell)` returns a function that writes a job in the background, and then calls `tell` on
-        the loop with the result or a `JobFailure`. Results go to `observe`. `failed` is called with a failure
-        before any submitter receives it.
+        bytes; its result is passed to `write`, which writes it in the background and then calls `written` on
+        the loop with the duration in seconds or a `JobFailure`. Durations go to `observe`. `failed` is called
+        with a failure before any submitter receives it.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
         self._prepare = prepare
         self._observe = observe
         self._failed = failed
-        self._write = start_writer(self._written)
+        self._write = write
         self._pending: list[SubmittedChanges[Change]] = []
         self._pending_size = 0
         self._urgent = 0
@@ -243,7 +240,7 @@ class GroupCommitter(Generic[Change, P, W]):
         try:
             job = self._prepare(self._writing, size)
         except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
-            self._loop.call_soon(self._written, JobFailure(error))
+            self._loop.call_soon(self.written, JobFailure(error))
         else:
             self._write(job)
 
@@ -265,7 +262,8 @@ class GroupCommitter(Generic[Change, P, W]):
         self._urgent = len(self._pending)
         return size
 
-    def _written(self, result: W | JobFailure) -> None:
+    def written(self, result: float | JobFailure) -> None:
+        """End the current write."""
         batch, self._writing = self._writing, []
         try:
             if isinstance(result, JobFailure):

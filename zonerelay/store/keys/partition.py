@@ -22,14 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -125,11 +124,7 @@ def _packed(seen: port.PartitionState) -> bytes:
     return msgspec.json.encode(seen).ljust(_WIDTH - 1) + b"\n"
 
 
-class _JobBatch(NamedTuple):
-    """The writes of one batch, and their approximate size."""
-
-    writes: Sequence[SubmittedChanges[port.Write]]
-    size: int
+Writes = Sequence[SubmittedChanges[port.Write]]
 
 
 @dataclass(eq=False, repr=False)
@@ -169,9 +164,9 @@ class Partition:
         self._tasks = Tasks()
         self._is_closing = False
         self._is_fenced = False
-        self._committer: GroupCommitter[port.Write, _JobBatch, float] = GroupCommitter(
-            _JobBatch,
-            lambda tell: functools.partial(self._start_commit, tell),
+        self._committer: GroupCommitter[port.Write, Writes] = GroupCommitter(
+            lambda writes, size: writes,
+            self._start_commit,
             clock=self.clock,
             observe=lambda seconds: self.observe(seconds),
             failed=self._fail,
@@ -237,41 +232,41 @@ class Partition:
         async for rows in port.pages(self, start, end, rows=CLEAR_ROWS, values=False):
             await self.write(port.Write({key: None for key, _ in rows}, makes_room=True))
 
-    def _start_commit(self, tell: Callable[[float | JobFailure], None], group: _JobBatch) -> None:
+    def _start_commit(self, writes: Writes) -> None:
         async def run() -> None:
             started = self.clock.monotonic()
             try:
-                await self._commit(group)
+                await self._commit(writes)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to learn of it
-                tell(JobFailure(error))
+                self._committer.written(JobFailure(error))
             else:
-                tell(self.clock.monotonic() - started)
+                self._committer.written(self.clock.monotonic() - started)
 
         self._committing = asyncio.get_running_loop().create_task(run())
 
-    async def _commit(self, group: _JobBatch) -> None:
+    async def _commit(self, writes: Writes) -> None:
         try:
-            await self._make_durable(port.merged([each.ops for each in group.writes]), group.size)
+            await self._make_durable(port.merged([each.ops for each in writes]))
         except StoreError as error:
             if not isinstance(error, StoreFullError) or self._in_doubt is not None:
-                self._refused += [each.ops for each in group.writes]
+                self._refused += [each.ops for each in writes]
                 raise
-            frees = [each for each in group.writes if each.ops.makes_room]
-            is_last = len(frees) == len(group.writes)
-            for each in group.writes:
+            frees = [each for each in writes if each.ops.makes_room]
+            is_last = len(frees) == len(writes)
+            for each in writes:
                 if is_last or not each.ops.makes_room:
                     refuse(each.done, error)
                     each.applied = None
             self.on_refused()
             if frees and not is_last:
-                await self._commit(_JobBatch(frees, group.size))
+                await self._commit(frees)
 
-    async def _make_durable(self, write: port.Write, size: int) -> None:
+    async def _make_durable(self, write: port.Write) -> None:
         is_first = True
         async with self.batches:
             while True:
                 position = port.Position(self.seen.epoch, self.seen.last.number + 1)
-                batch = port.WriteBatch(position, write, size)
+                batch = port.WriteBatch(position, write)
                 try:
                     await self.keeper.apply(batch)
                 except port.FencedError:
@@ -423,7 +418,7 @@ class Partition:
         """Revert writes that were reported as failed but may be stored."""
         undo = [each for write in self._refused if (each := self.undo(write))]
         if undo:
-            await self._make_durable(port.merged(undo), 0)
+            await self._make_durable(port.merged(undo))
         self._refused.clear()
 
     async def close(self) -> None:

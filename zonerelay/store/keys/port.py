@@ -124,13 +124,10 @@ NOTHING = Position()
 
 
 class WriteBatch(msgspec.Struct, frozen=True, gc=False):
-    """A write as an engine receives it, with its approximate size in bytes. `position` is stored with it and
-    follows that of the batch before.
-    """
+    """A write as an engine receives it. `position` is stored with it and follows that of the batch before."""
 
     position: Position
     write: Write
-    size: int = 0
 
 
 class PartitionState(NamedTuple):

@@ -28,7 +28,7 @@ from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.directories import ReaderThreads, ReserveFile
-from zonerelay.store.keys.group_commit import GroupCommitter, JobFailure, SubmittedChanges, WriterThread
+from zonerelay.store.keys.group_commit import GroupCommitter, SubmittedChanges, WriterThread
 from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches
@@ -173,9 +173,12 @@ class SpoolKeeper(QueueKeeper):
         self._db = reader.opened
         self.name = f"the spool {self._db.path}"
         self._reads = SpoolReads(self._db)
-        self.committer: GroupCommitter[Sequence[Op], WriteJob, float] = GroupCommitter(
+        self._writer = WriterThread(
+            "spool-writer", self._write, lambda result: self.committer.written(result)
+        )
+        self.committer: GroupCommitter[Sequence[Op], WriteJob] = GroupCommitter(
             self._prepare,
-            self._start_writer,
+            self._writer.put,
             clock=around.clock,
             observe=around.observe_commit,
             failed=self._fail,
@@ -238,10 +241,6 @@ class SpoolKeeper(QueueKeeper):
         self.space.note_written(size)
         batches = [each.ops for each in submissions]
         return WriteJob(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
-
-    def _start_writer(self, tell: Callable[[float | JobFailure], None]) -> Callable[[WriteJob], None]:
-        self._writer = WriterThread("spool-writer", self._write, tell)
-        return self._writer.put
 
     def _write(self, job: WriteJob) -> float:
         """Make the job durable in the writer thread, and return its duration in seconds."""

@@ -27,6 +27,7 @@ import errno
 import itertools
 import os
 import re
+import secrets
 import shutil
 import sys
 import time
@@ -396,27 +397,31 @@ def _exchange(spool: Path, new: Path) -> None:
 # --- the check
 
 
-def check_leveldb(spool: Path, examination: check.CheckOptions) -> check.SpoolContents:
-    """Check the spool. Blocks. Raises StoreError, or OSError, if the spool cannot be read at all."""
-    scratch = examination.scratch
+def check_leveldb(
+    spool: Path, place: Path, findings: check.Findings, tell: check.Tell
+) -> check.SpoolContents:
+    """Check the spool, with a temporary copy in `place`. Blocks. Raises StoreError, or OSError, if the spool
+    cannot be read at all.
+    """
+    copy = place / f".zonerelay-{secrets.token_hex(4)}"
     try:
-        take_snapshot(spool, scratch)
-        return _check_snapshot(spool, examination)
+        take_snapshot(spool, copy)
+        return _check_snapshot(spool, copy, findings, tell)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(copy, ignore_errors=True)
 
 
-def _check_snapshot(spool: Path, examination: check.CheckOptions) -> check.SpoolContents:
-    scratch, findings = examination.scratch, examination.findings
-
+def _check_snapshot(
+    spool: Path, copy: Path, findings: check.Findings, tell: check.Tell
+) -> check.SpoolContents:
     def damaged(text: str) -> None:
-        findings.add(check.DamageKind.UNREADABLE, str(spool), text.replace(str(scratch), str(spool)))
+        findings.add(check.DamageKind.UNREADABLE, str(spool), text.replace(str(copy), str(spool)))
 
-    octets = sum(path.stat().st_size for path in scratch.iterdir())
-    if not any(scratch.iterdir()):
+    octets = sum(path.stat().st_size for path in copy.iterdir())
+    if not any(copy.iterdir()):
         return check.SpoolContents(0, 0, 0)  # no relay has been started here yet
-    tables = sorted(path for path in scratch.iterdir() if path.suffix in (".ldb", ".sst"))
-    db = LevelDb(scratch, write_buffer=READ_BUFFER)
+    tables = sorted(path for path in copy.iterdir() if path.suffix in (".ldb", ".sst"))
+    db = LevelDb(copy, write_buffer=READ_BUFFER)
     met: list[str] = []
     db.on_damage = met.append
     try:
@@ -428,36 +433,34 @@ def _check_snapshot(spool: Path, examination: check.CheckOptions) -> check.Spool
         for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
             named = f"; they refer to {', '.join(loss.messages[:3])}" if loss.messages else ""
             damaged(f"{loss.what}{named}")
-        return run_through(check.compare(SpoolKeys(db), findings, examination.tell, octets=octets))
+        return run_through(check.compare(SpoolKeys(db), findings, tell, octets=octets))
     finally:
         db.close()
-        if met and not _find_blocks(spool, tables, examination):
+        if met and not _find_blocks(spool, tables, findings, tell):
             for text in dict.fromkeys(met):
                 damaged(text)
 
 
-def _find_blocks(spool: Path, tables: list[Path], examination: check.CheckOptions) -> bool:
+def _find_blocks(spool: Path, tables: list[Path], findings: check.Findings, tell: check.Tell) -> bool:
     """Find the damaged blocks, because LevelDB reports damage without its location. Return false if no
     readable table has damage.
     """
-    before = examination.findings.counts[check.DamageKind.UNREADABLE]
+    before = findings.counts[check.DamageKind.UNREADABLE]
     for path in filter(Path.exists, tables):  # the check's own LevelDB may have replaced some that are whole
-        examination.tell(0, 0)
+        tell(0, 0)
         where = str(spool / path.name)
         try:
             raw = path.read_bytes()
         except OSError as error:
-            examination.findings.add(
-                check.DamageKind.UNREADABLE, where, f"it cannot be read: {error.strerror}"
-            )
+            findings.add(check.DamageKind.UNREADABLE, where, f"it cannot be read: {error.strerror}")
             continue
         if not has_index(raw):
-            examination.findings.add(check.DamageKind.UNREADABLE, where, "its index or its end is damaged")
+            findings.add(check.DamageKind.UNREADABLE, where, "its index or its end is damaged")
             continue
         for start, end in damaged_blocks(raw):
             text = f"bytes {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
-            examination.findings.add(check.DamageKind.UNREADABLE, where, text)
-    return examination.findings.counts[check.DamageKind.UNREADABLE] > before
+            findings.add(check.DamageKind.UNREADABLE, where, text)
+    return findings.counts[check.DamageKind.UNREADABLE] > before
 
 
 # --- snapshots
