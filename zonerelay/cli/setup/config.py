@@ -40,16 +40,7 @@ from zonerelay.config.credentials.identities import IdentitiesError, read_token_
 from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret
 from zonerelay.config.load import ConfigError, read
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.settings import (
-    AdminSettings,
-    Backend,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    Settings,
-    read_key_file,
-    resolve_hostname,
-)
+from zonerelay.config.settings import Backend, ListenerAuth, ListenerSettings, Settings, resolve_hostname
 
 if TYPE_CHECKING:
     from zonerelay.inbound.tls.certificate_files import CertificatePair
@@ -92,7 +83,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     for at, listener in enumerate(settings.listener):
         notes += _certificates(listener, ("listener", at), report)
         notes += _policy(listener, hostname, ("listener", at), report)
-    notes += _admin(settings.admin, report)
+    notes += _admin(settings, report)
     _users(settings, report)
     notes += _guard_rails(settings, report)
     for table, key in _PATTERNS:
@@ -115,7 +106,8 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     return [*notes, *_rights(settings)]
 
 
-def _admin(admin: AdminSettings, report: Report) -> Iterator[str]:
+def _admin(settings: Settings, report: Report) -> Iterator[str]:
+    admin = settings.admin
     if admin.token_file is not None:
         with report.refusing(("admin", "token_file"), IdentitiesError):
             read_token_file(admin.token_file)
@@ -143,7 +135,7 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
 
 
 def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> Iterator[str]:
-    if listener.tls is ListenerTls.NONE:
+    if not listener.certificate:
         return
     from zonerelay.inbound.tls.certificate_files import CertificateError, KeyFileError, read_pair
     from zonerelay.inbound.tls.certificates import build_context
@@ -282,6 +274,7 @@ def _dkim(settings: Settings, report: Report) -> Iterator[str]:
     """Check each key file, and then the periods of the keys. Yield the notes."""
     if not settings.dkim:
         return
+    from zonerelay.config.settings import read_key_file
     from zonerelay.message.dkim.keys import read_key
     from zonerelay.worker.tables import build_dkim_keys
 
@@ -312,9 +305,7 @@ def _sources(settings: Settings) -> Iterator[str]:
 def _rights(settings: Settings) -> Iterator[str]:
     """Yield a note for each file that root can read but the relay cannot."""
     reads = bool(settings.srs.domain or settings.dkim or settings.credential) or any(
-        listener.tls is not ListenerTls.NONE
-        or listener.auth is not ListenerAuth.OFF
-        or listener.policy_file is not None
+        listener.certificate or listener.auth is not ListenerAuth.OFF or listener.policy_file is not None
         for listener in settings.listener
     )
     if reads and os.geteuid() == 0:
