@@ -334,6 +334,9 @@ class DatabasePool:
 
 
 async def _kept(opening: Coroutine[None, None, DatabaseConnection]) -> DatabaseConnection:
+    """Wait for a connection, which is closed if the caller is cancelled. The opening itself is not cancelled,
+    because asyncpg would leave futures behind whose errors the event loop reports.
+    """
     task = asyncio.get_running_loop().create_task(opening)
     try:
         return await asyncio.shield(task)
