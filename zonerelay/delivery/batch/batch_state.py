@@ -41,12 +41,7 @@ from msgspec import structs
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
-from zonerelay.delivery.connection.session import (
-    ClientProtocol,
-    ConnectionLostError,
-    OutgoingSession,
-    ReplyTimeoutError,
-)
+from zonerelay.delivery.connection.session import ClientProtocol, ConnectionLostError, OutgoingSession
 from zonerelay.delivery.connection.session_limits import Suspect
 from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, RenderedMessage, Renderer
@@ -159,10 +154,8 @@ async def run_transaction(
     except StoreError as error:
         protocol.abort()
         transaction.abandon(unreadable(error))
-    except ReplyTimeoutError:
-        transaction.lost(Reply(451, "4.2", f"timed out waiting during {transaction.phase}"))
-    except ConnectionLostError:
-        transaction.lost(Reply(451, "4.2", f"connection lost during {transaction.phase}"))
+    except ConnectionLostError as error:
+        transaction.lost(Reply(451, "4.2", f"{error} during {transaction.phase}"))
     except PeerError as error:
         transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase})"))
 

@@ -58,11 +58,9 @@ WRITE_LIMIT = 256 * 1024
 
 
 class ConnectionLostError(Exception):
-    """The connection is lost."""
-
-
-class ReplyTimeoutError(Exception):
-    """The reply was not received before its deadline, and the connection cannot be used any more."""
+    """The connection is lost, or a reply was not received before its deadline, so that the connection cannot
+    be used any more. The message says which.
+    """
 
 
 class ClientProtocol(asyncio.Protocol):
@@ -152,7 +150,7 @@ class ClientProtocol(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            raise ConnectionLostError
+            raise ConnectionLostError("connection lost")
         if self.record is not None:
             self.record.commands(data)
         self._transport.write(data)
@@ -161,7 +159,7 @@ class ClientProtocol(asyncio.Protocol):
         """Wait for the next reply after `next_reply` returned none. `timeout` (seconds) covers the whole
         reply.
 
-        Raise ConnectionLostError, ReplyTimeoutError or PeerError.
+        Raise ConnectionLostError or PeerError.
         """
         if not self.lost:
             self._start_clock(timeout)
@@ -170,19 +168,19 @@ class ClientProtocol(asyncio.Protocol):
             reply = self.next_reply()
             if reply is not None:
                 return reply
-        raise ConnectionLostError
+        raise ConnectionLostError("connection lost")
 
     async def drain(self, timeout: float) -> None:
         """Wait while the peer reads more slowly than we write. Return when it catches up or sends a reply.
 
-        Raise ConnectionLostError or ReplyTimeoutError.
+        Raise ConnectionLostError.
         """
         if self._paused:
             self._start_clock(timeout)
         while self._paused and not self.lost and not self._parser.has_input:
             await self._change()
         if self.lost and not self._parser.has_input:
-            raise ConnectionLostError
+            raise ConnectionLostError("connection lost")
 
     async def flush(self, timeout: float) -> None:
         """Wait like `drain` until all data is written to the socket."""
@@ -225,11 +223,11 @@ class ClientProtocol(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _change(self) -> asyncio.Future[None]:
-        """Return a future that is done after the next event, while the timer runs. Raise ReplyTimeoutError
+        """Return a future that is done after the next event, while the timer runs. Raise ConnectionLostError
         afterwards.
         """
         if self._timer is None:
-            raise ReplyTimeoutError
+            raise ConnectionLostError("timed out waiting")
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
