@@ -337,12 +337,12 @@ async def test_an_error_of_the_function_is_the_callers_and_frees_the_place() -> 
 
 
 def test_the_pools_of_mail_are_not_those_of_operators() -> None:
-    from zonerelay.admin import captured, http, http_server, mailpit
+    from zonerelay.admin import http, http_server, mailpit
     from zonerelay.admin.page import page, views, visitor
     from zonerelay.process import threads
 
     of_mail = ("ACCESS", "STORE", "CAPTURE", "LOGIN", "DROP", "NAMES")
-    for module in (captured, http, http_server, mailpit, page, views, visitor):
+    for module in (http, http_server, mailpit, page, views, visitor):
         names = {name for name in of_mail if f"{name}.run(" in inspect.getsource(module)}
         assert not names, module.__name__
     pools = [each for each in vars(threads).values() if isinstance(each, ThreadPool)]

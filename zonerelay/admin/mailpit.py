@@ -1,10 +1,13 @@
-"""Mailpit's API for captured mail, so that test suites made for Mailpit run against this relay.
+"""Captured mail for the page, and Mailpit's API for it, so that test suites made for Mailpit run against this
+relay. It is read in a thread, and released over SMTP.
 
 Paths, names and formats are those of Mailpit 1.x: messages, search, send, read status, tags, release, chaos.
 The sandbox requires no token. Elsewhere a token with scope `operate` is required, as a Bearer token or as the
 password of Basic authentication. Pages of other origins cannot read a response, and in the sandbox they may
 not even send a request. The content of a message is never served as a page of this relay: its HTML has a
 policy that forbids scripts, and a file that is not an image is served as binary data.
+
+Reading a message is logged with the name of the token. The sandbox does not log it: its mail is not secret.
 """
 
 from __future__ import annotations
@@ -13,30 +16,34 @@ import base64
 import binascii
 import hashlib
 import re
+import smtplib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser
 from email.policy import compat32
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
 
 from zonerelay import __version__
-from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators, require_private
 from zonerelay.admin.problems import ApiError, not_allowed
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
-from zonerelay.capture.store import CaptureRow, SearchError
+from zonerelay.capture.store import Capture, CaptureError, CaptureRow, SearchError, open_capture
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.message.compose import Base64Error, compose
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import NotFoundError
-from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of, recipients_of
-from zonerelay.process.threads import OPERATORS
+from zonerelay.outbox.drafts import BadRowError, RowContent, addresses, draft_of, recipients_of
+from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
 
+T = TypeVar("T")
+
+RELEASE_TIMEOUT = 30.0
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a message in /send, including base64."""
 MAX_LIMIT = 1000
@@ -54,6 +61,101 @@ SHOWN_FIELDS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
+
+
+class ReleaseError(Exception):
+    """The captured message could not be released. The text explains why."""
+
+
+class CapturedMail:
+    """Accesses captured mail for the page and for Mailpit's API. The store is opened at the first query."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self.sandbox = operators.sandbox
+        self._capture: Capture | None = None
+
+    @property
+    def release_to(self) -> str:
+        """The address of the server for released mail. If it is empty, nothing may be released."""
+        return self._operators.settings().capture.release_to
+
+    async def ask(self, question: Callable[[Capture], T]) -> T:
+        """Run a query on the store in a thread, and return its result. Raise NotFoundError if no mail is
+        captured, CaptureError or SearchError on failure.
+        """
+        if not self._operators.captures:
+            raise NotFoundError('no mail is captured: no [[zone]] has next_hop = "capture:"')
+        try:
+            return await CAPTURED.run(self._ask, question)
+        except PoolBusyError:
+            raise CaptureError("too many requests for captured mail are being processed; try again") from None
+
+    def _ask(self, question: Callable[[Capture], T]) -> T:
+        if self._capture is None:
+            settings, now = self._operators.settings(), self._operators.clock.now
+            self._capture = self.sandbox.capture if self.sandbox else open_capture(settings, now)
+        return question(self._capture)
+
+    async def read(
+        self, message_id: str, by: str, *, mark: bool = True, query: str = "", tz: str = ""
+    ) -> tuple[CaptureRow, bytes] | None:
+        """Return a message, or None if it does not exist. Raise SearchError or CaptureError on failure."""
+        found = await self.ask(lambda capture: capture.read(message_id, mark=mark, query=query, tz=tz))
+        if found is not None:
+            self.note(by, f"captured message {found[0].id} read")
+        return found
+
+    def note(self, by: str, request: str) -> None:
+        if self.sandbox is None:
+            self._operators.audit({"by": by, "request": request})
+
+    async def release(self, message_id: str, to: Sequence[str], by: str) -> int:
+        """Send the message to `[capture] release_to`, for these recipients or for its own. It stays captured.
+        Return the number of recipients. Raise ReleaseError or CaptureError on failure.
+        """
+        address = self.release_to
+        if not address:
+            raise ReleaseError(
+                "captured mail cannot be released: set [capture] release_to to the address of a server"
+            )
+        found = await self.ask(lambda capture: capture.read(message_id, mark=False))
+        if found is None:
+            raise ReleaseError("the message no longer exists")
+        summary, octets = found
+        try:
+            recipients = [each.mailbox for text in to for each in addresses(text, "To")] or summary.recipients
+        except BadRowError as error:
+            raise ReleaseError(str(error)) from error
+        self.note(by, f"captured message {summary.id} released for {len(recipients)} recipients")
+        await OPERATORS.run(_submit, address, summary.sender, recipients, octets)
+        return len(recipients)
+
+
+def _submit(address: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
+    target = parse_listen(address)
+    try:
+        with smtplib.SMTP(target.host, target.port, timeout=RELEASE_TIMEOUT) as client:
+            client.ehlo_or_helo_if_needed()
+            options = [
+                option
+                for option, is_needed in (
+                    ("SMTPUTF8", not all(map(str.isascii, (sender, *recipients)))),
+                    ("BODY=8BITMIME", not octets.isascii()),
+                )
+                if is_needed and client.has_extn(option.removeprefix("BODY="))
+            ]
+            refused = client.sendmail(sender, list(recipients), octets, mail_options=options)
+    except smtplib.SMTPRecipientsRefused as error:
+        refused = error.recipients
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        raise ReleaseError(f"{address} did not accept the message: {error}") from error
+    if refused:
+        replies = "; ".join(
+            f"<{who}>: {code} {text.decode('utf-8', 'replace')}" for who, (code, text) in refused.items()
+        )
+        raise ReleaseError(f"{address} rejected {replies}")
+
 
 _WRONG = (
     SearchError, FaultError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,

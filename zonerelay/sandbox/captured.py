@@ -14,10 +14,9 @@ from typing import Never
 
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
-from zonerelay.admin.captured import CaptureError
 from zonerelay.admin.operators import Sandbox
 from zonerelay.capture.faults import ChaosTrigger, InjectedFaults
-from zonerelay.capture.store import Capture, CaptureTooLargeError, open_capture
+from zonerelay.capture.store import Capture, CaptureError, CaptureTooLargeError, open_capture
 from zonerelay.config.settings import Settings
 from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt, refuse
 from zonerelay.model.clock import Clock

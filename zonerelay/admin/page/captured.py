@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from zonerelay.admin.captured import CapturedMail
-from zonerelay.admin.mailpit import file_response, html_response
+from zonerelay.admin.mailpit import CapturedMail, file_response, html_response
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
 from zonerelay.capture.parts import MimeParts, take_apart

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from aiohttp import web
 
-from zonerelay.admin.captured import CaptureError, ReleaseError
+from zonerelay.admin.mailpit import ReleaseError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
@@ -35,6 +35,7 @@ from zonerelay.admin.page.visitor import (
 )
 from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import VISIT, media_type, read_body
+from zonerelay.capture.store import CaptureError
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
