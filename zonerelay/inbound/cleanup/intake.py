@@ -56,7 +56,7 @@ from zonerelay.inbound.limits.connections import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.policy.api import Changes, WholeMessage
-from zonerelay.inbound.state import changed_envelope, replies
+from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, LookupResult
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
@@ -753,9 +753,7 @@ class WholeIntake(Intake):
         if isinstance(changes, Changes):
             failed = None
             if changes.of_envelope:
-                failed = changed_envelope.apply(
-                    changes, transaction, client_state, context, step=WholeMessage.step
-                )
+                failed = context.change_envelope(changes, transaction, client_state, step=WholeMessage.step)
             if failed is not None:
                 self.refuse(*failed)
                 return

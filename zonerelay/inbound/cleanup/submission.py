@@ -35,7 +35,7 @@ from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Connect, Decision, Helo, Mail, Rcpt
 from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal
-from zonerelay.inbound.state import changed_envelope, replies
+from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import (
     ListenerContext,
@@ -283,11 +283,10 @@ class SubmittingClient:
         if not (isinstance(changes, Changes) and changes.of_envelope):
             return None
         before = len(transaction.recipients)
-        failed = changed_envelope.apply(
+        failed = self.context.change_envelope(
             changes,
             transaction,
             self.client_state,
-            self.context,
             step=command.lower(),
             given=given,
             given_address=given_address,

@@ -8,7 +8,7 @@ happens when a policy raises an exception or hangs.
 
 The module also declares the additional events for aiosmtpd handlers and authenticators, and the changes that
 they may make. The name of such a step is the name of the hook. `aiosmtpd_handler` creates these decisions;
-`state/changed_envelope` applies them after the checks of permissions and syntax.
+`state/context` applies them after the checks of permissions and syntax.
 """
 
 from __future__ import annotations

@@ -7,13 +7,18 @@ Lookups that a command must wait for are here too: passwords, DNS and the operat
 needs a lookup returns a question. The session awaits `ask` and passes the verdict back. Sessions without
 lookups create no task: `asked` lists the events for which a lookup is needed. `ask` raises only
 CancelledError. An unexpected error is temporary (rule 3): the reply is 451 or 454.
+
+The context also changes the envelope of a transaction as an aiosmtpd handler wants it. A handler may not do
+more than its client: the syntax of addresses, the permission to relay, the user's list of senders, the
+[[access]] rules and `max_recipients` also apply to the addresses that it sets. If a check fails, nothing has
+changed. An address with invalid syntax is the handler's error, so the reply is temporary (rule 3).
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
@@ -29,21 +34,32 @@ from zonerelay.inbound.limits.auth_failures import SrsRecipients
 from zonerelay.inbound.limits.connections import Bursts, ErrorDelays
 from zonerelay.inbound.limits.memory import LargeBodies, SessionMemory
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Connect, Decision, Event, Mail
-from zonerelay.inbound.policy.api import PresentedLogin
+from zonerelay.inbound.policy.api import Changes, FailureKind, PresentedLogin
 from zonerelay.inbound.refusal import Reason, Refusal
-from zonerelay.inbound.state.client_state import GrantTable, grant_table
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.client_state import ClientState, GrantTable, grant_table
 from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
-from zonerelay.inbound.state.transaction import RewriteRules, ZoneHeader
+from zonerelay.inbound.state.transaction import MailTransaction, RewriteRules, ZoneHeader, renamed
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Mailbox, Message, MessageIdSource, Origin, domain_of
+from zonerelay.model.envelope import (
+    Mailbox,
+    Message,
+    MessageIdSource,
+    Origin,
+    Recipient,
+    domain_of,
+    recipient_key,
+)
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ChooseZone
+from zonerelay.smtp.server.paths import CommandError, forward_path, require_ascii, reverse_path
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.store.contract import OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events
 
+UNUSABLE = refused(Reply(451, "3.0", "Policy not available now"), Reason.POLICY)
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))
 
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -277,6 +293,89 @@ class ListenerContext(SharedContext):
         if refusal.quota:
             self.events.metrics.quota_refused.add((refusal.quota,))
         return structs.replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
+
+    def change_envelope(
+        self,
+        changes: Changes,
+        transaction: MailTransaction,
+        client_state: ClientState,
+        *,
+        step: str,
+        given: Recipient | None = None,
+        given_address: str = "",
+    ) -> tuple[ServerReply, str] | None:
+        """Change the envelope as an aiosmtpd handler wants it, or return the refusal and its cause. `step` is
+        the name of the policy's step.
+
+        `given` is the recipient of the current RCPT command, and `given_address` its address in that command.
+        The transaction does not include it yet.
+        """
+        mail, known = transaction.mail, transaction.recipients
+        unknown = changes.removed - {each.address for each in known.values()} - {given_address}
+        if unknown:
+            return self._unusable(step, f"it removed {min(unknown)}, which has another address here (SRS)")
+        wanted = {key: each for key, each in known.items() if each.address not in changes.removed}
+        try:
+            sender = mail.sender
+            if changes.sender is not None:
+                sender = _checked(reverse_path(f"<{changes.sender}>"), smtputf8=mail.smtputf8)
+            added = [_checked(forward_path(f"<{each}>"), smtputf8=mail.smtputf8) for each in changes.added]
+        except CommandError as error:
+            return self._unusable(step, f"it set an invalid address: {error.reply}")
+        for mailbox in added:
+            recipient = Recipient(address=mailbox) if given is None else renamed(given, mailbox)
+            wanted.setdefault(recipient_key(mailbox), recipient)
+        addresses = [each.address for each in wanted.values()]
+        if given is not None and given_address not in changes.removed:
+            addresses.append(given.address)
+        refusals = self._change_refusals(changes, transaction, client_state, sender, addresses)
+        if (refusal := next(refusals, None)) is not None:
+            return refusal
+        transaction.mail = mail if sender == mail.sender else structs.replace(mail, sender=sender)
+        transaction.recipients.clear()  # the same object, because it identifies the transaction
+        transaction.recipients.update(wanted)
+        transaction.rewritten += [("recipient policy", mailbox) for mailbox in added]
+        return None
+
+    def _unusable(self, step: str, cause: str) -> tuple[ServerReply, str]:
+        self.events.policy_failed(step, FailureKind.BAD_DECISION, cause)
+        return UNUSABLE, cause
+
+    def _change_refusals(
+        self,
+        changes: Changes,
+        transaction: MailTransaction,
+        client_state: ClientState,
+        sender: Mailbox,
+        addresses: Sequence[Mailbox],
+    ) -> Iterator[tuple[ServerReply, str]]:
+        """Yield why these changes are not allowed. The first refusal is enough."""
+        if changes.sender is not None and not client_state.may_send_as(sender):
+            yield replies.NOT_YOUR_ADDRESS, f"the handler changed the sender to {sender}"
+        if changes.added and not client_state.grants.may_relay:
+            yield replies.RELAYING_DENIED, f"the handler added {changes.added[0]}"
+        most, after = self.settings.max_recipients, "after the handler's changes"
+        if changes.added or changes.sender is not None:
+            if len(addresses) > most:
+                yield replies.too_many_recipients(most), "including those added by the handler"
+            if (access := self.access) is not None:
+                for address in addresses:
+                    if reply := access.decide(client_state.origin, sender, address):
+                        yield refused(reply, Reason.ACCESS), f"{address} {after}"
+        if (allowance := transaction.allowance) is not None:
+            for number, address in enumerate(addresses):
+                if refusal := allowance.rcpt_refusal(address, number):
+                    yield self.guarded(refusal), f"{address} {after}"
+
+
+def _checked(parsed: tuple[Mailbox, str], *, smtputf8: bool) -> Mailbox:
+    """Return the address of a parsed path. Raise CommandError if the path is invalid."""
+    mailbox, rest = parsed
+    if rest:
+        raise CommandError(Reply(501, "1.3", "Bad address syntax"))
+    if not smtputf8:
+        require_ascii(mailbox)
+    return mailbox
 
 
 def dropped_headers(settings: ListenerSettings) -> frozenset[str]:
