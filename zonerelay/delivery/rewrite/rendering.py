@@ -42,13 +42,8 @@ from msgspec import structs
 
 from zonerelay.config.settings import BodyConversion, DkimMode, ZoneSettings
 from zonerelay.message.conversion import ConversionPlan, ConversionSurvey, Encoder, NotConvertibleError
-from zonerelay.message.dkim.signature import (
-    DkimKey,
-    RelaxedBody,
-    UnsignedField,
-    author_domain,
-    unsigned_fields,
-)
+from zonerelay.message.dkim import signature as dkim
+from zonerelay.message.dkim.signature import DkimKey, UnsignedField
 from zonerelay.message.header import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.clock import Clock
@@ -132,7 +127,7 @@ class DkimSigner(RepeatedWork):
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
         """Return the DKIM-Signature fields, each with its CRLF."""
         fields = []
-        for each in unsigned_fields(header, body_hash, keys, now=now):
+        for each in dkim.unsigned_fields(header, body_hash, keys, now=now):
             if self._threaded and each.key.slow:
                 signature = await self._gathered(each)
             else:
@@ -230,7 +225,7 @@ class StoredPieces:
 
     async def body_hash(self) -> str:
         """Return the hash, in DKIM's relaxed form, of the body after the empty line."""
-        body = RelaxedBody()
+        body = dkim.RelaxedBody()
         skipped = self._header_size + len(_CRLF)
         for piece in self._held:
             body.feed(piece[skipped:])
@@ -540,7 +535,7 @@ class Renderer:
         if plan.keys is None:
             self._not_signed(plan, "there are no keys")
             return b""
-        domain = author_domain(header)
+        domain = dkim.author_domain(header)
         # The From field of a client that may not relay is not proven, and the client could spread mail with
         # our signature.
         stranger = message.envelope.origin.stranger

@@ -44,17 +44,9 @@ from msgspec import structs
 
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.settings import TlsMode
+from zonerelay.model import delivery as queue_names
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import (
-    Delivery,
-    DeliveryKey,
-    DeliveryState,
-    QueueKind,
-    QueueName,
-    bin_of,
-    queue_of,
-    queues_of,
-)
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState, QueueKind, QueueName
 from zonerelay.model.envelope import Message, MessageId, is_row
 from zonerelay.model.reply import NO_NAMES, Outcome, Reply, Scope, Verdict, same_reply
 from zonerelay.queue.destination.destinations import suspended
@@ -218,12 +210,12 @@ class RerouteRun:
                     f"only {target.tls.value}"
                 )
                 return self._stays(delivery, why)
-            return queue_of(self.to_zone, delivery.priority)
+            return queue_names.queue_of(self.to_zone, delivery.priority)
         if message is None:
             return self._stays(delivery, "their messages cannot be read")
         zone_of = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
         choice = zone_of(delivery.recipient)
-        return queue_of(choice.zone, choice.priority or message.envelope.priority)
+        return queue_names.queue_of(choice.zone, choice.priority or message.envelope.priority)
 
     def _stays(self, delivery: Delivery, why: str) -> QueueName:
         self.left[why] += 1
@@ -480,7 +472,7 @@ class Operations:
         until = self.clock.now() + KEPT
 
         def binned(each: Delivery) -> Delivery:
-            return structs.replace(each, queue=bin_of(each.queue), held=True, next_attempt=until)
+            return structs.replace(each, queue=queue_names.bin_of(each.queue), held=True, next_attempt=until)
 
         async def drop(deliveries: Sequence[Delivery], act: Act | None) -> int:
             final = purge or act is None
@@ -827,7 +819,9 @@ class Operations:
         elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        queues: list[QueueName | None] = [None] if wanted.zone is None else [*queues_of(wanted.zone)]
+        queues: list[QueueName | None] = (
+            [None] if wanted.zone is None else [*queue_names.queues_of(wanted.zone)]
+        )
         if wanted.state is DeliveryState.DROPPED:
             queues = []
         if wanted.reaches_bin:

@@ -18,18 +18,10 @@ from msgspec import structs
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.message.header import parse_header
+from zonerelay.model import envelope as envelopes
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, queue_of
-from zonerelay.model.envelope import (
-    NULL_SENDER,
-    BodyType,
-    Envelope,
-    Message,
-    MessageIdSource,
-    Origin,
-    Recipient,
-    Ret,
-)
+from zonerelay.model.envelope import BodyType, Envelope, Message, MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, OwnMessage, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events
@@ -72,7 +64,9 @@ class DsnMaker:
         """Return one report about all these recipients. Raise ReportError."""
         require_tls = message.envelope.require_tls
         # RFC 8689 5: the report about such a message also requires TLS, and returns only the header.
-        wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL and not require_tls
+        wants_whole = (
+            kind is DsnKind.FAILED and message.envelope.ret is envelopes.Ret.FULL and not require_tls
+        )
         if wants_whole and message.eight_bit:
             # If no host accepted 8-bit content, none may accept the report that contains it.
             wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
@@ -97,12 +91,12 @@ class DsnMaker:
             sender = message.envelope.sender
             envelope = Envelope(
                 id=dsn_id,
-                sender=NULL_SENDER,
-                recipients=(Recipient(address=sender),),
+                sender=envelopes.NULL_SENDER,
+                recipients=(envelopes.Recipient(address=sender),),
                 created=now,
                 body=BodyType.SEVEN_BIT if text.isascii() else BodyType.EIGHT_BIT,
                 smtputf8=not (text.partition(_END_OF_HEADER)[0].isascii() and sender.isascii()),
-                origin=Origin(protocol=PROTOCOL),
+                origin=envelopes.Origin(protocol=PROTOCOL),
                 require_tls=require_tls,
             )
             return own_mail(envelope, text, self.choose_zone)
