@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
-from zonerelay.inbound.limits import connections as errors
+from zonerelay.inbound.limits import clients as errors
 from zonerelay.inbound.limits.memory import FAST, LARGE
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials

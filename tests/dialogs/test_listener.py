@@ -15,7 +15,7 @@ from tests.support.tls_client import TlsWire, trusting
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.cleanup.intake import OVERDUE
-from zonerelay.inbound.limits.connections import MANY
+from zonerelay.inbound.limits.clients import MANY
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.message.header import Fields
 from zonerelay.model.envelope import BodyType, Envelope, Message

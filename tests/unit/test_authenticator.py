@@ -29,8 +29,8 @@ from zonerelay.inbound.access.auth import (
     PasswordChecks,
     RememberedPasswords,
 )
-from zonerelay.inbound.limits import auth_failures as attempts
-from zonerelay.inbound.limits.auth_failures import MAX_KEYS, FailedAttempts
+from zonerelay.inbound.limits import clients as attempts
+from zonerelay.inbound.limits.clients import MAX_KEYS, FailedAttempts
 from zonerelay.model.clock import ManualClock
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.telemetry.events.events import Events

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.limits.connections import (
+from zonerelay.inbound.limits.clients import (
     AGE,
     FREE,
     MAX_CLIENTS,
-    MAX_DELAY,
+    MAX_ERROR_DELAY,
     STEP,
     ConnectionLimits,
     ErrorDelays,
@@ -118,7 +118,7 @@ def test_some_errors_are_free_then_each_waits_longer_up_to_a_limit() -> None:
     errors = ErrorDelays()
     delays = [errors.made("a", 0.0) for _ in range(FREE + 100)]
     assert delays[: FREE + 3] == [0.0] * FREE + [STEP, 2 * STEP, 3 * STEP]
-    assert max(delays) == MAX_DELAY == delays[-1]
+    assert max(delays) == MAX_ERROR_DELAY == delays[-1]
     assert errors.made("b", 0.0) == 0.0
 
 

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tests.store.builders import envelope_for, message_id
 from zonerelay.inbound.cleanup.intake import BLOCK, OVERDUE, ContentDigest, deliveries_of, identity, key_in
-from zonerelay.inbound.limits.connections import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
+from zonerelay.inbound.limits.clients import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.message.header import Fields
 from zonerelay.model.clock import ManualClock

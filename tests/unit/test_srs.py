@@ -16,8 +16,8 @@ from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.problems import Report
 from zonerelay.config.settings import DAY, ListenerSettings, Settings, SrsSettings
 from zonerelay.config.tables.rewrite import srs_secrets
-from zonerelay.inbound.limits import auth_failures
-from zonerelay.inbound.limits.auth_failures import SrsRecipients, TooManyGuessesError, WrongHashError
+from zonerelay.inbound.limits import clients
+from zonerelay.inbound.limits.clients import SrsRecipients, TooManyGuessesError, WrongHashError
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs, SrsError, SrsFault
 from zonerelay.model.clock import ManualClock
@@ -339,7 +339,7 @@ def test_each_wrong_hash_waits_longer_and_the_first_two_do_not() -> None:
 
 def test_of_the_old_form_a_client_has_some_guesses_in_an_hour() -> None:
     book, clock = SrsRecipients(), ManualClock()
-    for _ in range(auth_failures.MAX_OLD):
+    for _ in range(clients.MAX_OLD):
         guess(book, LEGACY_WRONG, clock)
     for address in (LEGACY_WRONG, LEGACY):
         with pytest.raises(TooManyGuessesError):
@@ -347,13 +347,13 @@ def test_of_the_old_form_a_client_has_some_guesses_in_an_hour() -> None:
     assert book.reverse(TAKES_LEGACY, LEGACY, "192.0.2.2", clock) == ANN
     assert book.reverse(TAKES_LEGACY, TAKES_LEGACY.forward(ANN, clock.now()), "192.0.2.1", clock) == ANN
     assert book.reverse(TAKES_LEGACY, ANN, "192.0.2.1", clock) is None
-    clock.advance(auth_failures.HOUR)
+    clock.advance(clients.HOUR)
     assert book.reverse(TAKES_LEGACY, LEGACY, "192.0.2.1", clock) == ANN
 
 
 def test_all_clients_together_have_few_more() -> None:
     book, clock = SrsRecipients(), ManualClock()
-    for number in range(auth_failures.MAX_OLD_IN_ALL):
+    for number in range(clients.MAX_OLD_IN_ALL):
         guess(book, LEGACY_WRONG, clock, f"192.0.2.{number}")
     with pytest.raises(TooManyGuessesError):
         book.reverse(TAKES_LEGACY, LEGACY, "198.51.100.1", clock)
@@ -364,7 +364,7 @@ def test_where_the_old_form_is_not_read_nothing_is_answered_and_nothing_counts()
     book, clock = SrsRecipients(), ManualClock()
     srs = Srs(SrsSettings(domain=HERE), ("0123456789abcdef",))
     for address in (LEGACY, LEGACY_WRONG):
-        for _ in range(auth_failures.MAX_OLD_IN_ALL + 1):
+        for _ in range(clients.MAX_OLD_IN_ALL + 1):
             with pytest.raises(SrsError, match="old form"):
                 book.reverse(srs, address, "192.0.2.1", clock)
     assert book.reverse(TAKES_LEGACY, LEGACY, "192.0.2.1", clock) == ANN
@@ -375,7 +375,7 @@ def test_what_is_known_of_a_recipient_is_known_for_an_hour() -> None:
     book.refused(ANN, Reply(550, "1.1", "no such user ann@first.example"), now)
     assert book.refusal(Mailbox("ann@FIRST.example"), now) == "550 5.1.1"
     assert book.refusal(Mailbox("bob@first.example"), now) == ""
-    assert book.refusal(ANN, now + auth_failures.REMEMBERED) == ""
+    assert book.refusal(ANN, now + clients.REMEMBERED) == ""
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_what_is_about_the_message_is_not_held_against_the_next_one(reply: Reply
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth_failures, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(clients, "MAX_REMEMBERED", 3)
     book = SrsRecipients()
     for number in range(5):
         book.refused(Mailbox(f"{number}@first.example"), Reply(550, "1.1", "no"), 0.0)
@@ -399,8 +399,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_hears_it_later_each_time_and_in_the_old_form_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auth_failures, "AT_ONCE", 0.8)
-    monkeypatch.setattr(auth_failures, "MAX_OLD", 2)
+    monkeypatch.setattr(clients, "AT_ONCE", 0.8)
+    monkeypatch.setattr(clients, "MAX_OLD", 2)
     settings = ListenerSettings(address="127.0.0.1:0", allow_networks=())
     shared = SharedContext(srs=TAKES_LEGACY, srs_recipients=SrsRecipients())
     async with listening(settings, shared=shared) as house, await house.connect() as talk:

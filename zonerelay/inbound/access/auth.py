@@ -2,7 +2,7 @@
 
 - OK: the user, as listed in the credentials file.
 - WRONG: the user does not exist, or the password is wrong. The client cannot distinguish the two, because a
-  hash is computed in both cases. Each reply is delayed longer than the last (`limits/auth_failures`), without
+  hash is computed in both cases. Each reply is delayed longer than the last (`limits/clients`), without
   blocking a thread.
 - LOCKED: there were too many failures. No password is checked, not even one that was right a minute ago: a
   lock that accepts the right password would let an attacker search for it.
@@ -52,8 +52,7 @@ from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.guard import Guard, WatchedFile
-from zonerelay.inbound.limits.auth_failures import FailedAttempts
-from zonerelay.inbound.limits.connections import Key, client_and_network
+from zonerelay.inbound.limits.clients import FailedAttempts, Key, client_and_network
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.model.bounded import ExpiringSet
 from zonerelay.model.clock import Clock

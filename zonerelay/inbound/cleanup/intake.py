@@ -22,7 +22,7 @@ first, then one that the message names (a zone header), then the zone of the rou
 Mail with more than `MANY` recipients is not fresh: it is stored as deferred mail that was due before it was
 accepted. The queue alternates between fresh and deferred mail, so a list of a million recipients does not
 delay all other mail. The same applies to senders of very many messages while the queue is long
-(`limits/connections`).
+(`limits/clients`).
 
 Mail that the mode of a user captures goes to the zone that captures. Without such a zone it is held: it stays
 in the queue until an operator releases or drops it.
@@ -52,7 +52,7 @@ from msgspec import structs
 from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.guard import Allowance, Guard
-from zonerelay.inbound.limits.connections import MANY, Bursts
+from zonerelay.inbound.limits.clients import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.policy.api import Changes, WholeMessage

@@ -30,8 +30,7 @@ from zonerelay.config.settings import ListenerAuth
 from zonerelay.config.user_limits import NONE
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup.intake import Intake, WholeIntake
-from zonerelay.inbound.limits.auth_failures import TooManyGuessesError, WrongHashError
-from zonerelay.inbound.limits.connections import client_key
+from zonerelay.inbound.limits.clients import TooManyGuessesError, WrongHashError, client_key
 from zonerelay.inbound.policy import Connect, Decision, Helo, Mail, Rcpt
 from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal

@@ -27,7 +27,7 @@ from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.networks import AccessRules, SenderDomains
 from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Principal, Rejection, SubmitCall
 from zonerelay.inbound.drop_directory import LocalSubmit
-from zonerelay.inbound.limits.connections import Bursts
+from zonerelay.inbound.limits.clients import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.http_listener import HttpListener, OpenHttp
 from zonerelay.inbound.listen.listener import AnyListener, Listener

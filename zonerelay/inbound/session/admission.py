@@ -10,7 +10,7 @@ import asyncio
 from typing import Generic, TypeVar
 
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.limits.connections import ConnectionLimits
+from zonerelay.inbound.limits.clients import ConnectionLimits
 from zonerelay.inbound.limits.memory import MemoryHolder
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies

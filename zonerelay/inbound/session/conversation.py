@@ -7,7 +7,7 @@ XCLIENT) or has completed a TLS handshake; the earlier state is discarded.
 
 Policy, where the RFCs leave a choice:
 
-- The reply to an error of a client that may not relay is delayed, longer each time (`limits/connections`).
+- The reply to an error of a client that may not relay is delayed, longer each time (`limits/clients`).
 - A refusal for the whole session (too many errors) never replaces the reply to a message.
 - Input that is pipelined after EHLO, HELO, AUTH or DATA ends the session with 554 5.5.0 (RFC 2920 3.1). The
   reply to these commands determines how the following bytes are read, and a client that did not wait for it
@@ -50,7 +50,7 @@ from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.cleanup.submission import SubmittingClient
-from zonerelay.inbound.limits.connections import client_key
+from zonerelay.inbound.limits.clients import client_key
 from zonerelay.inbound.policy import Auth, Connect, Event
 from zonerelay.inbound.policy.api import Changes, Noop, Quit, Rset, Vrfy
 from zonerelay.inbound.refusal import Reason

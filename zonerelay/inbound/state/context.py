@@ -30,8 +30,7 @@ from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.auth import AskForLogin, Authenticator, LoginKind, LoginResult
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.access.networks import AccessPolicy, AccessRules, SenderDomains
-from zonerelay.inbound.limits.auth_failures import SrsRecipients
-from zonerelay.inbound.limits.connections import Bursts, ErrorDelays
+from zonerelay.inbound.limits.clients import Bursts, ErrorDelays, SrsRecipients
 from zonerelay.inbound.limits.memory import LargeBodies, SessionMemory
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Connect, Decision, Event, Mail
 from zonerelay.inbound.policy.api import Changes, FailureKind, PresentedLogin
