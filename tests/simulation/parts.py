@@ -27,7 +27,6 @@ from zonerelay.process.setup import Identity
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.dns.answers import ParsedAnswer
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.store.queue.body import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import build
@@ -118,7 +117,6 @@ def narrow() -> Iterator[None]:
         for name, value in NARROW.items():
             stack.enter_context(patch(f"zonerelay.{name}", value))
         stack.enter_context(patch.dict(Scheduler.__init__.__kwdefaults__, window=NARROW_WINDOW))
-        stack.enter_context(patch.object(BodyCache.__init__, "__defaults__", (4096, 1024)))
         yield
 
 
@@ -127,6 +125,8 @@ NARROW = {
     "queue.zone.window.CLAIM_LIMIT": 3,
     "queue.zone.window.MAX_PASSED_OVER": 2,
     "queue.settle.settler.MAX_CHANGES": 2,
+    "store.queue.body.CAPACITY": 4096,
+    "store.queue.body.LARGEST": 1024,
     "store.queue.claims._READ_AHEAD": 2,
     "store.queue.in_flight.HOT_MESSAGES": 2,
     "store.queue.in_flight.HOT_RECIPIENTS": 4,

@@ -163,7 +163,7 @@ _BATCH = 500
 _IN_MEMORY = 1024 * 1024
 _META = b"meta "
 _OPEN_COUNTS = b"meta open "
-_PREFIXES = (
+PREFIXES = (
     records.ANSWER_PREFIX,
     records.DEFERRED_PREFIX,
     records.DOMAIN_PREFIX,
@@ -559,7 +559,7 @@ class _Comparison:
         count = await self._get(records.open_count_key(identity))
         if count is not None:
             found.open = _count(count)
-            old[records.open_count_key(identity)] = _read(count, b"")
+            old[records.open_count_key(identity)] = count if isinstance(count, bytes) else b""
         _judge(found, there)
         return found
 
@@ -625,7 +625,7 @@ class _Comparison:
 
     async def _look_between(self) -> None:
         start = b"\x01"
-        for prefix in (*_PREFIXES, b"\xff"):
+        for prefix in (*PREFIXES, b"\xff"):
             async for page in pages(self._reader, start, prefix, values=False):
                 for key, _ in page:
                     await self._remove(key, DamageKind.BAD_RECORD, "no record of a spool has such a key")
@@ -759,13 +759,11 @@ def _sized(part: bytes, value: Value) -> Value:
     return b"%d" % len(value) if part.isdigit() and isinstance(value, bytes) else value
 
 
-def _read(value: Value, instead: bytes | None = None) -> bytes:
-    """Return the value. If it is unreadable, return `instead` or raise StoreCorruptError."""
+def _read(value: Value) -> bytes:
+    """Return the value, or raise its StoreCorruptError."""
     if isinstance(value, bytes):
         return value
-    if instead is None:
-        raise value
-    return instead
+    raise value
 
 
 def _count(value: Value) -> int:

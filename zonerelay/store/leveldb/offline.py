@@ -63,9 +63,6 @@ TRIES = 50
 _LOG = re.compile(r"\d+\.log")
 _FAR = 1 << 56
 """A sequence number that no write reaches."""
-_WORDS = frozenset(
-    {b"message", b"delivery-zone", b"delivery-webhook", b"deferred-zone", b"delivery-domain", b"meta"}
-)
 _SLACK = 64 * 1024 * 1024
 
 
@@ -150,7 +147,7 @@ def _prepare(spool: Path, work: Path, salvage: check.Salvage, tell: check.Tell) 
 
 def _refuse_foreign(spool: Path, source: LevelDb) -> None:
     first = next(source.rows(b"", limit=1), None)
-    if first is not None and first[0].partition(b" ")[0] not in _WORDS:
+    if first is not None and not first[0].startswith(check.PREFIXES):
         raise StoreError(
             f"{spool} contains a LevelDB database that is not a zonerelay spool: its first key "
             f"is {first[0][:40]!r}; nothing was changed"
@@ -170,21 +167,21 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
     highest = needed.highest
     for path in needed.tables:
         tell(0, 0)
-        raw = _read(path, lost)
-        if raw.is_whole and has_index(raw.octets):
+        raw, is_whole = _read(path, lost)
+        if is_whole and has_index(raw):
             os.link(path, old / path.name)
-        elif has_index(raw.octets):
-            (old / path.name).write_bytes(raw.octets)
+        elif has_index(raw):
+            (old / path.name).write_bytes(raw)
         else:
-            blocks = list(data_blocks(raw.octets))
+            blocks = list(data_blocks(raw))
             found = itertools.chain.from_iterable(block.versions for block in blocks)
             highest += 1
             (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
             end = blocks[-1].end if blocks else 0
-            read = f"records were read from the first {end:,} of {len(raw.octets):,} bytes"
-            lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw.octets[end:])}")
+            read = f"records were read from the first {end:,} of {len(raw):,} bytes"
+            lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw[end:])}")
     mark = _mark_of(spool)
-    logs = [(path, _read(path, lost).octets) for path in needed.logs]
+    logs = [(path, _read(path, lost)[0]) for path in needed.logs]
     for log in files.found_logs(logs, mark, needed.last_sequence, verify=True):
         tell(0, 0)
         (old / log.path.name).write_bytes(write_log(log.contents.records))
@@ -209,22 +206,15 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
     for number in tables:
         for path in (spool / f"{number:06d}.ldb", spool / f"{number:06d}.sst"):
             if path.exists():
-                raw = _read(path, []).octets
+                raw = _read(path, [])[0]
                 for start, end in damaged_blocks(raw):
                     yield f"bytes {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
 
 
-class _RepairRecords(NamedTuple):
-    """The records that a repair has read."""
-
-    octets: bytes
-    is_whole: bool
-
-
-def _read(path: Path, lost: list[str]) -> _RepairRecords:
-    """Read a file, with zeros for unreadable parts. Their checksum is wrong."""
+def _read(path: Path, lost: list[str]) -> tuple[bytes, bool]:
+    """Read a file, with zeros for unreadable parts, whose checksum is wrong. Return whether it was whole."""
     try:
-        return _RepairRecords(path.read_bytes(), is_whole=True)
+        return path.read_bytes(), True
     except OSError as error:
         lost.append(f"{path.name} cannot be read whole: {error.strerror}")
     out, size = bytearray(), path.stat().st_size
@@ -236,7 +226,7 @@ def _read(path: Path, lost: list[str]) -> _RepairRecords:
         except OSError:
             octets = b""
         out += octets.ljust(wanted, b"\0")
-    return _RepairRecords(bytes(out), is_whole=False)
+    return bytes(out), False
 
 
 def _mark_of(spool: Path) -> files.SyncMark | None:

@@ -360,11 +360,10 @@ class DatabaseRepair:
             for name in files.own_names(self._directory) - self._names:
                 (self._directory / name).unlink()
         for log, loss in self._mended:
-            kept = None if loss is None else self._losses.kept_at(loss)
-            if kept is None:
+            if loss is None or not loss.kept:
                 durable.write(log.path, log.raw)
             else:
-                durable.rename(kept, log.path)
+                durable.rename(self._losses.directory / loss.kept, log.path)
             if loss is not None:
                 self._losses.forget(loss)
         if self._mended and self._mark is not None:

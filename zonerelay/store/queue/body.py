@@ -41,9 +41,7 @@ LARGEST = 4 * 1024 * 1024
 class BodyCache:
     """Caches the bodies of new messages. Others are read from the store."""
 
-    def __init__(self, capacity: int = CAPACITY, largest: int = LARGEST) -> None:
-        self._capacity = capacity
-        self._largest = largest
+    def __init__(self) -> None:
         self._size = 0
         self._bodies: dict[MessageId, tuple[bytes, ...]] = {}
 
@@ -62,16 +60,16 @@ class BodyCache:
             if before is None:
                 return  # the beginning was dropped
             body = (*before, *chunks)
-            if sum(map(len, body)) > self._largest:
+            if sum(map(len, body)) > LARGEST:
                 self.drop(message_id)
                 return
         elif before is not None:
             self.drop(message_id)
-        if size > self._largest:
+        if size > LARGEST:
             return
         self._bodies[message_id] = body
         self._size += size
-        if self._size > self._capacity:
+        if self._size > CAPACITY:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
@@ -90,7 +88,7 @@ class BodyCache:
 
     def _evict(self) -> None:
         # Drop the oldest one. In a queue this long it is attempted much later, or it waits for a retry.
-        while self._size > self._capacity:
+        while self._size > CAPACITY:
             self.drop(next(iter(self._bodies)))
 
 

@@ -18,7 +18,7 @@ from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import FencedError, Op, Write
-from zonerelay.store.queue.keeper import INTERVAL, QueueKeeper
+from zonerelay.store.queue.keeper import QueueKeeper
 from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.queue.store import PartitionStore
 
@@ -54,7 +54,6 @@ class PartitionKeeper(QueueKeeper):
         super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
         self._let_go = release
         self._foreign = foreign
-        self._watches = min_free_space > 0
         partition.on_failure, partition.on_back = self._fail, self._back
         partition.on_refused = lambda: self.on_failure()
         partition.observe, partition.undo = around.observe_commit, _undo
@@ -86,7 +85,7 @@ class PartitionKeeper(QueueKeeper):
 
     def _note_staged(self, staged: asyncio.Future[None]) -> None:
         if not staged.cancelled() and isinstance(staged.exception(), StoreFullError):
-            self._note_no_room()
+            self.health.set("space", Unhealthy.NO_SPACE)  # until the next check
 
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
         return await ask(self.reads)
@@ -95,8 +94,7 @@ class PartitionKeeper(QueueKeeper):
         self._start(self._count, "count the queue")
         if last is not None:
             self._start(functools.partial(self._sweep, last), "remove uploads that were never completed")
-        if self._watches:
-            self._watch_space()
+        self._watch_space()
 
     async def _count(self) -> None:
         counts = self.counts
@@ -112,16 +110,6 @@ class PartitionKeeper(QueueKeeper):
 
     async def left_over(self) -> str:
         return await super().left_over() or await self._foreign()
-
-    def _note_no_room(self) -> None:
-        """Refuse new mail because an upload found no space, and check again later."""
-        self.health.set("space", Unhealthy.NO_SPACE)
-
-        async def look_again() -> None:
-            await asyncio.sleep(INTERVAL)
-            await self._look_at_space()
-
-        self._start(look_again, "look after the free space")
 
     async def _look_at_space(self) -> None:
         free = await self.partition.room()

@@ -77,11 +77,10 @@ class SyncMark(msgspec.Struct, frozen=True):
 
 
 class FoundLog(msgspec.Struct, frozen=True):
-    """A log that LevelDB will read. Its first `synced` bytes must exist."""
+    """A log that LevelDB will read."""
 
     path: Path
     raw: bytes
-    synced: int
     contents: parser.LogContent
 
 
@@ -303,7 +302,7 @@ def found_logs(
             contents = parser.read_log(raw, synced=synced)
             if missing := _missing(found[-1].contents, contents, last_sequence):
                 _note_lost_end(found[-1], missing)
-        found.append(FoundLog(path, raw, synced, contents))
+        found.append(FoundLog(path, raw, contents))
     return found
 
 

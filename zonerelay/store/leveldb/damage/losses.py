@@ -61,7 +61,7 @@ class Losses:
     """The recorded losses of one spool. `open` has those that were not dismissed as of the last `refresh`."""
 
     def __init__(self, spool: Path) -> None:
-        self._directory = spool / DIRECTORY
+        self.directory = spool / DIRECTORY
         self.open: tuple[Loss, ...] = ()
 
     def refresh(self) -> None:
@@ -69,23 +69,20 @@ class Losses:
 
     def problems(self) -> list[tuple[str, str]]:
         """Return the ids of the losses and their descriptions."""
-        return [(loss.id, f"the spool lost data: {loss.text(self._directory)}") for loss in self.open]
-
-    def kept_at(self, loss: Loss) -> Path | None:
-        return self._directory / loss.kept if loss.kept else None
+        return [(loss.id, f"the spool lost data: {loss.text(self.directory)}") for loss in self.open]
 
     def keep(self, log: Path, raw: bytes) -> tuple[str, str]:
         """Keep a copy of the log. Return an id for its loss and the copy's name, or "" if that failed."""
         identity = identity_of(raw)
         name = f"{identity}-{log.name}"
         try:
-            durable.make_directory(self._directory)
+            durable.make_directory(self.directory)
             if not self._make_room():
                 _log.error("%s is not kept aside: %d others are already", log, MAX_KEPT)
                 return identity, ""
-            (self._directory / name).unlink(missing_ok=True)
-            os.link(log, self._directory / name)
-            durable.sync_directory(self._directory)
+            (self.directory / name).unlink(missing_ok=True)
+            os.link(log, self.directory / name)
+            durable.sync_directory(self.directory)
         except OSError as error:
             _log.error("%s cannot be kept aside: %s", log, error)
             return identity, ""
@@ -93,7 +90,7 @@ class Losses:
 
     def tell(self, loss: Loss) -> None:
         """Record a loss, and log it with every missing message."""
-        _log.error("the spool lost data: %s", loss.text(self._directory))
+        _log.error("the spool lost data: %s", loss.text(self.directory))
         for each in loss.missing or ():
             _log.error("message %s is named in damaged bytes of the spool and is not there", each)
         self.note(loss)
@@ -110,9 +107,9 @@ class Losses:
         """Remove the record and the copy, because the opening that found the loss was undone."""
         self.open = tuple(each for each in self.open if each.id != loss.id)
         for name in (f"{loss.id}.json", loss.kept or f"{loss.id}.json"):
-            (self._directory / name).unlink(missing_ok=True)
-        if self._directory.is_dir() and not any(self._directory.iterdir()):
-            self._directory.rmdir()
+            (self.directory / name).unlink(missing_ok=True)
+        if self.directory.is_dir() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
 
     def acknowledge(self, identity: str) -> bool:
         """Dismiss a loss, and return false if it does not exist. Raises StoreError if that cannot be
@@ -129,19 +126,19 @@ class Losses:
         return False
 
     def _write(self, loss: Loss) -> None:
-        durable.make_directory(self._directory)
-        path = self._directory / f"{loss.id}.json"
+        durable.make_directory(self.directory)
+        path = self.directory / f"{loss.id}.json"
         durable.write(path, msgspec.json.format(msgspec.json.encode(loss), indent=1) + b"\n")
 
     def _all(self) -> Iterator[Loss]:
-        for path in sorted(self._directory.glob("*.json")):
+        for path in sorted(self.directory.glob("*.json")):
             try:
                 yield msgspec.json.decode(path.read_bytes(), type=Loss)
             except (OSError, msgspec.MsgspecError) as error:
                 yield Loss(id=path.stem, what=f"the note {path} cannot be read: {error}")
 
     def _make_room(self) -> bool:
-        kept = list(self._directory.glob("*-*.log"))
+        kept = list(self.directory.glob("*-*.log"))
         while len(kept) >= MAX_KEPT:
             unread: Collection[str] = {loss.kept for loss in self._all() if not loss.acknowledged}
             done = [path for path in kept if path.name not in unread]
