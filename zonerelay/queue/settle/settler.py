@@ -267,17 +267,11 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
     """Return the expiry of a delivery, with the last reply of a peer instead of the reason why none was
     contacted.
     """
-    last = delivery.last
+    expired, last = structs.replace(outcome, verdict=Verdict.EXPIRED), delivery.last
     if outcome.counts or last is None:
-        return structs.replace(outcome, verdict=Verdict.EXPIRED)
+        return expired
     return structs.replace(
-        outcome,
-        verdict=Verdict.EXPIRED,
-        reply=last.reply,
-        host=last.host,
-        peer=last.peer,
-        local=last.local,
-        in_doubt=last.in_doubt,
+        expired, reply=last.reply, host=last.host, peer=last.peer, local=last.local, in_doubt=last.in_doubt
     )
 
 

@@ -440,13 +440,8 @@ class Zone:
             spread = max(1.0, suspension.duration() * self._parts.retry.jitter)
             return suspension.place() + random.uniform(0, spread)
 
-        outcome = Outcome(
-            Verdict.DEFERRED,
-            destinations.suspended(suspension.reply),
-            Scope.HOST,
-            local=True,
-            counts=False,
-        )
+        reply = destinations.suspended(suspension.reply)
+        outcome = Outcome(Verdict.DEFERRED, reply, Scope.HOST, local=True, counts=False)
         self._settler.post_unattempted(deliveries, outcome, destination=destination.label, until=until)
 
     def _resumed(self, destination: Destination) -> None:
