@@ -170,7 +170,9 @@ class Supervisor:
         if self._workers.ready.done():
             self._workers.ready.result()
         if settings.admin.address and not state.draining:
-            http = self._build_http(operators)
+            http = AdminServer(
+                settings.admin, state, lambda: operators, on_error=self._on_error, inherited=self._handed
+            )
             await parts.open("HTTP is not served", "admin-http", http, AdminError)
         if not state.draining:
             self.log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
@@ -188,15 +190,6 @@ class Supervisor:
                 f"the service manager passed sockets that belong to no [[listener]]: {', '.join(unused)}"
             )
         self._sockets.open(wanted, count_of(self.settings))
-
-    def _build_http(self, operators: Operators) -> AdminServer:
-        return AdminServer(
-            self.settings.admin,
-            self._state,
-            lambda: operators,
-            on_error=self._on_error,
-            inherited=self._handed,
-        )
 
     def _stop(self) -> None:
         if self._state.draining:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
-from zonerelay.config.settings import ListenerSettings, Settings, ZoneSettings
+from zonerelay.config.settings import ListenerSettings, ZoneSettings
 from zonerelay.control.explain import Explainer
 from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
@@ -66,17 +66,14 @@ class Endpoints:
         what = "commands cannot be processed", "control-socket"
         await self._worker.opened.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
-            await self._serve_http(settings)
-
-    async def _serve_http(self, settings: Settings) -> None:
-        http = self._worker.http = AdminServer(
-            settings.admin,
-            self.board,
-            self._own_operators,
-            on_error=self._events.error,
-            inherited=self._worker.identity.inherited,
-        )
-        await self._worker.opened.open("HTTP is not served", "admin-http", http, AdminError)
+            http = self._worker.http = AdminServer(
+                settings.admin,
+                self.board,
+                self._own_operators,
+                on_error=on_error,
+                inherited=identity.inherited,
+            )
+            await self._worker.opened.open("HTTP is not served", "admin-http", http, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
         """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
