@@ -157,6 +157,21 @@ _STATEMENTS = {
     "reserved": "SELECT value FROM {s}.reservation WHERE key = $1",
     "unreserve": "DELETE FROM {s}.reservation WHERE key = $1 AND value = $2",
     "write": "{fence} SELECT 1 FROM fence",
+    "limit table": """
+        CREATE TABLE {s}.limit_book (
+            zone text COLLATE "C" PRIMARY KEY, version bigint NOT NULL, book bytea NOT NULL)""",
+    "limits": """
+        SELECT (SELECT book FROM {s}.limit_book WHERE zone = $1),
+               (SELECT version FROM {s}.limit_book WHERE zone = $1),
+               extract(epoch FROM clock_timestamp())::double precision""",
+    "replace limits": """
+        WITH done AS (
+            INSERT INTO {s}.limit_book AS old (zone, version, book) VALUES ($1, $2 + 1, $3)
+            ON CONFLICT (zone) DO UPDATE SET version = $2 + 1, book = $3 WHERE old.version = $2
+            RETURNING 1
+        )
+        SELECT (SELECT count(*) FROM done),
+               (SELECT count(pg_notify($4, said)) FROM done, unnest($5::text[]) AS said)""",
 }
 
 
@@ -186,7 +201,7 @@ class PostgresEngine:
 
     async def peers(self) -> list[port.PeerPartition]:
         link = await self._control.get()
-        if not await _has_tables(link.fetch, self.access.schema):
+        if not await _has_table(link.fetch, self.access.schema, "entry"):
             return []
         rows = await link.fetch(self._sql["peers"])
         return [port.PeerPartition(*row) for row in rows]
@@ -286,7 +301,7 @@ class PostgresKeys(ServerKeys[DatabaseConnection]):
 
     async def _look(self, connection: DatabaseConnection) -> port.PartitionState | None:
         fetch = connection.fetch
-        if not await _has_tables(fetch, self._access.schema):
+        if not await _has_table(fetch, self._access.schema, "entry"):
             return None
         rows = await fetch(self._sql["look"], self._node)
         if not rows:
@@ -297,7 +312,7 @@ class PostgresKeys(ServerKeys[DatabaseConnection]):
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         sql = self._sql
         async with (await self._writer.get()).transaction() as fetch:
-            if not await _has_tables(fetch, self._access.schema):
+            if not await _has_table(fetch, self._access.schema, "entry"):
                 await _make_tables(fetch, self._access)
             await _check_rights(fetch, self._access.schema)
             await fetch(sql["set mark"], mark)
@@ -335,14 +350,14 @@ class PostgresKeys(ServerKeys[DatabaseConnection]):
             raise await self._refused(connection, self._epoch)
 
 
-async def _has_tables(fetch: Fetch, schema: str) -> bool:
-    rows = await fetch("SELECT to_regclass($1) IS NOT NULL", f'"{schema}".entry')
+async def _has_table(fetch: Fetch, schema: str, name: str) -> bool:
+    rows = await fetch("SELECT to_regclass($1) IS NOT NULL", f'"{schema}".{name}')
     return bool(rows[0][0])
 
 
 async def _make_tables(fetch: Fetch, access: DatabaseAccess) -> None:
     schema = f'"{access.schema}"'
-    if (await fetch("SELECT to_regclass($1) IS NOT NULL", f"{schema}.schema_version"))[0][0]:
+    if await _has_table(fetch, access.schema, "schema_version"):
         raise StoreOpenError(
             f"schema {access.schema} of the database contains the queue of zonerelay 0.1.0, which this "
             "version does not read. Let 0.1.0 deliver its mail, or use another schema in [postgres] schema"
@@ -377,24 +392,6 @@ async def _check_rights(fetch: Fetch, schema: str) -> None:
 LIMITS_PATIENCE = 5.0
 """The timeout of one statement in seconds."""
 
-_LIMITS_TABLE = """
-CREATE TABLE {s}.limit_book (zone text COLLATE "C" PRIMARY KEY, version bigint NOT NULL, book bytea NOT NULL)
-"""
-_READ_LIMITS = """
-SELECT (SELECT book FROM {s}.limit_book WHERE zone = $1),
-       (SELECT version FROM {s}.limit_book WHERE zone = $1),
-       extract(epoch FROM clock_timestamp())::double precision
-"""
-_REPLACE_LIMITS = """
-WITH done AS (
-    INSERT INTO {s}.limit_book AS old (zone, version, book) VALUES ($1, $2 + 1, $3)
-    ON CONFLICT (zone) DO UPDATE SET version = $2 + 1, book = $3 WHERE old.version = $2
-    RETURNING 1
-)
-SELECT (SELECT count(*) FROM done),
-       (SELECT count(pg_notify($4, said)) FROM done, unnest($5::text[]) AS said)
-"""
-
 
 class PostgresRecordStore:
     """Stores shared limits in PostgreSQL (a `SharedRecordStore`)."""
@@ -403,7 +400,7 @@ class PostgresRecordStore:
 
     def __init__(self, access: DatabaseAccess) -> None:
         self._access = access
-        self._schema = f'"{access.schema}"'
+        self._sql = statements(access)
         self._notices = f"{access.schema}_limits"
         self._link = KeptConnection(self._connect)
 
@@ -422,16 +419,13 @@ class PostgresRecordStore:
     async def _connect(self) -> DatabaseConnection:
         link = await DatabaseConnection.plain(self._access, timeout=LIMITS_PATIENCE)
         with link.cut_on_error():
-            ((is_there,),) = await link.fetch(
-                "SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.limit_book"
-            )
-            if not is_there:
-                await link.fetch(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
-                await link.fetch(_LIMITS_TABLE.format(s=self._schema))
+            if not await _has_table(link.fetch, self._access.schema, "limit_book"):
+                await link.fetch(self._sql["schema"])
+                await link.fetch(self._sql["limit table"])
         return link
 
     async def read(self, zone: str) -> VersionedRecord:
-        ((data, version, now),) = await self._ask(_READ_LIMITS.format(s=self._schema), zone)
+        ((data, version, now),) = await self._ask("limits", zone)
         return VersionedRecord(data or None, version or 0, float(now))
 
     async def replace(
@@ -439,8 +433,8 @@ class PostgresRecordStore:
     ) -> bool:
         del ttl  # a row stays; zones are few
         said = [records.field(each).decode("ascii") for each in notices]
-        statement = _REPLACE_LIMITS.format(s=self._schema)
-        ((done, _told),) = await self._ask(statement, zone, record.version, data or b"", self._notices, said)
+        values = (zone, record.version, data or b"", self._notices, said)
+        ((done, _told),) = await self._ask("replace limits", *values)
         return bool(done)
 
     async def close(self) -> None:
@@ -450,7 +444,7 @@ class PostgresRecordStore:
         with authority_errors():
             link = await self._link.get()
             try:
-                return await link.fetch(statement, *values)
+                return await link.fetch(self._sql[statement], *values)
             except StoreError:
                 link.cut()  # the next connection looks for the table again
                 raise
