@@ -29,6 +29,7 @@ from tests.simulation.parts import Node
 from tests.simulation.receivers import Mail, Offer, Receivers
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.store.queue import body
 from zonerelay.telemetry.events.events import Field
 
 STANDSTILL = "stands still"
@@ -284,7 +285,7 @@ class Ledger:
             if zone.plan.waiting > self.window:
                 self._fail(f"{zone.plan.waiting} deliveries wait in the memory of {node.name}")
         bodies = getattr(worker.store, "_bodies", None)
-        if bodies is not None and bodies._size > bodies._capacity:
+        if bodies is not None and bodies._size > body.CAPACITY:
             self._fail(f"{bodies._size} octets of bodies are in the memory of {node.name}")
 
     # --- starvation, when the faults are over

@@ -284,7 +284,8 @@ class Run:
         events = asyncio.gather(*map(self._happen, (*self.plan.messages, *self.plan.faults)))
         looking = asyncio.create_task(self._look())
         await events
-        looking.cancel()
+        if not looking.cancel():
+            looking.result()  # the check itself has failed
         self._quiet = True
         limits_worker.TICK = 1.0
         self.network.slowest = 0.02
