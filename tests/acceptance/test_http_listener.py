@@ -194,6 +194,9 @@ def test_several_workers_answer_for_each_other_and_a_stop_loses_nothing(tmp_path
         assert {each[-2:] for each in ids} == {"00", "01"}  # an id ends with its worker's number
         for message_id in ids[::8]:  # a new connection, at either worker
             assert Door(app, port).get(f"/v1/messages/{message_id}")["id"] == message_id
+        cancelled = f"/v1/messages/{ids[-1]}"
+        assert wait_until(lambda: Door(app, port)("DELETE", cancelled).status == 200, timeout=20)
+        assert {each["by"] for each in relay.events("operated")} == {"token app-token"}, "it came over HTTP"
         kept = Door(app, port).connect()
         assert over(kept, app).status == 202
         assert relay.terminate() == 0
