@@ -18,21 +18,6 @@ from tests.bench.rows import Goal
 NOTE_LINES = 5
 SATURATED = 0.9
 MANY_REPETITIONS = 4
-LABELS = {
-    "accepted_rate": "accepted, messages/s",
-    "delivered_rate": "delivered, messages/s",
-    "recipient_rate": "delivered, recipients/s",
-    "delivered_mb": "delivered, MiB/s",
-    "cpu_ms": "CPU, ms per message",
-    "cpu_ms_least": "CPU, ms per message, least",
-    "memory_mb": "peak memory (PSS), MiB",
-    "rss_mb": "peak memory (RSS summed), MiB",
-    "fsyncs": "fsyncs per message",
-    "accept_p50": "final dot to 250, p50 ms",
-    "accept_p99": "final dot to 250, p99 ms",
-    "arrive_p50": "final dot to sink, p50 ms",
-    "arrive_p99": "final dot to sink, p99 ms",
-}
 
 
 def metrics_of(found: Result) -> list[str]:
@@ -67,7 +52,7 @@ def row_table(results: Sequence[Result]) -> Table:
             if len(row.relays) > 1:
                 cells.append(number(ratio(_figure(ours, metric), _figure(theirs, metric))))
             goals = [verdict(goal, ours, theirs) for goal in row.goals if goal.metric == metric]
-            table.add_row(LABELS[metric], *cells, "; ".join(filter(None, goals)))
+            table.add_row(METRICS[metric].label, *cells, "; ".join(filter(None, goals)))
     return table
 
 

@@ -7,28 +7,14 @@ Every repetition is kept, the figures are medians, and nothing is dropped: a spr
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tests.bench.rows import MIB, Row
 from tests.support.meters import Memory
 
 NOISY = 0.15
-METRICS = (
-    "accepted_rate",
-    "delivered_rate",
-    "recipient_rate",
-    "delivered_mb",
-    "cpu_ms",
-    "cpu_ms_least",
-    "memory_mb",
-    "rss_mb",
-    "fsyncs",
-    "accept_p50",
-    "accept_p99",
-    "arrive_p50",
-    "arrive_p99",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,67 +40,9 @@ class Result:
     source_busy: float = 0.0  # of one core, for our own driver
     notes: list[str] = field(default_factory=list)
 
-    def _rate(self, seconds: Sequence[float], amount: float) -> float | None:
-        return statistics.median(amount / one for one in seconds) if seconds else None
-
-    @property
-    def accepted_rate(self) -> float | None:
-        return self._rate([sample.accepted for sample in self.samples], self.row.messages)
-
-    @property
-    def delivered_rate(self) -> float | None:
-        return self._rate([sample.delivered for sample in self.samples], self.row.messages)
-
-    @property
-    def recipient_rate(self) -> float | None:
-        amount = self.row.messages * self.row.recipients
-        return self._rate([sample.delivered for sample in self.samples], amount)
-
-    @property
-    def delivered_mb(self) -> float | None:
-        amount = self.row.messages * self.row.size / MIB
-        return self._rate([sample.delivered for sample in self.samples], amount)
-
-    @property
-    def cpu_ms(self) -> float | None:
-        if not self.samples:
-            return None
-        return statistics.median(sample.cpu for sample in self.samples) / self.row.messages * 1000
-
-    @property
-    def cpu_ms_least(self) -> float | None:
-        """What others on the machine have disturbed least."""
-        return min((sample.cpu for sample in self.samples), default=0.0) / self.row.messages * 1000 or None
-
-    @property
-    def memory_mb(self) -> float | None:
-        return self.memory.pss / MIB if self.memory else None
-
-    @property
-    def rss_mb(self) -> float | None:
-        return self.memory.rss / MIB if self.memory else None
-
-    @property
-    def accept_p50(self) -> float | None:
-        return milliseconds(self.accept, 0.50)
-
-    @property
-    def accept_p99(self) -> float | None:
-        return milliseconds(self.accept, 0.99)
-
-    @property
-    def arrive_p50(self) -> float | None:
-        return milliseconds(self.arrive, 0.50)
-
-    @property
-    def arrive_p99(self) -> float | None:
-        return milliseconds(self.arrive, 0.99)
-
     def figure(self, metric: str) -> float | None:
-        if metric not in METRICS:
-            raise KeyError(metric)
-        value: float | None = getattr(self, metric)
-        return value
+        """The metric's value, from the medians of the repetitions."""
+        return METRICS[metric].of(self)
 
     @property
     def spread(self) -> float:
@@ -136,6 +64,43 @@ class Result:
             "processes": self.memory.processes if self.memory else None,
             "notes": self.notes,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    label: str
+    of: Callable[[Result], float | None]
+
+
+METRICS = {
+    "accepted_rate": Metric("accepted, messages/s", lambda r: _rate(r, "accepted", r.row.messages)),
+    "delivered_rate": Metric("delivered, messages/s", lambda r: _rate(r, "delivered", r.row.messages)),
+    "recipient_rate": Metric(
+        "delivered, recipients/s", lambda r: _rate(r, "delivered", r.row.messages * r.row.recipients)
+    ),
+    "delivered_mb": Metric(
+        "delivered, MiB/s", lambda r: _rate(r, "delivered", r.row.messages * r.row.size / MIB)
+    ),
+    "cpu_ms": Metric("CPU, ms per message", lambda r: _cpu(r, statistics.median)),
+    # What others on the machine have disturbed least.
+    "cpu_ms_least": Metric("CPU, ms per message, least", lambda r: _cpu(r, min)),
+    "memory_mb": Metric("peak memory (PSS), MiB", lambda r: r.memory.pss / MIB if r.memory else None),
+    "rss_mb": Metric("peak memory (RSS summed), MiB", lambda r: r.memory.rss / MIB if r.memory else None),
+    "fsyncs": Metric("fsyncs per message", lambda r: r.fsyncs),
+    "accept_p50": Metric("final dot to 250, p50 ms", lambda r: milliseconds(r.accept, 0.50)),
+    "accept_p99": Metric("final dot to 250, p99 ms", lambda r: milliseconds(r.accept, 0.99)),
+    "arrive_p50": Metric("final dot to sink, p50 ms", lambda r: milliseconds(r.arrive, 0.50)),
+    "arrive_p99": Metric("final dot to sink, p99 ms", lambda r: milliseconds(r.arrive, 0.99)),
+}
+
+
+def _rate(found: Result, until: Literal["accepted", "delivered"], amount: float) -> float | None:
+    times: list[float] = [getattr(sample, until) for sample in found.samples]
+    return statistics.median(amount / one for one in times) if times else None
+
+
+def _cpu(found: Result, of: Callable[[Iterable[float]], float]) -> float | None:
+    return of(sample.cpu / found.row.messages * 1000 for sample in found.samples) if found.samples else None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

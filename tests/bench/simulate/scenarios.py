@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.bench.simulate.world import HOUR, Kind, with_kind
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
@@ -105,23 +105,19 @@ _QUIET = (
 """Singles, mostly to destinations with nothing else to do: what others do must not delay them."""
 
 
-def _mix(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+_ALL = (
+    Scenario(
         name="mix",
         about="100,000 domains of all kinds; a big provider is away for two hours",
         kinds=with_kind(MIX, "bigtwo", down=((2 * HOUR, 4 * HOUR),)),
-        deliveries=deliveries or 10_000_000,
+        deliveries=10_000_000,
         rate=200.0,
         swing=0.5,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=1000, max_connections_per_destination=20),
         shares={Priority.HIGH: 0.02, Priority.NORMAL: 0.78, Priority.BULK: 0.2},
         every=60.0,
-    )
-
-
-def _comeback(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="comeback",
         about="a provider with a third of the mail comes back after two hours",
         kinds=(
@@ -131,15 +127,11 @@ def _comeback(deliveries: int, nodes: int) -> Scenario:
             ),
             *_QUIET,
         ),
-        deliveries=deliveries or 200_000,
+        deliveries=200_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=50),
-    )  # fmt: skip
-
-
-def _due(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="due",
         about="100,000 deferred deliveries for 5,000 domains and a provider come due in the same second",
         kinds=(
@@ -147,32 +139,24 @@ def _due(deliveries: int, nodes: int) -> Scenario:
             Kind(name="provider", share=0.0, domains=1, limits=limits(10)),
             *_QUIET,
         ),
-        deliveries=deliveries or 30_000,
+        deliveries=30_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=100),
         injections=(
             Injection(at=60.0, kind="late", recipients=50_000, deferred_to=600.0),
             Injection(at=60.0, kind="provider", recipients=50_000, deferred_to=600.0),
         ),
-    )
-
-
-def _list(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="list",
         about="one sender's list of 200,000 recipients in 40 messages, and other people's single messages",
         kinds=(Kind(name="listed", share=0.0, domains=20_000), *_QUIET),
-        deliveries=deliveries or 30_000,
+        deliveries=30_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=100),
         injections=(Injection(at=60.0, kind="listed", recipients=200_000, each=5_000, seconds=40.0),),
-    )
-
-
-def _tarpits(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="tarpits",
         about="hosts that take minutes, that say nothing, that are dead, that have no DNS; and fast ones",
         kinds=(
@@ -182,69 +166,49 @@ def _tarpits(deliveries: int, nodes: int) -> Scenario:
             Kind(name="nodns", share=0.02, domains=200, no_dns=True, look_up=10.0, even=True),
             *_QUIET,
         ),
-        deliveries=deliveries or 60_000,
+        deliveries=60_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=100),
-    )
-
-
-def _rated(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="rated",
         about="one destination gets more than its rate for an hour, others little",
         kinds=(
             Kind(name="rated", share=1.0, domains=1, limits=limits(10, Rate(600, 60.0))),
             *_QUIET,
         ),
-        deliveries=deliveries or 90_000,
+        deliveries=90_000,
         rate=25.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=40),
-    )
-
-
-def _backlog(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="backlog",
         about="relays start on 100,000 fresh deliveries for 10,000 domains; other people's single messages",
         kinds=(Kind(name="old", share=0.0, domains=10_000, even=True), *_QUIET),
-        deliveries=deliveries or 20_000,
+        deliveries=20_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=20),
         stored=(Injection(kind="old", recipients=100_000),),
-    )
-
-
-def _hosted(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
-        name="hosted",
-        about="relays start on 100,000 deliveries for 10,000 domains of one provider; other people's singles",
-        kinds=(Kind(name="hosted", share=0.0, domains=10_000, sites=1, even=True), *_QUIET),
-        deliveries=deliveries or 20_000,
-        rate=20.0,
-        nodes=nodes,
-        zone=ZoneSettings(max_connections=20),
-        stored=(Injection(kind="hosted", recipients=100_000),),
-    )
-
-
-def _flood(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="flood",
         about="40,000 single messages of many senders in 100 s, more than can be sent; later as usual",
         kinds=(Kind(name="flood", share=0.0, domains=10_000, even=True), *_QUIET),
-        deliveries=deliveries or 20_000,
+        deliveries=20_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=20),
         injections=(Injection(at=60.0, kind="flood", recipients=40_000, seconds=100.0),),
-    )
-
-
-def _rush(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
+        name="hosted",
+        about="relays start on 100,000 deliveries for 10,000 domains of one provider; other people's singles",
+        kinds=(Kind(name="hosted", share=0.0, domains=10_000, sites=1, even=True), *_QUIET),
+        deliveries=20_000,
+        rate=20.0,
+        zone=ZoneSettings(max_connections=20),
+        stored=(Injection(kind="hosted", recipients=100_000),),
+    ),
+    Scenario(
         name="rush",
         about="as backlog; then 6,000 messages for ten hosts in 60 s, nearly what the connections can do",
         kinds=(
@@ -252,30 +216,22 @@ def _rush(deliveries: int, nodes: int) -> Scenario:
             Kind(name="rush", share=0.0, domains=10, even=True),
             *_QUIET,
         ),
-        deliveries=deliveries or 2_000,
+        deliveries=2_000,
         rate=1.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=20),
         stored=(Injection(kind="old", recipients=100_000),),
         injections=(Injection(at=60.0, kind="rush", recipients=6_000, seconds=60.0),),
-    )
-
-
-def _crowd(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="crowd",
         about="2,940 messages for 49 hosts in 20 s, with 20 connections; other people's single messages",
         kinds=(Kind(name="crowd", share=0.0, domains=49, connecting=0.3, even=True), *_QUIET),
-        deliveries=deliveries or 5_000,
+        deliveries=5_000,
         rate=10.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=20),
         injections=(Injection(at=60.0, kind="crowd", recipients=2_940, seconds=20.0),),
-    )
-
-
-def _priorities(deliveries: int, nodes: int) -> Scenario:
-    return Scenario(
+    ),
+    Scenario(
         name="priorities",
         about="60,000 bulk messages to a provider and others, a normal stream to the same, rare urgent ones",
         kinds=(
@@ -283,35 +239,20 @@ def _priorities(deliveries: int, nodes: int) -> Scenario:
             Kind(name="fast", share=0.5, domains=5_000, even=True),
             Kind(name=SENDERS, share=0.0, domains=500),
         ),
-        deliveries=deliveries or 30_000,
+        deliveries=30_000,
         rate=20.0,
-        nodes=nodes,
         zone=ZoneSettings(max_connections=30),
         shares={Priority.HIGH: 0.02, Priority.NORMAL: 0.98},
         injections=(
             Injection(at=60.0, kind="provider", recipients=30_000, priority=Priority.BULK),
             Injection(at=60.0, kind="fast", recipients=30_000, priority=Priority.BULK),
         ),
-    )
-
-
-_SCENARIOS = {
-    "mix": _mix,
-    "comeback": _comeback,
-    "due": _due,
-    "list": _list,
-    "tarpits": _tarpits,
-    "rated": _rated,
-    "backlog": _backlog,
-    "flood": _flood,
-    "hosted": _hosted,
-    "rush": _rush,
-    "crowd": _crowd,
-    "priorities": _priorities,
-}
-NAMES = tuple(_SCENARIOS)
+    ),
+)  # fmt: skip
+NAMES = tuple(each.name for each in _ALL)
 
 
 def scenario(name: str, *, deliveries: int = 0, nodes: int = 1) -> Scenario:
     """`deliveries` 0: as many as it is made for."""
-    return _SCENARIOS[name](deliveries, nodes)
+    found = _ALL[NAMES.index(name)]
+    return replace(found, deliveries=deliveries or found.deliveries, nodes=nodes)
