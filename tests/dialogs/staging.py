@@ -20,7 +20,8 @@ from typing import Any
 from tests.support.certificates import Made, context_files, make
 from tests.support.credentials import file_of, user
 from tests.support.dns import SERVFAIL, FakeDns, OnError
-from tests.support.inbound import HOSTNAME, EventLog, House, events_into, listening
+from tests.support.event_log import EventLog, events_into
+from tests.support.inbound import HOSTNAME, House, listening
 from tests.support.tls_client import trusting
 from zonerelay.config.load import settings_in
 from zonerelay.config.options.options import options_of

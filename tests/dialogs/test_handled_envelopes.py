@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiosmtpd.smtp import Envelope, Session
 
-from tests.support.inbound import EventLog, House, Talk, events_into, talking
+from tests.support.event_log import EventLog, events_into
+from tests.support.inbound import House, Talk, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import (
     AccessAction,

@@ -9,7 +9,8 @@ from typing import Any  # numbers of options
 
 import pytest
 
-from tests.support.inbound import EventLog, House, listening, talking
+from tests.support.event_log import EventLog
+from tests.support.inbound import House, listening, talking
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy

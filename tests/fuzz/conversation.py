@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fuzz.wire import Wire
-from tests.support.inbound import EventLog, RememberingStore, house_of
+from tests.support.event_log import EventLog
+from tests.support.inbound import RememberingStore, house_of
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import LoginKind, LoginResult

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import EventLog, events_into
+from tests.support.event_log import EventLog, events_into
 from tests.support.ports import wait_until
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.settings import Settings

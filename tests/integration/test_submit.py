@@ -32,6 +32,7 @@ from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.envelope import Mailbox, Recipient
 from zonerelay.smtp.server.params import MailCommand
+from zonerelay.store.contract import Unhealthy
 
 HERE = Principal(protocol="TEST", address="127.0.0.1", helo="[127.0.0.1]")
 MESSAGE = b"Subject: x\r\n\r\n.one\r\n.\r\ntwo\r\n"
@@ -179,7 +180,7 @@ async def test_what_the_pieces_raise_is_raised_and_nothing_is_stored(way: Way) -
 
 
 async def test_a_store_that_fails_is_a_refusal_for_now(way: Way) -> None:
-    way.house.store.sick = "the disk is away"
+    way.house.store.sick = Unhealthy.WRITE_FAILED
     refused = await way.refuse(ZOE, never(), SubmitOptions())
     assert (refused.reason, refused.of_sender, refused.reply.code) == (Reason.STORE, True, 451)
     way.house.store.sick = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.queueing import Sink
+from tests.support.event_log import EventLog
 from tests.support.waiting import until
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
@@ -69,7 +69,7 @@ async def supervised(program: str = STAYS) -> AsyncIterator[Workers]:
     relay = Workers(
         launch=launch_of(program),
         timeouts=timeouts,
-        log=Sink(),
+        log=EventLog(),
         totals=MetricTotals(),
         now=SystemClock().monotonic,
     )

@@ -16,9 +16,9 @@ import pytest
 from msgspec import structs
 from standardwebhooks import Webhook
 
+from tests.support.event_log import EventLog, events_into
 from tests.support.mail import make_message
 from tests.support.memory_store import MemoryStore
-from tests.support.queueing import Sink, make_events
 from tests.support.webhooks import Answer, Receiver
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings
 from zonerelay.config.tables.store import webhook_keys
@@ -82,7 +82,7 @@ def courier_to(receiver: Receiver, store: MemoryStore, write: Write) -> WebhookC
         store=store,
         write=write,
         make_gap=lambda *_: pytest.fail("no event is lost"),
-        events=make_events(Sink(), clock),
+        events=events_into(EventLog(), clock),
         clock=clock,
         random=Random(1),
     )
@@ -156,7 +156,7 @@ async def test_webhooks_that_get_the_same_text_share_a_stored_message() -> None:
         hashed=lambda: Redactor(b"key", enabled=True),
         records=lambda _: (),
         environment={"SECRET": "whsec_" + "A" * 32},
-        events=make_events(Sink(), clock),
+        events=events_into(EventLog(), clock),
         clock=clock,
         random=Random(1),
     )

@@ -10,8 +10,10 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
+from tests.support.event_log import EventLog, events_into
+from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
@@ -22,10 +24,8 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone, ZoneChoice, ZoneOf
-from zonerelay.store.contract import Companions, IdempotencyKey, OwnMessage, QueueStore, StoredKey, check_kept
-from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.store.contract import Unhealthy
+from zonerelay.store.queue.body import BodyWriter, NewMessage
 
 HOSTNAME = "relay.example.org"
 PATIENCE = 5.0  # seconds a test waits for something that should happen at once
@@ -52,30 +52,30 @@ class Stored:
     body: bytes
 
 
-class RememberingStore:
+class RememberingStore(MemoryStore):
     """`before_write` and `before_commit` are awaited there: a slow disk, a full one, a bug."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
         self.stored: list[Stored] = []
-        self.kept: dict[str, StoredKey] = {}
-        self.companions: list[OwnMessage] = []
         self.begun = 0
         self.aborted = 0
-        self.sick: str | None = None
+        self.sick: Unhealthy | None = None
         self.keep_bodies = True
         self.before_write: Callable[[], Awaitable[None]] = _at_once
         self.before_commit: Callable[[], Awaitable[None]] = _at_once
 
-    def as_store(self) -> QueueStore:
-        # Only the half that takes mail is here.
-        return cast(QueueStore, self)
-
-    def unhealthy(self) -> str | None:
+    def unhealthy(self) -> Unhealthy | None:
         return self.sick
 
-    def begin(self, envelope: Envelope) -> _Writer:
+    def begin(self, envelope: Envelope) -> BodyWriter:
         self.begun += 1
         return _Writer(self, envelope)
+
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        body = b"".join([*self._arriving.get(given.message.id, ()), *given.chunks])
+        self.stored.append(Stored(given.message, tuple(given.deliveries), body))
+        return super().submit_message(given)
 
 
 async def _at_once() -> None:
@@ -96,85 +96,23 @@ class Hold:
             raise self._error
 
 
-class _Writer:
-    def __init__(self, store: RememberingStore, envelope: Envelope) -> None:
-        self._store = store
-        self._envelope = envelope
-        self._body = bytearray()
-        self._size = 0
-        self._done = False
+class _Writer(BodyWriter):
+    _spool: RememberingStore
 
     async def write(self, chunk: bytes) -> None:
-        await self._store.before_write()
-        self._size += len(chunk)
-        if self._store.keep_bodies:
-            self._body += chunk
+        await self._spool.before_write()
+        if self._spool.keep_bodies:
+            await super().write(chunk)
+        else:
+            self._size += len(chunk)
 
-    async def commit(
-        self,
-        deliveries: Sequence[Delivery],
-        *,
-        companions: Companions | None = None,
-        once: IdempotencyKey | None = None,
-        headers: Fields = (),
-        eight_bit: bool = False,
-        plain_lines: bool = False,
-        long_lines: bool = False,
-        body_hash: str = "",
-        trace: tuple[str, ...] = (),
-    ) -> Message:
-        await self._store.before_commit()
-        if once is not None:
-            kept = self._store.kept.setdefault(once.identity, once.kept(self._envelope.id))
-            if kept.message_id != self._envelope.id:
-                check_kept(once, kept)
-        message = Message(
-            envelope=self._envelope,
-            size=self._size,
-            chunks=1,
-            headers=headers,
-            eight_bit=eight_bit,
-            plain_lines=plain_lines,
-            long_lines=long_lines,
-            body_hash=body_hash,
-            trace=trace,
-        )
-        if companions is not None:
-            self._store.companions += companions(message)
-        self._store.stored.append(Stored(message, tuple(deliveries), bytes(self._body)))
-        self._done = True
-        return message
+    async def commit(self, deliveries: Sequence[Delivery], **how: Any) -> Message:  # Any: as the store's own
+        await self._spool.before_commit()
+        return await super().commit(deliveries, **how)
 
     async def abort(self) -> None:
-        self._store.aborted += 1
-        self._done = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        if not self._done:
-            await self.abort()
-
-
-class EventLog:
-    """A log sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[str, str, dict[str, Any]]] = []  # Any: whatever fields an event has
-
-    def emit(self, level: str, event: str, fields: dict[str, Any]) -> None:
-        self.entries.append((level, event, fields))
-
-    def named(self, event: str) -> list[dict[str, Any]]:
-        return [fields for _, name, fields in self.entries if name == event]
-
-    def reasons(self) -> list[str]:
-        return [str(fields["reason"]) for fields in self.named("refused")]
-
-
-def events_into(log: EventLog, clock: ManualClock) -> Events:
-    return Events(log, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
+        self._spool.aborted += not self._done
+        await super().abort()
 
 
 @dataclass
@@ -302,7 +240,6 @@ def one_zone(envelope: Envelope, /, *, headers: Fields, size: int, named: str = 
 def house_of(
     settings: ListenerSettings | None = None,
     *,
-    store: RememberingStore | None = None,
     choose_zone: ChooseZone = one_zone,
     shared: SharedContext | None = None,
     certificates: TlsContexts | None = None,
@@ -314,12 +251,12 @@ def house_of(
     """Return a listener that has no socket yet."""
     clock = clock or ManualClock()
     log = log or EventLog()
-    store = store or RememberingStore()
+    store = RememberingStore(clock)
     context = ListenerContext(
         **(shared or SharedContext()).fields(),
         settings=replace(settings or ListenerSettings(address="127.0.0.1:0"), **options),
         hostname=HOSTNAME,
-        store=store.as_store(),
+        store=store,
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
         events=events_into(log, clock),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from tests.support.event_log import EventLog, events_into
 from zonerelay.config.settings import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.auth.logins import Logins, senders_of
 from zonerelay.delivery.auth.oauth import Post, post
@@ -22,9 +23,7 @@ from zonerelay.routing.destinations.route import Batch, MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
-from zonerelay.telemetry.events.events import Events, Field, SmarthostEvents
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.telemetry.events.events import Events, SmarthostEvents
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
@@ -131,22 +130,8 @@ class Names:
         return DnsAnswer(DnsStatus.OK, (self.canonical[name],), 1e12, f"alias {name}" in self.secure)
 
 
-@dataclass
-class Log:
-    """Keeps what is logged."""
-
-    events: list[tuple[str, dict[str, Field]]] = field(default_factory=list)
-
-    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
-        self.events.append((event, fields))
-
-
-def make_events(clock: Clock, log: Log | None = None) -> Events:
-    return Events(log or Log(), Metrics(), Redactor(b"", enabled=False), clock)
-
-
-def make_renderer(bodies: Bodies, *, clock: Clock, log: Log | None = None) -> Renderer:
-    return Renderer(read_body=bodies.read, events=make_events(clock, log), clock=clock)
+def make_renderer(bodies: Bodies, *, clock: Clock, log: EventLog | None = None) -> Renderer:
+    return Renderer(read_body=bodies.read, events=events_into(log or EventLog(), clock), clock=clock)
 
 
 def make_logins(
@@ -158,7 +143,7 @@ def make_logins(
     zone: ZoneSettings = ZONE,
     post: Post = post,
 ) -> Logins:
-    events = events or make_events(clock).smarthosts
+    events = events or events_into(EventLog(), clock).smarthosts
     logins = Logins(clock, events, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins
@@ -176,7 +161,7 @@ def make_courier(
     logins: Logins | None = None,
 ) -> SmtpCourier:
     clock, bodies = clock or ManualClock(), bodies or Bodies()
-    events = make_events(clock)
+    events = events_into(EventLog(), clock)
     events.outbound_tls = observe_tls or TlsResults()  # type: ignore[method-assign]
     return SmtpCourier(
         settings or DeliverySettings(quit_timeout=0.5),

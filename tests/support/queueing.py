@@ -12,6 +12,7 @@ from typing import Unpack
 
 from msgspec import structs
 
+from tests.support.event_log import EventLog, events_into
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
@@ -41,9 +42,6 @@ from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
 from zonerelay.store.contract import Change, ClaimFilter, StoreError
-from zonerelay.telemetry.events.events import Events, Field
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
 
 HEADER = b"From: a@example.org\r\nSubject: hello\r\n"
 TEXT = HEADER + b"\r\nThe body.\r\n"
@@ -54,23 +52,6 @@ BOUNCED = Outcome(Verdict.BOUNCED, Reply(550, "1.1", "no such user"), host="mx.e
 NO_HOST = Outcome(Verdict.DEFERRED, Reply(451, "4.1", "connection refused"), Scope.HOST, local=True)
 LOCAL = Outcome(Verdict.DEFERRED, Reply(451, "3.0", "trouble"), Scope.LOCAL, local=True, counts=False)
 IN_DOUBT = structs.replace(DEFERRED, in_doubt=True)
-
-
-class Sink:
-    """Remembers events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Field]]] = []
-
-    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
-        self.events.append((event, fields))
-
-    def named(self, event: str) -> list[dict[str, Field]]:
-        return [fields for name, fields in self.events if name == event]
-
-
-def make_events(sink: Sink, clock: Clock) -> Events:
-    return Events(sink, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
 
 
 def make_message(
@@ -260,8 +241,8 @@ class Relay:
         busy: Callable[[], float] | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.sink = Sink()
-        self.events = make_events(self.sink, self.clock)
+        self.sink = EventLog()
+        self.events = events_into(self.sink, self.clock)
         self.store = store or FlakyStore()
         self.ids = MessageIdSource(self.clock)
         self.courier = ScriptedCourier()

@@ -13,10 +13,11 @@ import random
 import smtplib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.event_log import EventLog
 from tests.support.stories import call_as_witness
 from zonerelay.config.settings import (
     AdminSettings,
@@ -35,7 +36,6 @@ from zonerelay.operations.answers import Explanation, Frame, RelayStatus
 from zonerelay.operations.requests import Explain, Request, Status
 from zonerelay.process.setup import Identity
 from zonerelay.routing.mta_sts import HTTPS_PORT
-from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import ALONE, build
 from zonerelay.worker.worker import Worker
@@ -47,24 +47,18 @@ QUICK = RetrySettings(schedule=(0.05, 0.1), jitter=0.0, max_age=60.0, suspend_mi
 Answer = TypeVar("Answer", bound=Frame)
 
 
-@dataclass(eq=False)
-class MemoryLog:
-    """Keeps events instead of writing them."""
-
-    events: list[tuple[str, dict[str, Field]]] = field(default_factory=list)
+class MemoryLog(EventLog):
     name = "log of the relay in this process"
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         call_as_witness(self)
 
     def testimony(self) -> str:
         return "\n".join(f"{name} {fields}" for name, fields in self.events)
 
-    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
-        self.events.append((event, {**fields, "level": level}))
-
-    def named(self, event: str) -> list[dict[str, Field]]:
-        return [fields for name, fields in self.events if name == event]
+    def emit(self, level: str, event: str, fields: Mapping[str, Any]) -> None:
+        super().emit(level, event, {**fields, "level": level})
 
 
 @dataclass(slots=True)
@@ -119,7 +113,7 @@ class Running:
     async def until_empty(self, timeout: float = 10.0) -> None:
         await self.until(lambda: self.queued() == 0, what="empty queue", timeout=timeout)
 
-    async def until_logged(self, event: str, count: int = 1, timeout: float = 10.0) -> list[dict[str, Field]]:
+    async def until_logged(self, event: str, count: int = 1, timeout: float = 10.0) -> list[dict[str, Any]]:
         await self.until(lambda: len(self.log.named(event)) >= count, what=event, timeout=timeout)
         return self.log.named(event)
 

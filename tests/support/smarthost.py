@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import trustme
 
-from tests.support.mail import Log, Names, make_batch, make_courier, make_events, make_logins, make_message
+from tests.support.event_log import EventLog, events_into
+from tests.support.mail import Names, make_batch, make_courier, make_logins, make_message
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Conversation, Manners
 from zonerelay.config.settings import CredentialSettings, ZoneSettings
@@ -155,8 +156,8 @@ class LoginBed:
     ) -> None:
         self.clock = ManualClock()
         self.zone = zone
-        self.log = Log()
-        events = make_events(self.clock, self.log)
+        self.log = EventLog()
+        events = events_into(self.log, self.clock)
         self.metrics = events.metrics.smarthosts
         self.logins = make_logins(
             self.clock,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.credentials import file_of, user
-from tests.support.inbound import EventLog
+from tests.support.event_log import EventLog
 from zonerelay.config.credentials import passwords
 from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.auth import (

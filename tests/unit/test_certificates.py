@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 
 from tests.support.certificates import DAY, NOW, Made, context_files, make
-from tests.support.inbound import EventLog, events_into
+from tests.support.event_log import EventLog, events_into
 from tests.support.tls_client import TlsClient, trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.listen.listeners import earliest

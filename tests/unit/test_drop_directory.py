@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inbound import EventLog, events_into
+from tests.support.event_log import EventLog, events_into
 from zonerelay.inbound.cleanup.submit import SubmittedEnvelope
 from zonerelay.inbound.drop_directory import FIRST_PAUSE, LONGEST_PAUSE, SHARE, DropDirectory, NoListenerError
 from zonerelay.model.clock import ManualClock

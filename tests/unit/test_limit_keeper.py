@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.queueing import Sink, make_events
+from tests.support.event_log import EventLog, events_into
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import (
     QUANTUM,
@@ -66,12 +66,12 @@ class Authority:
 
 class Kept:
     def __init__(self) -> None:
-        self.clock, self.authority, self.sink = ManualClock(), Authority(), Sink()
+        self.clock, self.authority, self.sink = ManualClock(), Authority(), EventLog()
         self.granted: list[str] = []
         self.keeper = LimitKeeper(
             self.authority,
             self.clock,
-            make_events(self.sink, self.clock).limits,
+            events_into(self.sink, self.clock).limits,
             granted=self.granted.append,
             relieve=lambda zone: None,
         )

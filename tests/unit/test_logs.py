@@ -14,8 +14,7 @@ from typing import IO, Any  # Any: what json.loads gives
 
 import pytest
 
-from tests.support.inbound import EventLog, events_into
-from tests.support.mail import Log
+from tests.support.event_log import EventLog, events_into
 from tests.support.waiting import until
 from zonerelay.config.settings import LogFormat
 from zonerelay.model.clock import ManualClock
@@ -480,7 +479,7 @@ async def test_few_transcripts_run_at_a_time() -> None:
 
 
 async def test_a_follower_sees_every_event_that_the_log_has() -> None:
-    log = Log()
+    log = EventLog()
     found = Events(log, Metrics(), Redactor(b"", enabled=False), ManualClock())
     stream: BoundedStream[MailEvent] = BoundedStream(100)
     found.follow(stream)

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.event_log import EventLog, events_into
 from tests.support.memory_store import MemoryStore
-from tests.support.queueing import Sink, deliveries_of, make_events, make_message
+from tests.support.queueing import deliveries_of, make_message
 from zonerelay.config.settings import OutboxSettings
 from zonerelay.message.compose import Address, AttachedFile, Base64Error, Base64Text, Draft, compose
 from zonerelay.model.clock import Clock, SystemClock
@@ -279,7 +280,7 @@ def connected(clock: Clock) -> OutboxKeeper:
             OutboxSettings(url="postgresql://db/s"),
             clock,
             REDACT,
-            make_events(Sink(), clock),
+            events_into(EventLog(), clock),
             known_zones=lambda: {"default"},
             on_news=lambda _: None,
             on_lost=lambda _: None,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.queueing import Sink, make_events
+from tests.support.event_log import EventLog, events_into
 from tests.support.waiting import until
 from zonerelay.inbound.policy import (
     ACCEPT,
@@ -52,9 +52,9 @@ ONE_OF_EACH: dict[type[Event], Event] = {
 
 
 @asynccontextmanager
-async def running(policy: Policy, *, timeout: float = LIMIT) -> AsyncIterator[tuple[PolicyRunner, Sink]]:
-    sink = Sink()
-    events = make_events(sink, ManualClock())
+async def running(policy: Policy, *, timeout: float = LIMIT) -> AsyncIterator[tuple[PolicyRunner, EventLog]]:
+    sink = EventLog()
+    events = events_into(sink, ManualClock())
     runner = PolicyRunner(policy, timeout=timeout, events=events, zones=lambda: ("default", "bulk"))
     try:
         yield runner, sink
@@ -70,7 +70,7 @@ def policy(**methods: Callable[..., object]) -> Policy:
     return answer
 
 
-def kinds(sink: Sink) -> list[tuple[object, object]]:
+def kinds(sink: EventLog) -> list[tuple[object, object]]:
     return [(fields["step"], fields["kind"]) for fields in sink.named("policy-failed")]
 
 
@@ -152,7 +152,7 @@ async def test_more_events_than_threads_wait_their_turn() -> None:
 
 
 async def test_answers_are_timed_and_failures_counted_by_step_and_kind() -> None:
-    events = make_events(Sink(), ManualClock())
+    events = events_into(EventLog(), ManualClock())
     made = policy(rcpt=lambda self, e: None, mail=raising(ValueError()))
     runner = PolicyRunner(made, timeout=5, events=events, zones=tuple)
     await runner.ask(RCPT)
@@ -483,7 +483,7 @@ HANGING = """
 import asyncio, sys, threading, time
 from zonerelay.inbound.policy import Mail, Helo, Rcpt, Policy, PolicyContext
 from zonerelay.inbound.policy.runner import PolicyRunner, NOT_AVAILABLE
-from tests.support.queueing import Sink, make_events
+from tests.support.event_log import EventLog, events_into
 from zonerelay.model.clock import ManualClock
 
 class Hanging(Policy):
@@ -495,7 +495,7 @@ class Hanging(Policy):
         await asyncio.to_thread(time.sleep, 1000)
 
 async def main():
-    events = make_events(Sink(), ManualClock())
+    events = events_into(EventLog(), ManualClock())
     runner = PolicyRunner(Hanging(PolicyContext()), timeout=0.1, events=events, zones=tuple)
     for event in (Helo(name="x"), Mail(sender=""), Rcpt(sender="", recipient="a@b")):
         assert await runner.ask(event) is NOT_AVAILABLE

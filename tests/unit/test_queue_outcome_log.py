@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
+from tests.support.event_log import EventLog, events_into
+from tests.support.queueing import FlakyStore, deliveries_of, make_message
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.model.reply import Attempt, Reply
@@ -21,11 +22,11 @@ from zonerelay.store.contract import Finish, Postpone
 class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.sink = Sink()
+        self.sink = EventLog()
         self.store = FlakyStore()
         self.ids = MessageIdSource(self.clock)
         self.journal = OutcomeLog(
-            self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic), self.clock
+            self.store, events_into(self.sink, self.clock), Slices(self.clock.monotonic), self.clock
         )
         self.done: list[str] = []
 

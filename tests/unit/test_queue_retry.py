@@ -13,7 +13,8 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from tests.support.queueing import Sink, delivery, make_events
+from tests.support.event_log import EventLog, events_into
+from tests.support.queueing import delivery
 from zonerelay.config.settings import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import queue_of
@@ -34,9 +35,9 @@ FROM_NOBODY = structs.replace(ENVELOPE, sender=Mailbox(""))
 
 def build(
     settings: RetrySettings, bounce: BounceSettings | None = None, *zones: ZoneSettings
-) -> tuple[retry.RetryPolicy, Sink]:
-    sink = Sink()
-    events = make_events(sink, ManualClock())
+) -> tuple[retry.RetryPolicy, EventLog]:
+    sink = EventLog()
+    events = events_into(sink, ManualClock())
     return retry.build(settings, bounce or BounceSettings(), zones, random=Random(7), events=events), sink
 
 
@@ -217,7 +218,7 @@ async def test_an_exception_is_a_temporary_default(module: types.ModuleType, err
 
 
 async def test_a_function_that_hangs_is_left_alone_until_it_returns() -> None:
-    sink = Sink()
+    sink = EventLog()
     released = threading.Event()
     calls = []
 
@@ -226,7 +227,7 @@ async def test_a_function_that_hangs_is_left_alone_until_it_returns() -> None:
         released.wait()
         return 5.0
 
-    isolated = IsolatedBackoff(backoff, 900.0, make_events(sink, ManualClock()), timeout=0.2)
+    isolated = IsolatedBackoff(backoff, 900.0, events_into(sink, ManualClock()), timeout=0.2)
     assert await isolated.delay(ENVELOPE, 1) == 900.0
     assert await isolated.delay(ENVELOPE, 2) == 900.0
     assert calls == [1]

@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from tests.support.dkim import entry, keys_of, records, verified
-from tests.support.mail import Bodies, Log, make_message
+from tests.support.event_log import EventLog
+from tests.support.mail import Bodies, make_message
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.delivery.rewrite import rendering
 from zonerelay.delivery.rewrite.rendering import RenderedMessage, Renderer, RenderError, SigningKeys
@@ -53,7 +54,7 @@ class Setting:
     keys: SigningKeys | None = None
     srs: Srs | None = None
     clock: ManualClock = field(default_factory=ManualClock)
-    log: Log = field(default_factory=Log)
+    log: EventLog = field(default_factory=EventLog)
 
     def __post_init__(self) -> None:
         self.events = Events(self.log, Metrics(), Redactor(b"", enabled=False), self.clock)
