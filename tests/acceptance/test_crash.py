@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.accounts import Account
 from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.process import RelayFailed, RelayProcess
 from tests.support.sink import Sink
 from tests.support.smtp_client import connected
-from tests.support.submit import Submitter, tokens
+from tests.support.submit import Account, Submitter, tokens
 
 ROUNDS = int(os.environ.get("ROUNDS", "2"))
 """`make test ROUNDS=20 ARGS=tests/acceptance/test_crash.py` is the longer proof."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 
 from tests.acceptance.submission import PASSWORD, USER, Papers, add_user
 from tests.support.debian import UnpackedPackage
-from tests.support.ports import LOOPBACK, accepts, free_ports, greets, wait_until
+from tests.support.ports import LOOPBACK, accepts, free_ports, greets
 from tests.support.process import RelayProcess
 from tests.support.senders import Server, Swaks, Tls
+from tests.support.servers import running_server
 from tests.support.toml import Table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "send" / "listener.md").read_text()
@@ -58,17 +58,11 @@ def relay(directory: Path, table: dict[str, Any]) -> Iterator[RelayProcess]:
         assert running.events("trouble") == []
 
 
-@contextmanager
-def running(command: list[str], log: Path, library_path: str) -> Iterator[None]:
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env={"LD_LIBRARY_PATH": library_path, "PATH": "/usr/bin:/bin"}
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+def serving(
+    command: Sequence[object], log: Path, package: UnpackedPackage, port: int
+) -> AbstractContextManager[object]:
+    environment = {"LD_LIBRARY_PATH": package.library_path()}
+    return running_server(command, log, lambda: accepts(port), environment=environment)
 
 
 def check_log_ins(relay: RelayProcess, port: int, papers: Papers) -> None:
@@ -112,8 +106,7 @@ def test_haproxy_as_the_page_has_it(tmp_path: Path, papers: Papers) -> None:
         file.write_text(replaced(configuration, changes))
         command = [str(package.path("usr/sbin/haproxy")), "-db", "-f", str(file)]
         log = tmp_path / "haproxy.log"
-        with running(command, log, package.library_path()):
-            assert wait_until(lambda: accepts(outer), timeout=20), log.read_text()
+        with serving(command, log, package, outer):
             check_log_ins(behind, outer, papers)
         assert behind.terminate() == 0
         # The checks ask /readyz, and are nothing that the listener hears of.
@@ -145,7 +138,6 @@ def test_nginx_as_the_page_has_it(tmp_path: Path, papers: Papers) -> None:
     file.write_text(here + replaced(block(text, "nginx"), changes))
     command = [str(package.path("usr/sbin/nginx")), "-e", str(log), "-c", str(file)]
     table = listener(block(text, "toml"), f"{LOOPBACK}:{inner}")
-    with relay(tmp_path, table) as behind, running(command, log, package.library_path()):
-        assert wait_until(lambda: accepts(outer), timeout=20), log.read_text()
+    with relay(tmp_path, table) as behind, serving(command, log, package, outer):
         check_log_ins(behind, outer, papers)
         assert greets(inner)

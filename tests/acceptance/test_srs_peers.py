@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from urllib.parse import quote, unquote
 import pytest
 
 from tests.support.debian import UnpackedPackage
-from tests.support.ports import LOOPBACK, free_ports, wait_until
+from tests.support.ports import LOOPBACK, accepts, free_ports
+from tests.support.servers import running_server
 from zonerelay.config.settings import SrsSettings
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.envelope import Mailbox
@@ -43,24 +43,14 @@ def _ask(port: int, address: str) -> str:
     return unquote(text) if code == "200" else ""
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((LOOPBACK, port)) == 0
-
-
 @contextmanager
 def running(program: Path, directory: Path, *options: str) -> Iterator[Postsrsd]:
     secret = directory / "secret"
     secret.write_text(f"{SECRET}\n")
     there, back = free_ports(2)
     command = [str(program), f"-s{secret}", f"-d{DOMAIN}", "-4", f"-l{LOOPBACK}", f"-f{there}", f"-r{back}"]
-    process = subprocess.Popen([*command, *options])
-    try:
-        assert wait_until(lambda: _listens(there) and _listens(back), timeout=10)
+    with running_server([*command, *options], directory / "log", lambda: accepts(there) and accepts(back)):
         yield Postsrsd(there, back)
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 SENDERS = [

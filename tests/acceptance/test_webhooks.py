@@ -16,12 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook
 
 from tests.acceptance.test_http_submission import user_of, with_users
-from tests.support.accounts import Account
 from tests.support.command import Shell
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
-from tests.support.submit import Submitter
+from tests.support.submit import Account, Submitter
 from tests.support.toml import Table, toml_document
 from tests.support.webhooks import Answer, Post, Receiver
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tests.bench.client import PASSWORD
+from tests.bench.client import PASSWORD, user_name
 from tests.bench.load import Sink
-from tests.bench.papers import Papers, make_papers
 from tests.bench.rows import (
     MIB,
     POSTFIX,
@@ -26,12 +26,40 @@ from tests.bench.rows import (
     sink_address,
 )
 from tests.bench.spools import SPOOLS, SpoolStarter
+from tests.support.certificates import DAY, make
 from tests.support.meters import ProcessGroup
 from tests.support.opendkim import signing_milter
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
+from zonerelay.config.credentials import passwords
+from zonerelay.config.credentials.file import User, format_line
+
+
+@dataclass(frozen=True, slots=True)
+class Papers:
+    """`credentials` has each user with a hash as `zonerelay user` makes it, at full cost."""
+
+    certificate: Path
+    key: Path
+    credentials: Path
+    users: Sequence[str]
+
+
+def make_papers(directory: Path, row: Row) -> Papers | None:
+    """None for a row in clear text."""
+    if row.tls is Tls.NONE:
+        return None
+    now = time.time()
+    certificate, key = make("relay.test", starts=now - DAY, ends=now + 90 * DAY).write(directory, "relay")
+    names = [user_name(number) for number in range(row.users)]
+    credentials = directory / "credentials"
+    lines = [format_line(User(name, passwords.make_hash(PASSWORD))) for name in names]
+    credentials.write_text("".join(f"{line}\n" for line in lines))
+    credentials.chmod(0o600)
+    return Papers(certificate, key, credentials, names)
+
 
 LIMITS: Mapping[str, str | int | list[str]] = {
     "max_connections_per_client": 1000,

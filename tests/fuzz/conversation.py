@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tests.fuzz.wire import Wire
 from tests.support.event_log import EventLog
 from tests.support.inbound import RememberingStore, house_of
 from zonerelay.config.credentials.file import User
@@ -22,6 +21,48 @@ from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import AskedPolicy, SharedContext, TlsContexts
 from zonerelay.smtp.server.commands import MAX_LINE
 from zonerelay.smtp.server.sasl import Credentials
+
+CLIENT = "192.0.2.1"
+
+
+@dataclass(eq=False)
+class Wire:
+    """Keeps what is written, and whether it would be read from; after closing nothing may be said.
+
+    `gone`: the client has left, and the session has not heard of it yet.
+    """
+
+    address: str = CLIENT
+    out: bytearray = field(default_factory=bytearray)
+    closed: bool = False
+    gone: bool = False
+    reading: bool = True
+
+    def get_extra_info(self, name: str) -> object:
+        return (self.address, 4711)
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, "nothing is said after closing"
+        if not self.gone:
+            self.out += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed or self.gone
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
 
 MEMORY = 1 << 30
 PASSWORD = "secret"

@@ -13,8 +13,8 @@ import re
 import ssl
 from dataclasses import replace
 
+from tests.fuzz.conversation import Wire
 from tests.fuzz.targets.sessions import OneCertificate
-from tests.fuzz.wire import Wire
 from tests.support.inbound import house_of
 from tests.support.tls_client import TlsWire
 from zonerelay.config.credentials.file import User

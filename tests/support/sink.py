@@ -112,10 +112,6 @@ class Sink:
         """Of all messages, sorted."""
         return sorted(recipient for message in self.messages for recipient in message.recipients)
 
-    async def wait_for_recipients(self, count: int, timeout: float = 20.0) -> list[str]:
-        await until(lambda: len(self.recipients()) >= count, seconds=timeout)
-        return self.recipients()
-
     def until_recipients(self, count: int, timeout: float = 20.0) -> list[str]:
         assert wait_until(lambda: len(self.recipients()) >= count, timeout=timeout), (
             f"{len(self.messages)} came"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tests.fuzz.pieces import cuttings, in_pieces
+from tests.support.feeding import cuttings, in_pieces
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.server.line_ends import END_OF_DATA, BodyReader
 

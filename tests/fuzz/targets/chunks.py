@@ -6,9 +6,9 @@ any cut into chunks and pieces, with CRLF line ends only, and bare ones counted 
 
 from __future__ import annotations
 
-from tests.fuzz.pieces import cuttings, in_pieces
 from tests.fuzz.targets.bodies import CRLF, normalized
 from tests.fuzz.targets.commands import refusal
+from tests.support.feeding import cuttings, in_pieces
 from zonerelay.smtp.client.stuffing import stuffed
 from zonerelay.smtp.server.line_ends import ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from tests.fuzz.pieces import cuttings
+from tests.support.feeding import cuttings
 from zonerelay.model.envelope import domain_of, path
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.commands import LIMITS, MAX_LINE, LineFault, LineReader, parse_command

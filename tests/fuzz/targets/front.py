@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 
-from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.commands import refusal
+from tests.support.feeding import cuttings
 from zonerelay.smtp.server import proxy_protocol
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.proxy_protocol import (

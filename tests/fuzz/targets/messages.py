@@ -11,8 +11,8 @@ import quopri
 import re
 from collections.abc import Callable
 
-from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
+from tests.support.feeding import cuttings
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, compose
 from zonerelay.message.header import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tests.fuzz.pieces import cuttings
+from tests.support.feeding import cuttings
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import parse_ehlo
 from zonerelay.smtp.client.replies import MAX_REPLY, PeerError, ReplyParser

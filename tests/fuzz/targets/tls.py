@@ -14,7 +14,7 @@ from pathlib import Path
 import trustme
 from OpenSSL import SSL
 
-from tests.fuzz.pieces import in_pieces
+from tests.support.feeding import in_pieces
 from zonerelay.inbound.tls.certificate_files import read_pair
 from zonerelay.inbound.tls.certificates import build_context
 from zonerelay.inbound.tls.channel import TlsChannel, TlsContext, TlsFault
