@@ -1,4 +1,4 @@
-"""Every way to cut an input that an incremental parser is fed with: whole, halves, byte by byte; or as a network might."""
+"""Ways to cut an input that an incremental parser is fed with, and cuts as a network might make them."""
 
 from __future__ import annotations
 
