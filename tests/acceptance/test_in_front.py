@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.submission import PASSWORD, USER, Papers, add_user
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import UnpackedPackage, ready_package
 from tests.support.ports import LOOPBACK, accepts, free_ports, greets
 from tests.support.process import RelayProcess
 from tests.support.senders import Server, Swaks, Tls
@@ -90,8 +90,7 @@ def papers(tmp_path: Path) -> Papers:
 
 
 def test_haproxy_as_the_page_has_it(tmp_path: Path, papers: Papers) -> None:
-    package = UnpackedPackage("haproxy")
-    package.ensure(["usr/sbin/haproxy"])
+    package = ready_package("haproxy", "usr/sbin/haproxy")
     text = section("Behind HAProxy")
     inner, outer = free_ports(2)
     table = listener(block(text, "toml"), f"{LOOPBACK}:{inner}", papers, proxy_networks=[LOOPBACK])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.chroot import Chroot
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
@@ -79,8 +79,7 @@ def install(root: Path) -> None:
     program.chmod(0o755)
     (root / "etc/mailname").write_text(f"{HERE}\n")
     (root / "etc/aliases").write_text("root: ops@d.example\n")
-    perl = UnpackedPackage("libmailtools-perl")
-    perl.ensure(["usr/share/perl5/Mail/Address.pm"])
+    perl = ready_package("libmailtools-perl", "usr/share/perl5/Mail/Address.pm")
     shutil.copytree(perl.root / "usr/share/perl5/Mail", root / "usr/share/perl5/Mail")
 
 

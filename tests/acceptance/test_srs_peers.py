@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.ports import LOOPBACK, accepts, free_ports
 from tests.support.servers import running_server
 from zonerelay.config.settings import SrsSettings
@@ -66,8 +66,7 @@ SENDERS = [
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    package = UnpackedPackage("postsrsd")
-    package.ensure(["usr/sbin/postsrsd"])
+    package = ready_package("postsrsd", "usr/sbin/postsrsd")
     return package.path("usr/sbin/postsrsd")
 
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.support import mounts
-from tests.support.debian import CACHE, REPOSITORY, UnpackedPackage, providers
+from tests.support.debian import CACHE, REPOSITORY, UnpackedPackage, providers, ready_package
 from tests.support.locks import locked
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import PROGRAM
@@ -158,8 +158,12 @@ def node_environment() -> dict[str, str]:
 def _php() -> tuple[str, UnpackedPackage]:
     (name,) = providers("php-cli", r"php[0-9.]+-cli")
     version = name.removesuffix("-cli")
-    package = UnpackedPackage(name, also=["libphp-phpmailer"])
-    package.ensure([f"usr/bin/{version}", "usr/share/php/libphp-phpmailer/src/PHPMailer.php"])
+    package = ready_package(
+        name,
+        f"usr/bin/{version}",
+        "usr/share/php/libphp-phpmailer/src/PHPMailer.php",
+        also=("libphp-phpmailer",),
+    )
     return f"usr/bin/{version}", package
 
 
@@ -300,8 +304,7 @@ class Msmtp(Client):
 
 
 def msmtp_environment() -> dict[str, str]:
-    package = UnpackedPackage("msmtp")
-    package.ensure(["usr/bin/msmtp"])
+    package = ready_package("msmtp", "usr/bin/msmtp")
     path = os.pathsep.join((str(package.root / "usr/bin"), os.environ["PATH"]))
     return {"PATH": path, "LD_LIBRARY_PATH": package.library_path()}
 
@@ -411,11 +414,8 @@ def _machine(place: Path, table: str) -> Path:
 CRON = "usr/sbin/cron"
 
 
-@cache
 def _cron() -> UnpackedPackage:
-    package = UnpackedPackage("cron")
-    package.ensure([CRON])
-    return package
+    return ready_package("cron", CRON)
 
 
 def cron_environment() -> dict[str, str]:

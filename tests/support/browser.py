@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.locks import locked
 from tests.support.programs import unpacked_from_npm
 
@@ -24,8 +24,9 @@ _FONT = "usr/share/fonts/truetype/dejavu/DejaVuSans.ttf"
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    chromium = UnpackedPackage("chromium-headless-shell", also=("chromium-common", "fonts-dejavu-core"))
-    chromium.ensure([_PROGRAM, _FONT])
+    chromium = ready_package(
+        "chromium-headless-shell", _PROGRAM, _FONT, also=("chromium-common", "fonts-dejavu-core")
+    )
     fonts = chromium.home / "fonts.conf"
     with locked(chromium.home):
         fonts.write_text(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import mounts
-from tests.support.debian import CACHE, UnpackedPackage
+from tests.support.debian import CACHE, ready_package
 from tests.support.locks import locked
 
 PACKAGES = ("python3", "s-nail", "cron", "php-cli", "git-email", "mutt")
@@ -88,13 +88,11 @@ def _debootstrap(release: str, packages: Sequence[str], root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     environment, program = dict(os.environ), shutil.which("debootstrap")
     if program is None:
-        package = UnpackedPackage("debootstrap")
-        package.ensure(["usr/sbin/debootstrap"])
+        package = ready_package("debootstrap", "usr/sbin/debootstrap")
         program = str(package.path("usr/sbin/debootstrap"))
         environment["DEBOOTSTRAP_DIR"] = str(package.root / "usr/share/debootstrap")
     if shutil.which("wget") is None:
-        wget = UnpackedPackage("wget")
-        wget.ensure(["usr/bin/wget"])
+        wget = ready_package("wget", "usr/bin/wget")
         environment["PATH"] += os.pathsep + str(wget.root / "usr/bin")
         environment["LD_LIBRARY_PATH"] = wget.library_path()
     _run(

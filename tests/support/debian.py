@@ -10,6 +10,7 @@ is a DebianError whose text says what to do.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -129,6 +130,14 @@ class UnpackedPackage:
         if not found:
             raise DebianError(f"apt-get download {name} succeeded but left no {name}_*.deb")
         return found[-1]
+
+
+@functools.cache
+def ready_package(name: str, *programs: str, also: tuple[str, ...] = ()) -> UnpackedPackage:
+    """The package, with these programs ready to run."""
+    package = UnpackedPackage(name, also=also)
+    package.ensure(programs)
+    return package
 
 
 def _apt(program: str, *words: str, cwd: Path | None = None) -> str:

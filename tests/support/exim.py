@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.debian import UnpackedPackage, loader
+from tests.support.debian import loader, ready_package
 from tests.support.ports import LOOPBACK, free_ports, greets
 from tests.support.postfix import OWNERS, first_user
 from tests.support.senders import RECIPIENT, SENDER, Result, Server, Tls, run
@@ -31,8 +31,7 @@ class EximSender:
     """`send` returns Exim's own account of the session (`-v`). Its files are below `directory`."""
 
     def __init__(self, directory: Path) -> None:
-        self._package = UnpackedPackage("exim4-daemon-light", also=["libnss-wrapper"])
-        self._package.ensure([PROGRAM])
+        self._package = ready_package("exim4-daemon-light", PROGRAM, also=("libnss-wrapper",))
         self._directory = directory
         self._script = directory / "exim"
         self._configuration = directory / "exim.conf"

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.servers import running_server
 
 PROGRAM = "usr/sbin/opendkim"
@@ -22,8 +22,7 @@ _RESULT = re.compile(r"^\s*dkim=(\w+)[^;\n]*\bheader\.a=([a-z0-9-]+)", re.MULTIL
 
 class OpenDkim:
     def __init__(self, directory: Path, published: Mapping[str, str]) -> None:
-        self._package = UnpackedPackage("opendkim")
-        self._package.ensure([PROGRAM])
+        self._package = ready_package("opendkim", PROGRAM)
         self._directory = directory
         keys = directory / "keys"
         keys.write_text("".join(f"{name} {record}\n" for name, record in published.items()))
@@ -49,8 +48,7 @@ def signing_milter(
     directory: Path, *, domain: str, selector: str, key: Path, launcher: Sequence[str] = ()
 ) -> Iterator[None]:
     """A milter on the Unix socket `opendkim.sock` of the directory, for every user of the machine."""
-    package = UnpackedPackage("opendkim")
-    package.ensure([PROGRAM])
+    package = ready_package("opendkim", PROGRAM)
     socket, config = directory / "opendkim.sock", directory / "opendkim.conf"
     config.write_text(
         f"Mode s\nDomain {domain}\nSelector {selector}\nKeyFile {key}\nSocket local:{socket}\nUMask 000\n"

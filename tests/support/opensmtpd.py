@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support import mounts
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.ports import LOOPBACK, free_port, greets
 from tests.support.senders import Server
 from tests.support.servers import running_server
@@ -48,8 +48,7 @@ class OpenSmtpd:
     """`certificate` and `key` make it offer STARTTLS. Its files are below `directory`."""
 
     def __init__(self, directory: Path, *, certificate: Path | None = None, key: Path | None = None) -> None:
-        self._package = UnpackedPackage("opensmtpd")
-        self._package.ensure([PROGRAM])
+        self._package = ready_package("opensmtpd", PROGRAM)
         self._directory = directory
         self._certificate, self._key = certificate, key
         self.log = directory / "log"
@@ -58,8 +57,7 @@ class OpenSmtpd:
     @staticmethod
     def breaks_handshakes() -> bool:
         """Whether this Debian's does: see above."""
-        package = UnpackedPackage("opensmtpd")
-        package.ensure([PROGRAM])
+        package = ready_package("opensmtpd", PROGRAM)
         return package.version.startswith("6.")
 
     @contextmanager

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.support.debian import CACHE, DebianError, UnpackedPackage
+from tests.support.debian import CACHE, DebianError, ready_package
 from tests.support.locks import locked
 
 FOLDER = CACHE / "bin"
@@ -49,8 +49,7 @@ def fetch_missing() -> None:
 
 def _from_debian(package: str, pattern: str) -> Callable[[str], None]:
     def fetch(name: str) -> None:
-        unpacked = UnpackedPackage(package)
-        unpacked.ensure([pattern])
+        unpacked = ready_package(package, pattern)
         libraries = shlex.quote(unpacked.library_path())
         program = shlex.quote(str(unpacked.path(pattern)))
         _script(

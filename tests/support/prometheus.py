@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import subprocess
 import urllib.parse
@@ -12,18 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import UnpackedPackage, ready_package
 from tests.support.ports import LOOPBACK, free_ports
 from tests.support.servers import running_server
 
 PROGRAMS = ("usr/bin/prometheus", "usr/bin/promtool")
 
 
-@functools.cache
 def unpacked() -> UnpackedPackage:
-    package = UnpackedPackage("prometheus")
-    package.ensure(PROGRAMS)
-    return package
+    return ready_package("prometheus", *PROGRAMS)
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

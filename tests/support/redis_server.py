@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import UnpackedPackage, ready_package
 from tests.support.ports import wait_until
 
 PROGRAM = (
@@ -24,11 +24,8 @@ PROGRAM = (
 SAFE = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "save": ""}
 
 
-@functools.cache
 def unpacked() -> UnpackedPackage:
-    package = UnpackedPackage("redis-server", also=("redis-tools",))
-    package.ensure([PROGRAM])
-    return package
+    return ready_package("redis-server", PROGRAM, also=("redis-tools",))
 
 
 class RedisServer:

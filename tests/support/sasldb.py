@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 
 PROGRAM = "usr/sbin/saslpasswd2"
 PLUGIN = "usr/lib/*/sasl2/libsasldb.so"
@@ -29,8 +29,7 @@ def write_users(
 
     Raises DebianError when the package cannot be had.
     """
-    package = UnpackedPackage("sasl2-bin", also=["libsasl2-modules-db"])
-    package.ensure([PROGRAM, PLUGIN])
+    package = ready_package("sasl2-bin", PROGRAM, PLUGIN, also=("libsasl2-modules-db",))
     folder = directory / "sasl"
     folder.mkdir()
     database = folder / "sasldb2"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.ports import LOOPBACK
 
 PATIENCE = 60.0
@@ -60,8 +60,12 @@ class Swaks:
 
     def __init__(self) -> None:
         # Perl itself is there wherever git is.
-        self._package = UnpackedPackage("swaks", also=["libnet-ssleay-perl"])
-        self._package.ensure(["usr/bin/swaks", "usr/lib/*/perl5/*/auto/Net/SSLeay/SSLeay.so"])
+        self._package = ready_package(
+            "swaks",
+            "usr/bin/swaks",
+            "usr/lib/*/perl5/*/auto/Net/SSLeay/SSLeay.so",
+            also=("libnet-ssleay-perl",),
+        )
         module = self._package.path("usr/lib/*/perl5/*/Net/SSLeay.pm")
         self._environment = {
             **os.environ,

@@ -36,7 +36,7 @@ import dns.rdatatype
 import dns.zone
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import ready_package
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.servers import running_server
 from zonerelay.routing.dns import dnspython_client  # noqa: F401 - it reads what dnspython alone refuses
@@ -57,8 +57,7 @@ class ValidatingResolver:
         signed: Collection[str],
         bogus: Collection[tuple[str, str]] = (),
     ) -> None:
-        self._package = UnpackedPackage("unbound")
-        self._package.ensure([PROGRAM])
+        self._package = ready_package("unbound", PROGRAM)
         self._directory = directory
         self._zones = zones
         self._signed = signed
