@@ -6,8 +6,10 @@ import asyncio
 import base64
 import json
 import stat
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.support.mail import ZONE
 from tests.support.oauth import TokenServer
 from tests.support.ports import free_ports
 from tests.support.smarthost import LoginBed, Smarthost
+from zonerelay.config.credentials.secrets import read_secret
 from zonerelay.config.settings import CredentialSettings, OauthGrant, SaslMechanismName, TlsMode, ZoneSettings
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
@@ -150,6 +153,26 @@ async def test_a_password_that_was_right_and_is_wrong_now_is_tried_once(place: P
     assert {outcome.verdict for outcome in outcomes} == {F}
     assert [code for _, _, code in host.logins] == [235, 535]
     assert bed.events() == ["login-refused"]
+
+
+async def test_a_password_that_is_refused_while_another_login_reads_it_is_tried_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await place.host(users={"relay": "another one"})
+    bed, reads = place.bed(), count(1)
+
+    def read(reference: str, environment: Mapping[str, str]) -> str:
+        if next(reads) == 4:  # the second reading of the second login: the first one may begin
+            waits = time.monotonic() + 10
+            while not bed.events() and time.monotonic() < waits:
+                time.sleep(0.005)
+        return read_secret(reference, environment)
+
+    monkeypatch.setattr(accounts, "read_secret", read)
+    outcomes = await asyncio.gather(*(bed.send(to(host)) for _ in range(2)))
+    assert {outcome.verdict for outcome in outcomes} == {F}
+    assert next(reads) > 4
+    assert host.logins == [("PLAIN", "relay", 535)]
 
 
 async def test_a_host_that_hangs_at_auth_does_not_hold_up_others(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import secrets as random_secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -91,7 +91,8 @@ def _no_login(account: Account, scope: Scope) -> NoLogin:
 class Login:
     """The login of one connection. `material` is described in `Account`. `scope` is the scope of a refusal.
 
-    `is_new` says that the secret is certainly up to date.
+    `is_new` says that the secret is certainly up to date. `epoch` is the account's when the login was
+    permitted: a refusal since then prevents it.
     """
 
     logins: Logins
@@ -102,10 +103,7 @@ class Login:
     material: str
     mode: TlsMode
     is_new: bool
-    epoch: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.epoch = self.account.epoch
+    epoch: int
 
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
         """Log in on a connection after EHLO. `security` is as in `Session.security`.
@@ -331,6 +329,7 @@ class Logins:
             material = await self._material(credential)
             if not refused and not account.may_try(material, self.clock.monotonic()):
                 raise _no_login(account, scope)
+            epoch = account.epoch
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
             final = isinstance(error, TokenError) and error.refused
@@ -339,7 +338,7 @@ class Logins:
         # A server may have replaced the refresh token by now.
         if credential.token_url:
             material = await self._material_or_none(credential)
-        return Login(self, account, scope, credential, identity, material, terms.tls.mode, new)
+        return Login(self, account, scope, credential, identity, material, terms.tls.mode, new, epoch)
 
     async def _material(self, credential: CredentialSettings) -> str:
         if credential.token_url:
