@@ -226,11 +226,11 @@ class SlowStart:
         self.most = most
         self._active: Counter[Standing] = Counter()
         self._wishing: dict[Destination, Standing] = {}
-        self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
-            (Standing.NEW, {}),  # with fresh mail
-            (Standing.NEW, {}),  # without fresh mail
-            (Standing.FAILING, {}),
-            (Standing.SLOW, {}),
+        self._rows: tuple[tuple[Standing, OrderedDict[Destination, None]], ...] = (
+            (Standing.NEW, OrderedDict()),  # with fresh mail
+            (Standing.NEW, OrderedDict()),  # without fresh mail
+            (Standing.FAILING, OrderedDict()),
+            (Standing.SLOW, OrderedDict()),
         )
         self._at = 0
         self._past: OrderedDict[DestinationKey, bool] = OrderedDict()

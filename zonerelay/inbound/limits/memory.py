@@ -14,6 +14,7 @@ is never ended: it will get its reply, and ending it would free nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from operator import attrgetter
 from typing import Protocol
 
@@ -55,7 +56,7 @@ class LargeBodies:
         self._at_once = at_once
         self._patience = patience
         self._heard: dict[BodyReceiver, float] = {}  # readers with a slot, and the time of their last data
-        self._waiting: dict[BodyReceiver, None] = {}
+        self._waiting: OrderedDict[BodyReceiver, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def may_read(self, reader: BodyReceiver, size: int, now: float) -> bool:
@@ -82,8 +83,7 @@ class LargeBodies:
 
     def _hand_out(self) -> None:
         while self._waiting and len(self._heard) < self._at_once:
-            reader = next(iter(self._waiting))
-            del self._waiting[reader]
+            reader = self._waiting.popitem(last=False)[0]
             self._heard[reader] = asyncio.get_running_loop().time()
             reader.resume_reading()
 

@@ -52,6 +52,7 @@ parameters. Policy:
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from weakref import WeakValueDictionary
@@ -706,7 +707,7 @@ class RouteLookups:
         self._under_way = 0
         self._failed: BoundedDict[str, None] = BoundedDict(KNOWN)
         """Domains whose last look-up returned no route."""
-        self._again: dict[UnroutedMail, None] = {}
+        self._again: OrderedDict[UnroutedMail, None] = OrderedDict()
         self._again_under_way: set[str] = set()
 
     def want(self, line: UnroutedMail) -> None:
@@ -731,8 +732,7 @@ class RouteLookups:
         """Return the domains to be looked up now. Each look-up must end in `ended`."""
         domains: list[str] = []
         while self._again and self._under_way < AT_ONCE and len(self._again_under_way) < AGAIN_AT_ONCE:
-            line = next(iter(self._again))
-            del self._again[line]
+            line = self._again.popitem(last=False)[0]
             self._begin(line, domains)
             self._again_under_way.update(line.domains)
         while self._waiting and self._under_way < AT_ONCE:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self, Unpack
 
@@ -43,7 +44,7 @@ class BodyCache:
 
     def __init__(self) -> None:
         self._size = 0
-        self._bodies: dict[MessageId, tuple[bytes, ...]] = {}
+        self._bodies: OrderedDict[MessageId, tuple[bytes, ...]] = OrderedDict()
 
     def put(self, message_id: MessageId, body: bytes) -> None:
         """Add a complete small body. An empty one has no chunks."""

@@ -15,6 +15,7 @@ message to one recipient never needs it.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -96,7 +97,7 @@ class InFlight:
         # The state after the last submitted write that is not durable yet. None means that the delivery
         # leaves.
         self.writing: dict[DeliveryKey, Delivery | None] = {}
-        self._messages: dict[MessageId, OpenMessage] = {}
+        self._messages: OrderedDict[MessageId, OpenMessage] = OrderedDict()
         self._recipients = 0
         # The time of the last change of each message, while reads are active.
         self._readers = 0

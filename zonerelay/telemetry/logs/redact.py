@@ -25,6 +25,7 @@ import re
 import secrets
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -80,8 +81,10 @@ class RedactKeyError(Exception):
     """The key cannot be read or created; the text says what the operator should do."""
 
 
-class _PseudonymCache(dict[Mailbox, str]):
-    """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads."""
+class _PseudonymCache(OrderedDict[Mailbox, str]):
+    """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads. In a dict, the search for
+    the oldest key would step over thousands of removed ones.
+    """
 
     def __init__(self, make: Callable[[Mailbox], str]) -> None:
         super().__init__()
@@ -91,9 +94,13 @@ class _PseudonymCache(dict[Mailbox, str]):
         name = self._make(mailbox)
         with self._lock:
             if len(self) >= CACHE_SIZE:
-                del self[next(iter(self))]
+                self.popitem(last=False)
             self[mailbox] = name
         return name
+
+    def known(self) -> list[tuple[Mailbox, str]]:
+        with self._lock:
+            return list(self.items())
 
 
 class Redactor:
@@ -187,7 +194,7 @@ class Redactor:
         """Return the mailboxes with these pseudonyms, or domain parts, that are still in memory."""
         return [
             each
-            for each, name in self._names.copy().items()
+            for each, name in self._names.known()
             if name in pseudonyms or name.rpartition("@")[2] in pseudonyms
         ]
 
