@@ -19,7 +19,7 @@ class FakeConnection:
 
 class FakeKeys(ServerKeys[FakeConnection]):
     async def _look(self, connection: FakeConnection) -> PartitionState:
-        return PartitionState("mark", epoch=1, last=Position(1, connection.batch))
+        return PartitionState("writer", epoch=1, last=Position(1, connection.batch))
 
     async def _check(self, connection: FakeConnection) -> None:
         """Every server is suitable."""
@@ -36,7 +36,7 @@ async def test_a_connection_with_an_older_state_is_replaced() -> None:
         return servers.pop(0)
 
     keys = FakeKeys(0, KeptConnection(connect), KeptConnection(connect))
-    keys._entered(PartitionState("mark", epoch=1, last=Position(1, 5)))
+    keys._entered(PartitionState("writer", epoch=1, last=Position(1, 5)))
     with pytest.raises(OlderStateError):
         await keys.renew()
     assert former.is_over

@@ -91,7 +91,7 @@ class Scope(enum.StrEnum):
     RECIPIENT and MESSAGE concern only themselves. HOST means that the destination's hosts could not be
     reached or would not talk: every delivery for the destination would fail the same way, so
     the destination is suspended. DOMAIN is a routing failure (DNS) of one recipient domain.
-    LOCAL is our own trouble (store, configuration, a bug) and says nothing about any peer.
+    LOCAL is an error of the relay itself (store, configuration, a bug) and says nothing about any peer.
     """
 
     RECIPIENT = "recipient"

@@ -97,7 +97,7 @@ class ReadinessCheck:
             self._failure = None
         except StoreError as error:
             self._failure = str(error)
-        except Exception as error:  # noqa: BLE001 - an unknown trouble is a reason like any other
+        except Exception as error:  # noqa: BLE001 - an unexpected error is a reason like any other
             self._failure = f"the spool probe failed with an unexpected {type(error).__name__}"
         finally:
             self._tried = self._worker.clock.monotonic()

@@ -437,9 +437,9 @@ class OutboxClaims:
             self.writer.put(put_off(columns, f"waits: {problem}"))
         except BadRowError as error:
             self._refused(columns[0], columns[1], columns[4], str(error))
-        except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
+        except Exception as error:  # noqa: BLE001 - an error of one row must not stop the others
             self._around.events.error("outbox.claim", error)
-            self.writer.put(put_off(columns, "waits: temporary trouble in this relay"))
+            self.writer.put(put_off(columns, "waits: temporary error in this relay"))
         return None
 
     def _admit(self, row: Row) -> QueueName | None:
