@@ -22,12 +22,7 @@ PACKAGE = Path(zonerelay.__file__).parent
 LEVELS = ("info", "warning", "error")
 LEVEL = re.compile(rf'"({"|".join(LEVELS)})"|lifecycle\(')
 """What each file has that logs an event."""
-KINDS = {
-    "Info": "info",
-    "labelled": "counter",
-    "_gauge": "gauge",
-    "_counter": "counter",
-}
+KINDS = {"Info": "info", "labelled": "counter", "_gauge": "gauge", "_counter": "counter"}
 NAMES = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")
 CALLS = {"_emit", "emit", "report", "_line", "_queue"}
 

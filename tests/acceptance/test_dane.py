@@ -320,10 +320,7 @@ async def test_explain_says_what_dane_makes_of_the_hosts(
         assert told == {
             "good.signed.example": [(("3 1 1",), "")],
             "bogus.signed.example": [
-                (
-                    (),
-                    f"mx.bogus.signed.example {BOGUS}: the name server returned a failure",
-                )
+                ((), f"mx.bogus.signed.example {BOGUS}: the name server returned a failure")
             ],
             "none.signed.example": [((), "")],
         }

@@ -803,10 +803,7 @@ def test_a_token_that_could_hand_nothing_in_is_refused_when_it_is_made(tmp_path:
     """It was made, and its first request was answered with 403 or 503."""
     relay = RelayProcess(tmp_path)
     (tmp_path / "spool").mkdir()
-    for words, told in (
-        ((), "--user USER"),
-        (("--user", "app"), "zonerelay user add app"),
-    ):
+    for words, told in (((), "--user USER"), (("--user", "app"), "zonerelay user add app")):
         refused = run(relay, "token", "add", "x", "--scope", "submit", *words)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert told in refused.stderr

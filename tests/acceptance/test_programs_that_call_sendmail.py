@@ -93,10 +93,7 @@ def test_programs_of_debian_reach_whom_they_mean(tmp_path: Path, sink: Sink) -> 
         for what, case in CASES.items():
             sink.messages.clear()
             said = machine.run("sh", "-c", case.command)
-            assert sink.until_recipients(len(case.recipients)) == case.recipients, (
-                what,
-                said,
-            )
+            assert sink.until_recipients(len(case.recipients)) == case.recipients, (what, said)
             assert relay.events("accepted")[-1]["recipients"] == len(case.recipients), what
             assert {each.mail_from for each in sink.messages} == {case.sender}, what
             lines = sink.messages[0].body.partition(b"\r\n\r\n")[0].decode().split("\r\n")

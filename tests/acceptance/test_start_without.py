@@ -157,8 +157,7 @@ def test_the_address_of_http_is_taken_when_it_is_free(workers: int, sink: Sink, 
             relay.start(statuses=WITHOUT_HTTP)
             deliver(relay)
             relay.wait_for(
-                lambda: f"cannot listen on {LOOPBACK}:{relay.admin_port}" in problems(relay),
-                what="problem",
+                lambda: f"cannot listen on {LOOPBACK}:{relay.admin_port}" in problems(relay), what="problem"
             )
         relay.wait_for(lambda: relay.http("/readyz")[0] == 200, what="HTTP")
         relay.wait_for(lambda: bool(relay.events("restored")), what="restored")
@@ -211,11 +210,7 @@ def test_commands_find_a_relay_whose_file_has_changed(sink: Sink, tmp_path: Path
             "\0",
         ):
             relay.config.write_text(text)
-            for words in (
-                ("status",),
-                ("queue", "list"),
-                ("suspend", "--zone", "default", "--reason", "x"),
-            ):
+            for words in (("status",), ("queue", "list"), ("suspend", "--zone", "default", "--reason", "x")):
                 ran = run(relay, *words)
                 assert ran.returncode == 0, (text, ran.stderr)
             assert run(relay, "status", "--socket", str(tmp_path / "none.sock")).returncode == 1

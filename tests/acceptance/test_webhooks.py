@@ -237,13 +237,7 @@ def test_an_endpoint_that_fails_holds_up_no_mail_and_gets_its_events_later(
         def states() -> dict[str, str]:
             return {row["name"]: row["state"] for row in zonerelay(relay, "webhook", "list", "--json").rows}
 
-        wanted = {
-            "down": "failing",
-            "slow": "failing",
-            "gone": "disabled",
-            "moved": "failing",
-            "hook": "ok",
-        }
+        wanted = {"down": "failing", "slow": "failing", "gone": "disabled", "moved": "failing", "hook": "ok"}
         assert wait_until(lambda: states() == wanted, timeout=60), states()
         assert not [post for post in receiver.posts if post.path == "/elsewhere"]
         assert len([post for post in receiver.posts if post.path == "/gone"]) <= 4

@@ -13,17 +13,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.support.crew import (
-    QUICK,
-    client_of,
-    edit,
-    pid_of,
-    processes,
-    relay_of,
-    run,
-    status,
-    until_running,
-)
+from tests.support.crew import QUICK, client_of, edit, pid_of, processes, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars

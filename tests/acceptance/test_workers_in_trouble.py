@@ -14,16 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crew import (
-    client_of,
-    edit,
-    pid_of,
-    processes,
-    relay_of,
-    run,
-    status,
-    until_running,
-)
+from tests.support.crew import client_of, edit, pid_of, processes, relay_of, run, status, until_running
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.sink import Sink
@@ -59,11 +50,7 @@ def test_a_configuration_that_workers_die_of_reaches_one_of_them_only(tmp_path: 
     (tmp_path / "mortal.py").write_text(_MORTAL)
     environment = {"PYTHONPATH": str(tmp_path)}
     with relay_of(
-        tmp_path,
-        sink.port,
-        worker_timeout=PATIENT,
-        environment=environment,
-        listener={"max_errors": 19},
+        tmp_path, sink.port, worker_timeout=PATIENT, environment=environment, listener={"max_errors": 19}
     ) as relay:
         clients = Regulars(relay.smtp_port, pause=0.02)
         second = pid_of(relay, 1)

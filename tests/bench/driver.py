@@ -174,10 +174,7 @@ async def run(load: Load) -> Report:
         for _ in range(min(load.sessions, load.messages)):
             group.create_task(worker())
     return Report(
-        began=began,
-        ended=time.monotonic(),
-        latencies=work.latencies,
-        cpu=time.process_time() - cpu,
+        began=began, ended=time.monotonic(), latencies=work.latencies, cpu=time.process_time() - cpu
     )
 
 

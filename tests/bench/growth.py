@@ -249,10 +249,7 @@ def users(scale: float) -> None:
             lambda: user_limits.change_user(
                 path,
                 one,
-                lambda _, there: (
-                    credentials.User(one, hashed),
-                    user_limits.changed(there, ["zones=bulk"]),
-                ),
+                lambda _, there: (credentials.User(one, hashed), user_limits.changed(there, ["zones=bulk"])),
             ),
         )
         print_cost(f"{of}: users are read again", lambda: credentials.read(path, whole=True))

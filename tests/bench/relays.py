@@ -14,17 +14,7 @@ from typing import Protocol
 
 from tests.bench.client import PASSWORD, user_name
 from tests.bench.load import Sink
-from tests.bench.rows import (
-    MIB,
-    POSTFIX,
-    SENDER_DOMAIN,
-    ZONERELAY,
-    Row,
-    Source,
-    Tls,
-    domain,
-    sink_address,
-)
+from tests.bench.rows import MIB, POSTFIX, SENDER_DOMAIN, ZONERELAY, Row, Source, Tls, domain, sink_address
 from tests.bench.spools import SPOOLS, SpoolStarter
 from tests.support.certificates import DAY, make
 from tests.support.meters import ProcessGroup

@@ -102,10 +102,7 @@ def _observed(plan: Plan, row: Row, benches: Sequence[Bench]) -> None:
                 _measure_latencies(row, bench)
         if plan.profiles is not None and bench.result.relay == ZONERELAY:
             pid = bench.subject.relay.pid
-            with (
-                noting(bench.result.notes),
-                profiled(pid, profile_path(plan.profiles, row)),
-            ):
+            with noting(bench.result.notes), profiled(pid, profile_path(plan.profiles, row)):
                 _repeat(plan, row, bench)
 
 

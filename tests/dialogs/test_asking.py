@@ -13,14 +13,7 @@ from tests.support.waiting import until
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
-from zonerelay.inbound.policy import (
-    ACCEPT,
-    Decision,
-    Event,
-    Helo,
-    Mail,
-    Rcpt,
-)
+from zonerelay.inbound.policy import ACCEPT, Decision, Event, Helo, Mail, Rcpt
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 

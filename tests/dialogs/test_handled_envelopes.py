@@ -15,12 +15,7 @@ from aiosmtpd.smtp import Envelope, Session
 from tests.support.event_log import EventLog, events_into
 from tests.support.inbound import House, Talk, talking
 from tests.support.waiting import until
-from zonerelay.config.settings import (
-    AccessAction,
-    AccessSettings,
-    BareLineEnds,
-    SrsSettings,
-)
+from zonerelay.config.settings import AccessAction, AccessSettings, BareLineEnds, SrsSettings
 from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import PolicyContext

@@ -27,14 +27,7 @@ from zonerelay.admin.operators import MAX_OF_TOKEN, Operators
 from zonerelay.admin.page import page
 from zonerelay.admin.requests import visit_of
 from zonerelay.config.credentials.file import replace_file
-from zonerelay.config.credentials.identities import (
-    Scope,
-    add,
-    identities_file,
-    make_token,
-    remove,
-    token_of,
-)
+from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, remove, token_of
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
 from zonerelay.control.runner import ResponseStream
 from zonerelay.inbound.cleanup.submit import Rejection

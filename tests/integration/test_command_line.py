@@ -231,13 +231,7 @@ async def test_a_bulk_verb_with_yes_is_done(shell: Shell) -> None:
     assert ran.status == 0
     assert (
         json.loads(ran.out).items()
-        >= {
-            "kind": "changed",
-            "action": "drop",
-            "matched": 2,
-            "changed": 2,
-            "busy": 0,
-        }.items()
+        >= {"kind": "changed", "action": "drop", "matched": 2, "changed": 2, "busy": 0}.items()
     )
 
 

@@ -32,15 +32,7 @@ from zonerelay.operations.errors import (
     NotFoundError,
     NotRunningError,
 )
-from zonerelay.operations.requests import (
-    Ping,
-    QueueList,
-    QueueShow,
-    QueueTrace,
-    Request,
-    Resolve,
-    Status,
-)
+from zonerelay.operations.requests import Ping, QueueList, QueueShow, QueueTrace, Request, Resolve, Status
 
 
 def row(number: int) -> DeliveryRow:

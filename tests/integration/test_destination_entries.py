@@ -20,12 +20,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from zonerelay.cli.operate.explain import _facts as explain_facts
-from zonerelay.config.settings import (
-    DestinationSettings,
-    RetrySettings,
-    TlsMode,
-    ZoneSettings,
-)
+from zonerelay.config.settings import DestinationSettings, RetrySettings, TlsMode, ZoneSettings
 from zonerelay.routing.mta_sts import HTTPS_PORT
 
 HOST = "mx.provider.example"

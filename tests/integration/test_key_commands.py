@@ -295,10 +295,7 @@ async def test_an_ed25519_key_has_its_own_kind_of_record(check: Check) -> None:
 
 
 async def test_an_alias_is_followed(check: Check) -> None:
-    zones: Zones = {
-        KEY_NAME: {"CNAME": ["s1.host.example"]},
-        "s1.host.example": txt(RSA_RECORD)[KEY_NAME],
-    }
+    zones: Zones = {KEY_NAME: {"CNAME": ["s1.host.example"]}, "s1.host.example": txt(RSA_RECORD)[KEY_NAME]}
     code, (row,) = await check(zones)
     assert (code, row["status"]) == (0, "ok")
 

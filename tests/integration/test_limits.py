@@ -323,10 +323,7 @@ async def workers_of_a_supervisor(
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                relay_with(
-                    private(tmp_path / str(number), chosen),
-                    identity=Identity(limits=socket),
-                )
+                relay_with(private(tmp_path / str(number), chosen), identity=Identity(limits=socket))
             )
             for number in range(count)
         ]

@@ -198,11 +198,7 @@ async def test_auth_switched_on_is_for_new_sessions(tmp_path: Path) -> None:
     async with relay_with(chosen(tmp_path, plain)) as running, session(plain.address) as open_one:
         files = certificate().write(tmp_path, "relay")
         guarded = replace(
-            plain,
-            tls=ListenerTls.STARTTLS,
-            certificate=files[:1],
-            key=files[1:],
-            auth=ListenerAuth.REQUIRED,
+            plain, tls=ListenerTls.STARTTLS, certificate=files[:1], key=files[1:], auth=ListenerAuth.REQUIRED
         )
         await reload(running, listener=(guarded,), auth=AuthSettings(credentials=users))
         await open_one.send()
@@ -215,9 +211,7 @@ async def test_auth_switched_on_is_for_new_sessions(tmp_path: Path) -> None:
         assert [each["user"] for each in running.log.named("logged-in")] == ["app"]
 
 
-async def test_a_changed_credentials_file_and_another_one_count_from_the_next_login(
-    tmp_path: Path,
-) -> None:
+async def test_a_changed_credentials_file_and_another_one_count_from_the_next_login(tmp_path: Path) -> None:
     users, others = tmp_path / "users", tmp_path / "others"
     users.write_text(file_of(user("app", "correct horse")))
     others.write_text(file_of(user("crm", "battery staple")))

@@ -93,11 +93,7 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
         assert failing.options == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("trouble", "found"),
-    [(TRUNCATED, CUT), (GARBAGE, None)],
-    ids=["cut", "garbage"],
-)
+@pytest.mark.parametrize(("trouble", "found"), [(TRUNCATED, CUT), (GARBAGE, None)], ids=["cut", "garbage"])
 async def test_what_is_not_plain_is_said_to_be(trouble: OnError, found: ParsedAnswer[str] | None) -> None:
     async with FakeDns(ZONES, {"mx.example.com": trouble}) as server, asking(server.address) as servers:
         assert await ask(servers) == found

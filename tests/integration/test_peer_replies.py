@@ -142,9 +142,7 @@ async def test_lines_without_a_code_are_skipped_and_the_message_is_sent_once(
     assert b"".join(taken).count(b"Subject: hello") == 2
 
 
-async def test_too_much_junk_after_the_final_dot_is_in_doubt_and_waits_its_turn(
-    tmp_path: Path,
-) -> None:
+async def test_too_much_junk_after_the_final_dot_is_in_doubt_and_waits_its_turn(tmp_path: Path) -> None:
     taken: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -159,9 +159,7 @@ async def test_two_operators_do_not_change_the_same_delivery_at_the_same_time(qu
     assert len(queue.courier.recipients()) == 2
 
 
-async def test_settings_that_change_meanwhile_do_not_let_an_attempt_cross_a_change(
-    queue: Queue,
-) -> None:
+async def test_settings_that_change_meanwhile_do_not_let_an_attempt_cross_a_change(queue: Queue) -> None:
     message_id = await put_off(queue, "b@example.com")
     (stored,) = await queue.stored()
     await queue.store.update([stored.key], lambda each: structs.replace(each, next_attempt=0.0))

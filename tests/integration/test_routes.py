@@ -386,9 +386,7 @@ async def test_no_header_gives_mail_a_priority(tmp_path: Path) -> None:
         assert await priorities(running) == {"b@example.com": Priority.NORMAL}
 
 
-async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_restart(tmp_path: Path) -> None:
     route = RouteSettings(recipient_domain=("news.example",), set_priority="bulk")
     chosen = standing_still(tmp_path, route)
     async with relay_with(chosen) as running:

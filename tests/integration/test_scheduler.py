@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.support.queueing import (
-    BOUNCED,
-    DEFERRED,
-    DELIVERED,
-    NO_HOST,
-    Relay,
-    route_to,
-)
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay, route_to
 from zonerelay.config.settings import InDoubtAction, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import MAILBOXES, Delivery, DeliveryKey, DeliveryState, QueueName, queue_of
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
@@ -729,9 +722,7 @@ async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(
     assert len(relay.courier.batches) == 100
 
 
-async def test_rows_of_mailboxes_do_not_count_as_mail_of_a_zone_that_is_not_configured(
-    make: Make,
-) -> None:
+async def test_rows_of_mailboxes_do_not_count_as_mail_of_a_zone_that_is_not_configured(make: Make) -> None:
     relay = make()
     relay.store.counts = lambda: {MAILBOXES: QueueCounts(ready=3), queue_of("gone"): QueueCounts(ready=1)}  # type: ignore[method-assign]  # an outbox
     (problem,) = relay.scheduler.problems()

@@ -234,12 +234,7 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         assert "outbound * the message as sent:" in done
         assert "outbound < 250 2.0.0 message accepted" in done
         secrets = [f"{user}{PASSWORD}".encode() for user in ("", "\0app\0", "\0relay\0")]
-        hidden = [
-            BODY,
-            PASSWORD,
-            "secretive",
-            *(base64.b64encode(each).decode() for each in secrets),
-        ]
+        hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]
         assert [each for each in hidden if each in said or each in done] == []
         await running.until(lambda: not running.worker.events.transcripts.on, what="the end of transcripts")
 

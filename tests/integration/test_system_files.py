@@ -89,10 +89,7 @@ async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path, sink: Sink
 
 
 async def test_a_domain_whose_servers_are_silent_is_no_outage(tmp_path: Path) -> None:
-    async with (
-        FakeDns(zones(), {"d0.example": SILENCE}) as dns,
-        relay(tmp_path, dns.address) as running,
-    ):
+    async with FakeDns(zones(), {"d0.example": SILENCE}) as dns, relay(tmp_path, dns.address) as running:
         await send(running)
         await running.until_logged("deferred")
         assert (PROBE, "A", "udp") in dns.queries

@@ -221,8 +221,7 @@ def test_the_configuration_names_the_file(shell: Shell, tmp_path: Path) -> None:
     config = tmp_path / "zonerelay.toml"
     config.write_text(
         toml_document(
-            {},
-            {"auth": {"credentials": str(shell.file)}, "listener": [{"address": "127.0.0.1:2525"}]},
+            {}, {"auth": {"credentials": str(shell.file)}, "listener": [{"address": "127.0.0.1:2525"}]}
         )
     )
     where = ("--config", str(config))

@@ -13,12 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
-from zonerelay.config.settings import (
-    CredentialSettings,
-    ListenerSettings,
-    SourceSettings,
-    ZoneSettings,
-)
+from zonerelay.config.settings import CredentialSettings, ListenerSettings, SourceSettings, ZoneSettings
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.dsn import DsnKind
 from zonerelay.telemetry.metrics.metrics import OUTCOMES

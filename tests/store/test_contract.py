@@ -83,8 +83,7 @@ class TestTakingMail:
     # In a bucket the sizes are others: tests/store/test_s3_bodies.py.
     @pytest.mark.parametrize("store", [name for name in VARIANTS if name != "s3"], indirect=True)
     @pytest.mark.parametrize(
-        "size",
-        [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 9 * CHUNK_SIZE - 1, 20 * CHUNK_SIZE + 7],
+        "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 9 * CHUNK_SIZE - 1, 20 * CHUNK_SIZE + 7]
     )
     @pytest.mark.parametrize("piece", [977, CHUNK_SIZE, 3 * CHUNK_SIZE + 1])
     async def test_body_of_any_size_in_any_pieces_is_byte_exact(

@@ -13,15 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from tests.store.builders import (
-    NOW,
-    attempt,
-    body_of,
-    envelope_for,
-    message_id,
-    own_message,
-    store_message,
-)
+from tests.store.builders import NOW, attempt, body_of, envelope_for, message_id, own_message, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend

@@ -18,10 +18,7 @@ from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreOpenError
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import disk_directories
 
-APART = {
-    "one directory": (),
-    "apart": ("env_directory", "meta_directory", "scratch_directory"),
-}
+APART = {"one directory": (), "apart": ("env_directory", "meta_directory", "scratch_directory")}
 
 
 @pytest.fixture(params=APART)

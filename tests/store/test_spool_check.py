@@ -15,13 +15,7 @@ from tests.store.test_leveldb_damage import body, filled, recipient
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
-from zonerelay.store.check import (
-    DamageKind,
-    Findings,
-    RepairResult,
-    SalvagedMessage,
-    SpoolContents,
-)
+from zonerelay.store.check import DamageKind, Findings, RepairResult, SalvagedMessage, SpoolContents
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone, QueueStore, Store, StoredKey
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.offline import check_spool, repair_spool

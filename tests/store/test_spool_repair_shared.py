@@ -16,17 +16,7 @@ import pytest
 from tests.store.builders import message_id
 from tests.store.keys.test_check import apply_change
 from tests.store.spools import Spool
-from tests.store.test_spool_check import (
-    FOUR,
-    ONE,
-    SHARED,
-    TWO,
-    checked,
-    put,
-    remove,
-    repaired,
-    with_large,
-)
+from tests.store.test_spool_check import FOUR, ONE, SHARED, TWO, checked, put, remove, repaired, with_large
 from tests.support.postgres import PostgresServer
 from tests.support.s3_server import SECRET
 from tests.transfer.test_backup import configuration_of
@@ -98,9 +88,7 @@ async def test_a_repair_that_is_killed_is_completed_by_the_next(tmp_path: Path, 
     assert not (await checked(spool, tmp_path))[1].counts
 
 
-async def test_a_body_that_the_database_cannot_read_is_found(
-    tmp_path: Path,
-) -> None:
+async def test_a_body_that_the_database_cannot_read_is_found(tmp_path: Path) -> None:
     """The file of large values is cut off, as a disk or a file system may do it."""
     with PostgresServer() as server:
         settings = PostgresSettings(url=server.url, schema="mail", lease=60.0)

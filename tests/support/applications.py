@@ -348,10 +348,7 @@ def git_environment() -> dict[str, str]:
     package = _git()
     module = package.path("usr/lib/*/perl5/*/Net/SSLeay.pm")
     places = (package.root / "usr/share/perl5", module.parents[1])
-    return {
-        "PERL5LIB": os.pathsep.join(map(str, places)),
-        "LD_LIBRARY_PATH": package.library_path(),
-    }
+    return {"PERL5LIB": os.pathsep.join(map(str, places)), "LD_LIBRARY_PATH": package.library_path()}
 
 
 class Cron(Client):

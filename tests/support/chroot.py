@@ -95,10 +95,7 @@ def _debootstrap(release: str, packages: Sequence[str], root: Path) -> None:
         wget = ready_package("wget", "usr/bin/wget")
         environment["PATH"] += os.pathsep + str(wget.root / "usr/bin")
         environment["LD_LIBRARY_PATH"] = wget.library_path()
-    _run(
-        [program, "--variant=minbase", f"--include={','.join(packages)}", release, str(root)],
-        environment,
-    )
+    _run([program, "--variant=minbase", f"--include={','.join(packages)}", release, str(root)], environment)
     for name in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
         shutil.rmtree(root / name)
     if (own := Path("/", _CERTIFICATES)).exists():  # also those that the registries of this machine need

@@ -36,13 +36,7 @@ class PlanBed:
     ) -> None:
         self._proven = proven
         self.rates = rates or Rates()
-        self.queue = ZonePlan(
-            ZoneSettings(**zone),
-            RETRY,
-            self.rates,
-            window=window,
-            **(driver or {}),
-        )
+        self.queue = ZonePlan(ZoneSettings(**zone), RETRY, self.rates, window=window, **(driver or {}))
         self.rates.changed = self._changed
         self.now, self.tick = NOW, 0.0
         self.works: list[Work] = []

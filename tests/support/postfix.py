@@ -112,12 +112,7 @@ class PostfixInstance:
     """One private relay. Its files are below `directory`, which other users must be able to enter."""
 
     def __init__(
-        self,
-        tools: PostfixTools,
-        directory: Path,
-        settings: PostfixSettings,
-        *,
-        launcher: Sequence[str] = (),
+        self, tools: PostfixTools, directory: Path, settings: PostfixSettings, *, launcher: Sequence[str] = ()
     ) -> None:
         if os.geteuid() != 0:
             raise PostfixError("Postfix's master runs only as root: run this as root, or leave Postfix out")

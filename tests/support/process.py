@@ -109,11 +109,7 @@ class RelayProcess:
         """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
         if not wait_until(lambda: not self.running or self._ready(statuses), timeout=timeout):
             self.kill()

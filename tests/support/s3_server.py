@@ -33,9 +33,7 @@ class MotoServer:
     def start(self) -> None:
         words = ["-m", "moto.server", "-H", self._bind, "-p", str(self.port)]
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            [sys.executable, "-W", "ignore", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         assert wait_until(self._answers, timeout=30), "moto's server does not answer"
         assert self.ask("PUT", f"/{BUCKET}")[0] == 200

@@ -18,12 +18,7 @@ PLUGIN = "usr/lib/*/sasl2/libsasldb.so"
 
 
 def write_users(
-    directory: Path,
-    users: Mapping[str, str],
-    *,
-    realm: str,
-    owner: str,
-    mechanisms: str = "PLAIN LOGIN",
+    directory: Path, users: Mapping[str, str], *, realm: str, owner: str, mechanisms: str = "PLAIN LOGIN"
 ) -> tuple[Path, Path]:
     """The folder with smtpd.conf (cyrus_sasl_config_path), and that of the plugin (for SASL_PATH).
 

@@ -17,13 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.targets.messages import addresses
-from zonerelay.message.header import (
-    MAX_ADDRESSES,
-    MAX_LINE,
-    MAX_OCTETS,
-    change_addresses,
-    change_field,
-)
+from zonerelay.message.header import MAX_ADDRESSES, MAX_LINE, MAX_OCTETS, change_addresses, change_field
 from zonerelay.model import address_list
 from zonerelay.model.address_list import MAX_ADDRESS, read_addresses
 

@@ -35,9 +35,7 @@ ADDRESSES = [
 
 def limits_of(*, total: int, per_client: int, per_network: int) -> ConnectionLimits:
     settings = ListenerSettings(
-        max_connections=total,
-        max_connections_per_client=per_client,
-        max_connections_per_network=per_network,
+        max_connections=total, max_connections_per_client=per_client, max_connections_per_network=per_network
     )
     return ConnectionLimits(settings)
 

@@ -24,13 +24,7 @@ from zonerelay.config import toml_text
 from zonerelay.config.checks import advice
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import identities, passwords
-from zonerelay.config.credentials.file import (
-    CredentialsError,
-    User,
-    format_line,
-    parse,
-    parse_line,
-)
+from zonerelay.config.credentials.file import CredentialsError, User, format_line, parse, parse_line
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.load import ConfigError, load_text, read

@@ -17,11 +17,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys import group_commit
-from zonerelay.store.keys.group_commit import (
-    GroupCommitter,
-    SubmittedChanges,
-    WriterThread,
-)
+from zonerelay.store.keys.group_commit import GroupCommitter, SubmittedChanges, WriterThread
 from zonerelay.store.keys.port import Op
 from zonerelay.store.queue.claims import DiskRange, QueueCursors, Taken
 from zonerelay.store.redis.connection import Argument, Confirmation, Reply, SharedConnection

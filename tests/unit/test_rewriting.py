@@ -44,11 +44,7 @@ def rule(
 
 
 def becomes(
-    rules: list[RewriteSettings],
-    address: str,
-    *,
-    user: str = "",
-    kind: RewriteScope = RewriteScope.RECIPIENT,
+    rules: list[RewriteSettings], address: str, *, user: str = "", kind: RewriteScope = RewriteScope.RECIPIENT
 ) -> str:
     return RewriteRules(rules).of(LISTENER, user).find(kind, Mailbox(address))[0]
 

@@ -226,10 +226,7 @@ class S3:
 Engine = LevelDb | Disk
 
 
-ENGINES: dict[str, Engine] = {
-    "leveldb": LevelDb(),
-    "disk": Disk(),
-}
+ENGINES: dict[str, Engine] = {"leveldb": LevelDb(), "disk": Disk()}
 
 REFUSED: dict[str, OldFiles | Redis | Postgres | S3] = {
     "shelf": OldFiles("shelf.tar.gz", Backend.MEMORY),

@@ -16,9 +16,7 @@ def written() -> dict[str, str]:
 
 def read_again(passing: dict[str, str]) -> dict[str, str]:
     """As this release writes what it has read."""
-    return {
-        BOOK: ZoneLimits.decode(bytes.fromhex(passing[BOOK])).encode().hex(),
-    }
+    return {BOOK: ZoneLimits.decode(bytes.fromhex(passing[BOOK])).encode().hex()}
 
 
 def _limits() -> ZoneLimits:

@@ -204,14 +204,8 @@ def _disk(spool: Spool) -> None:
 
 
 MARKS: dict[str, tuple[Callable[[Spool], None], str]] = {
-    "leveldb": (
-        _leveldb,
-        "format version 2, but this zonerelay supports version 1",
-    ),
-    "disk": (
-        _disk,
-        r"zonerelay\.lock does not belong to a queue that this zonerelay can read",
-    ),
+    "leveldb": (_leveldb, "format version 2, but this zonerelay supports version 1"),
+    "disk": (_disk, r"zonerelay\.lock does not belong to a queue that this zonerelay can read"),
 }
 
 

@@ -119,10 +119,7 @@ def report(
             "The history is disabled ([history] enabled = false), so there are no data for a report.",
             "",
         ]
-    lines += [
-        *_totals(figures),
-        *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
-    ]
+    lines += [*_totals(figures), *(line for name in LISTS for line in _list(name, figures.lists.get(name)))]
     lines += [*_slowest(figures.slowest), *_queue(now)]
     if gaps:
         lines.append("The history is incomplete, so these figures are too low:")

@@ -23,12 +23,7 @@ from zonerelay.operations.requests import Tail
 from zonerelay.operations.requests import Transcript as TranscriptRequest
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
-from zonerelay.telemetry.events.transcript import (
-    MAX_TRANSCRIPTS,
-    ROOM,
-    BoundedStream,
-    RunningTranscript,
-)
+from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, BoundedStream, RunningTranscript
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms, UnsearchableError, form_of
 
 MAX_FOLLOWERS = 16

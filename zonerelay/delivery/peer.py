@@ -169,13 +169,7 @@ def own_address(source: SourceSettings, *, ipv6: bool) -> str:
 
 
 async def open_socket(
-    zone: ZoneSettings,
-    host: str,
-    ip: str,
-    port: int,
-    *,
-    timeout: float,
-    source: SourceSettings | None = None,
+    zone: ZoneSettings, host: str, ip: str, port: int, *, timeout: float, source: SourceSettings | None = None
 ) -> socket.socket:
     """Return a connected, non-blocking TCP socket. Raise HostFailure."""
     check_address(zone, host, ip)

@@ -179,11 +179,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> Delivery:
         """Return the next state after a deferral; `counts` is false if no peer was contacted."""
         return structs.replace(
-            self,
-            attempts=self.attempts + (1 if counts else 0),
-            next_attempt=until,
-            last=attempt,
-            act="",
+            self, attempts=self.attempts + (1 if counts else 0), next_attempt=until, last=attempt, act=""
         )
 
     def corrected_at(self, now: float) -> Delivery:

@@ -37,10 +37,7 @@ CHANGED = Merge(add="matched changed busy gone altered", first="act", join="no_u
 """The rule for changes of separate queues. `supervisor/merge` has the one for a shared queue."""
 _ORDERS = Merge(key="id", add="held refused", order=lambda _, row: -row.since)
 _ACTS = Merge(
-    key="act",
-    add="changed",
-    least="at until finished no_undo undone_by",
-    order=lambda _, row: -row.at,
+    key="act", add="changed", least="at until finished no_undo undone_by", order=lambda _, row: -row.at
 )
 _WORKER = Merge(how=MergeRule.WORKER)
 _SAMPLE = Merge(how=MergeRule.IN_ORDER, order=_delivery_order, limit="sample")
@@ -93,10 +90,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _read(requests.QueueCount, answers.Count, Merge(add="matched", rows={"sample": _SAMPLE}, of_queue=True)),
     _read(
-        requests.QueueSummary,
-        answers.Summary,
-        Merge(how=MergeRule.CUSTOM, of_queue=True),
-        wrapped="summary",
+        requests.QueueSummary, answers.Summary, Merge(how=MergeRule.CUSTOM, of_queue=True), wrapped="summary"
     ),
     _read(requests.QueueShow, answers.MessageDetail, FIRST_FOUND, path=_MESSAGE),
     _read(requests.QueueTrace, TraceStep, FIRST_FOUND, path=f"{_MESSAGE}/trace", rows="steps"),
@@ -120,9 +114,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _change(requests.Hold),
     _change(requests.Release),
     _change(
-        requests.Reroute,
-        flags={"filter.zone": "--from-zone"},
-        one_of=("to_zone", "next_hop", "ask_again"),
+        requests.Reroute, flags={"filter.zone": "--from-zone"}, one_of=("to_zone", "next_hop", "ask_again")
     ),
     _change(requests.Bounce),
     _change(requests.Drop),

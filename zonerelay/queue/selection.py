@@ -361,11 +361,7 @@ class RoundRobin:
     """Selects the next destination of one zone by round robin. `active` counts transactions."""
 
     def __init__(
-        self,
-        zone: ZoneSettings,
-        rates: Rates,
-        shared: ZoneAllowance | None,
-        throttle: BacklogThrottle,
+        self, zone: ZoneSettings, rates: Rates, shared: ZoneAllowance | None, throttle: BacklogThrottle
     ) -> None:
         self._most = zone.max_connections
         self._throttle = throttle

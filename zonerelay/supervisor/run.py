@@ -25,12 +25,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.config.checks import advice
 from zonerelay.config.load import read_copy
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.socket import (
-    CallSocket,
-    control_socket_path,
-    limits_socket_path,
-    relay_socket_path,
-)
+from zonerelay.control.socket import CallSocket, control_socket_path, limits_socket_path, relay_socket_path
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority import LimitTable
@@ -108,11 +103,7 @@ class Supervisor:
         self._state = RelayState(self._workers, self.settings, self._sockets, self.clock)
         self._notifier = Notifier(os.environ, partial(self._on_error, "systemd"))
         self._reloading = RelayReload(
-            self.config,
-            state=self._state,
-            launcher=self._launcher,
-            log=self.log,
-            notifier=self._notifier,
+            self.config, state=self._state, launcher=self._launcher, log=self.log, notifier=self._notifier
         )
 
     async def run(self) -> int:

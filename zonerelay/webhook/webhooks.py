@@ -174,11 +174,7 @@ class Webhooks:
         self.store.release(keys)
 
     def outcomes(
-        self,
-        message: Message | None,
-        reported: Sequence[Result],
-        destination: str,
-        seconds: float | None,
+        self, message: Message | None, reported: Sequence[Result], destination: str, seconds: float | None
     ) -> list[OwnMessage]:
         """Return the events of these outcomes, for the same write."""
         named = [(_type_of(each), each) for each in reported]

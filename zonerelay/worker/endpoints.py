@@ -99,10 +99,7 @@ class Endpoints:
         return await Runner(self._relay(), self._events.error).one(Status(), RelayStatus, "report")
 
     def _build_operators(
-        self,
-        handler: Handler,
-        submit: Submit,
-        rules: Callable[[], ListenerSettings] | None = None,
+        self, handler: Handler, submit: Submit, rules: Callable[[], ListenerSettings] | None = None
     ) -> Operators:
         from zonerelay.admin.operators import Operators  # noqa: PLC0415 - with the first connection
 

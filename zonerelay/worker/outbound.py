@@ -112,11 +112,7 @@ class OutboundSide:
         self.limits = self._shared_limits(settings, context, granted)
         self.sources = SourceSelection(clock, events)
         self.logins = Logins(
-            clock,
-            events.smarthosts,
-            context.environment,
-            directory=token_directory(settings),
-            resume=resume,
+            clock, events.smarthosts, context.environment, directory=token_directory(settings), resume=resume
         )
         events.metrics.smarthosts.attach(self.logins.login_states)
         self._signing = DkimSigner(threaded=len(os.sched_getaffinity(0)) > 1)

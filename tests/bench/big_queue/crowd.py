@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.dns import Records
-from zonerelay.config.settings import (
-    Backend,
-    Settings,
-    SpoolSettings,
-)
+from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Origin, Recipient
@@ -88,10 +84,7 @@ def names(crowd: Crowd) -> dict[str, Records]:
 
 
 def _host(name: str, at: str) -> dict[str, Records]:
-    return {
-        name: {"MX": [f"10 mx.{name}"], "TTL": 3600},
-        f"mx.{name}": {"A": [at], "TTL": 3600},
-    }
+    return {name: {"MX": [f"10 mx.{name}"], "TTL": 3600}, f"mx.{name}": {"A": [at], "TTL": 3600}}
 
 
 async def fill(path: Path, crowd: Crowd, say: Callable[[int], None]) -> None:

@@ -147,12 +147,7 @@ class Rate:
 async def other_mail(scene: Scene, relay: RelayProcess, messages: int) -> Rate:
     """Send mail to an idle destination as fast as the relay takes it, until all of it has been delivered."""
     load = Load(
-        port=relay.smtp_port,
-        sessions=SESSIONS,
-        messages=messages,
-        size=MESSAGE,
-        reuse=True,
-        senders=SENDERS,
+        port=relay.smtp_port, sessions=SESSIONS, messages=messages, size=MESSAGE, reuse=True, senders=SENDERS
     )
     goal = scene.sink.read().other + messages
     report, arrived = await asyncio.gather(_driven(load), _arrived(scene, goal))

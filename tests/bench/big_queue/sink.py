@@ -66,10 +66,7 @@ async def serve(port: int, counters: CounterFile[Seen], probes: Path) -> None:
             counters.write(seen)
 
         server = await asyncio.get_running_loop().create_server(
-            lambda: CrowdProtocol(arrived, connected),
-            "0.0.0.0",
-            port,
-            backlog=BACKLOG,
+            lambda: CrowdProtocol(arrived, connected), "0.0.0.0", port, backlog=BACKLOG
         )
         async with server:
             await server.serve_forever()

@@ -204,12 +204,7 @@ class Node:
     # Mail
 
     def accept(
-        self,
-        sender: str,
-        recipients: list[str],
-        *,
-        due: float = 0.0,
-        priority: Priority = Priority.NORMAL,
+        self, sender: str, recipients: list[str], *, due: float = 0.0, priority: Priority = Priority.NORMAL
     ) -> None:
         """A message is durable; `due`: it was deferred until then by somebody else."""
         now = self.clock.now()

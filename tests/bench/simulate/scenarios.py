@@ -98,10 +98,7 @@ MIX = (
 )  # fmt: skip
 """About 100,000 domains."""
 
-_QUIET = (
-    Kind(name="fast", share=1.0, domains=5_000, even=True),
-    Kind(name=SENDERS, share=0.0, domains=500),
-)
+_QUIET = (Kind(name="fast", share=1.0, domains=5_000, even=True), Kind(name=SENDERS, share=0.0, domains=500))
 """Singles, mostly to destinations with nothing else to do: what others do must not delay them."""
 
 

@@ -695,10 +695,7 @@ async def test_a_host_that_knows_the_wish_is_told(bed: Bed) -> None:
     courier = bed.courier(names=names())
     for wish in (True, False):
         assert (await insist(courier, sink.port, wish=wish)).verdict is Verdict.DELIVERED
-    assert mail_lines(sink) == [
-        "MAIL FROM:<sender@example.org> REQUIRETLS",
-        "MAIL FROM:<sender@example.org>",
-    ]
+    assert mail_lines(sink) == ["MAIL FROM:<sender@example.org> REQUIRETLS", "MAIL FROM:<sender@example.org>"]
 
 
 # ---- hosts that answer a small first message of TLS only -------------------------------------------

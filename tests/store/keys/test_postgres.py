@@ -23,12 +23,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import (
-    FencedError,
-    NodeTakenError,
-    OlderStateError,
-    Write,
-)
+from zonerelay.store.keys.port import FencedError, NodeTakenError, OlderStateError, Write
 from zonerelay.store.postgres.driver import DatabaseAccess
 from zonerelay.store.postgres.engine import PostgresEngine, PostgresKeys, PostgresRecordStore
 from zonerelay.store.queue.partition_keeper import open_queue

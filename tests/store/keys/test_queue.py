@@ -20,14 +20,7 @@ from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    Change,
-    Finish,
-    OwnMessage,
-    QueueCounts,
-    StoreError,
-)
+from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, OwnMessage, QueueCounts, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
 from zonerelay.store.queue.partition_keeper import open_queue

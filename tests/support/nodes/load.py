@@ -37,13 +37,7 @@ class Answer:
 class Injector:
     """`rate` messages a second in all, over so many sessions; `domains` are taken in turn."""
 
-    def __init__(
-        self,
-        doors: Sequence[tuple[str, int]],
-        *,
-        rate: float,
-        per_connection: int = 8,
-    ) -> None:
+    def __init__(self, doors: Sequence[tuple[str, int]], *, rate: float, per_connection: int = 8) -> None:
         self.domains = ["example.com"]
         self.acknowledged: dict[str, Answer] = {}
         self.refused: list[Answer] = []

@@ -12,13 +12,7 @@ from random import Random
 
 from tests.support.receivers.journal import Arrival, Journal
 from tests.support.receivers.ledger import Promise, Tally
-from tests.support.receivers.manners import (
-    FOLLOWED,
-    Reader,
-    line_problem,
-    message_problem,
-    parameter_problem,
-)
+from tests.support.receivers.manners import FOLLOWED, Reader, line_problem, message_problem, parameter_problem
 from tests.support.receivers.nature import Nature, Point, Tls
 from tests.support.sink_conversation import Conversation, Manners, Received, Script
 from zonerelay.sandbox.behaviours import ScriptedReply

@@ -276,8 +276,7 @@ class Intake:
         self._chunks = ChunkReader() if transaction.chunked else None
         self.body = self._chunks or BodyReader()  # its `rest` belongs to commands
         self._scanner: HeaderScanner | None = HeaderScanner(
-            settings.max_header_size,
-            removes_controls=settings.header_controls is HeaderControls.REMOVE,
+            settings.max_header_size, removes_controls=settings.header_controls is HeaderControls.REMOVE
         )
         self._header = _NOTHING_YET
         self._hash = BodyHash() if context.hash_bodies else None
@@ -620,8 +619,7 @@ class Intake:
             # A message that is too large for only some of its zones bounces in those.
             limit = max(sizes[each.zone] for each in deliveries)
             answer = replies.in_detail(
-                replies.TOO_BIG,
-                f"Message exceeds {format_size(limit)}, the maximum size that can be relayed",
+                replies.TOO_BIG, f"Message exceeds {format_size(limit)}, the maximum size that can be relayed"
             )
             self.refuse(answer, "larger than its zones send")
             return None

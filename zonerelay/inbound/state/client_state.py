@@ -18,13 +18,7 @@ from functools import cache, lru_cache, partial
 import msgspec
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import (
-    Idempotency,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    UnsafeListener,
-)
+from zonerelay.config.settings import Idempotency, ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state import replies

@@ -798,11 +798,7 @@ class Operations:
             yield batch
 
     async def _candidates(
-        self,
-        wanted: QueueFilter,
-        progress: VerbProgress | None,
-        every: int,
-        after: DeliveryKey | None,
+        self, wanted: QueueFilter, progress: VerbProgress | None, every: int, after: DeliveryKey | None
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_ids is not None:
             for message_id in sorted(wanted.message_ids):

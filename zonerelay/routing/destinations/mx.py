@@ -177,11 +177,7 @@ def on_terms(
 
 
 def by_policy(
-    zone: ZoneSettings,
-    route: Route,
-    entry: DestinationEntry | None,
-    found: PolicyLookup,
-    events: StsEvents,
+    zone: ZoneSettings, route: Route, entry: DestinationEntry | None, found: PolicyLookup, events: StsEvents
 ) -> Route | Unroutable:
     """Return the route with the TLS requirements of the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))

@@ -106,9 +106,7 @@ def _limits(parameters: str) -> PeerLimits:
         if _LIMIT.fullmatch(value):
             least[name] = min(int(value), least.get(name, MAX_LIMIT))
     return PeerLimits(
-        rcptmax=least.get("RCPTMAX"),
-        mailmax=least.get("MAILMAX"),
-        rcptdomainmax=least.get("RCPTDOMAINMAX"),
+        rcptmax=least.get("RCPTMAX"), mailmax=least.get("MAILMAX"), rcptdomainmax=least.get("RCPTDOMAINMAX")
     )
 
 

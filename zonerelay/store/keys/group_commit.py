@@ -166,12 +166,7 @@ class GroupCommitter(Generic[Change, P]):
         self._idle.set()
 
     def submit(
-        self,
-        ops: Change,
-        *,
-        size: int = 0,
-        lazy: bool = False,
-        applied: Callable[[], None] | None = None,
+        self, ops: Change, *, size: int = 0, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
         """Queue `ops` for one atomic write. The future is done when the write is durable or has failed."""
         done: asyncio.Future[None] = self._loop.create_future()

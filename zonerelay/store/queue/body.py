@@ -246,10 +246,7 @@ class BodyWriter:
         if self._filled:
             chunks.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
         message = Message(
-            envelope=self._envelope,
-            size=self._size,
-            chunks=self._submitted + len(chunks),
-            **facts,
+            envelope=self._envelope, size=self._size, chunks=self._submitted + len(chunks), **facts
         )
         others = () if companions is None else companions(message)
         new = NewMessage(message, deliveries, chunks, others, once)

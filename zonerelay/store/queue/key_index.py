@@ -164,8 +164,7 @@ class KeyIndex:
     def _settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
         sql = "UPDATE kept SET pending = 0" if is_kept else "DELETE FROM kept"
         self._database.opened().execute(
-            f"{sql} WHERE identity = ? AND message_id = ? AND pending",
-            (identity, message_id),
+            f"{sql} WHERE identity = ? AND message_id = ? AND pending", (identity, message_id)
         )
 
     def _pending(self) -> list[tuple[str, MessageId]]:

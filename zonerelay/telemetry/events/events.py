@@ -424,11 +424,7 @@ class Events:
         )
 
     def attempted(
-        self,
-        attempts: Iterable[Result],
-        *,
-        destination: str,
-        seconds: float | None = None,
+        self, attempts: Iterable[Result], *, destination: str, seconds: float | None = None
     ) -> None:
         """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`, each with the Unix
         time of the next attempt after a deferral, and the duration of the attempt in seconds.
@@ -667,14 +663,7 @@ class Events:
 def _common(result: Result) -> tuple[object, ...]:
     """Return all that the events of an attempt report, apart from the recipient and the reply about it."""
     delivery, outcome, next_attempt = result
-    return (
-        outcome,
-        delivery.message_id,
-        delivery.queue,
-        delivery.created,
-        delivery.attempts,
-        next_attempt,
-    )
+    return (outcome, delivery.message_id, delivery.queue, delivery.created, delivery.attempts, next_attempt)
 
 
 def _shown(outcome: Outcome, recipients: Sequence[Mailbox], redact: Redactor) -> list[tuple[str, str]]:

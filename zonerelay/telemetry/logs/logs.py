@@ -351,10 +351,7 @@ class _LoggingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            fields: dict[str, Field] = {
-                "logger": record.name,
-                "text": self._redact(record.getMessage()),
-            }
+            fields: dict[str, Field] = {"logger": record.name, "text": self._redact(record.getMessage())}
             if record.exc_info:
                 lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
                 fields["traceback"] = "\n".join(map(self._redact, lines[-MAX_TRACEBACK_LINES:]))

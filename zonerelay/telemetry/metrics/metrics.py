@@ -133,10 +133,7 @@ class Metrics:
             declared=QUOTAS,
         )
         self.logins = made.labelled(
-            "zonerelay_inbound_logins_total",
-            "Replies to AUTH commands.",
-            "result",
-            declared=LOGIN_RESULTS,
+            "zonerelay_inbound_logins_total", "Replies to AUTH commands.", "result", declared=LOGIN_RESULTS
         )
         self.dsn = made.labelled(
             "zonerelay_dsn_total", "Bounces and reports queued to senders.", "kind", declared=DSN_KINDS
@@ -168,10 +165,7 @@ class Metrics:
             "source",
         )
         self.errors = made.labelled(
-            "zonerelay_trouble_total",
-            "Unexpected errors by location.",
-            "where",
-            declared=TROUBLES,
+            "zonerelay_trouble_total", "Unexpected errors by location.", "where", declared=TROUBLES
         )
         self._deliveries = made.labelled(
             "zonerelay_deliveries_total", "Results of delivery attempts.", "zone", "outcome"
@@ -185,11 +179,7 @@ class Metrics:
         self.damage = made.counter(
             "zonerelay_store_damage_total", "Kinds of spool damage found since the start."
         )
-        lag = made.histogram(
-            "zonerelay_loop_lag_seconds",
-            "Delay of event loop timers.",
-            LAG_BUCKETS,
-        )
+        lag = made.histogram("zonerelay_loop_lag_seconds", "Delay of event loop timers.", LAG_BUCKETS)
         self.last_delivered = made.gauge(
             "zonerelay_last_delivered_timestamp_seconds",
             "Unix time of the most recent delivery; 0 before the first.",

@@ -277,11 +277,7 @@ def _logs(directory: Path, names: set[str], manifest: parser.Manifest, mark: Syn
         needed.add(mark.log)
     for number in sorted(needed - present.keys()):
         path = directory / f"{number:06d}.log"
-        raise DamagedSpoolError(
-            directory,
-            f"{path}, which contains the newest mail, is missing",
-            _PUT_BACK,
-        )
+        raise DamagedSpoolError(directory, f"{path}, which contains the newest mail, is missing", _PUT_BACK)
     read = {number for number in present if number >= manifest.log or number == manifest.previous_log}
     return [directory / present[number] for number in sorted(read)]
 
