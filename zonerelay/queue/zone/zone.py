@@ -4,14 +4,13 @@ batches and sets timers.
 Every task here belongs to the zone and ends in `stop`. Between two awaits a task makes one call on the plan,
 so no task sees the plan in an inconsistent state.
 
-Claims: one task lives as long as the zone. It continues while there is space and a reason (new mail, a due
-time, a line that has drained), then waits for the next reason. The store is not queried when nothing has
-happened. Deliveries that a claim returns after the zone was stopped are released.
+Claims: one task at a time makes them while there is space and a reason (new mail, a due time, a line that has
+drained). The store is not queried when nothing has happened. Deliveries that a claim returns after the zone
+was stopped are released.
 
-Attempts: worker tasks make them, one batch after the other. Creating a task costs more than everything else
-that starting a batch does, so an idle task waits for more work. At most `SPARE` idle tasks are kept. Promise:
-work that is started is attempted, or its claim is released if the task is cancelled first. In both cases
-`_finished` is called once.
+Attempts: a task makes one batch after the other while there is more to start. Promise: work that is started
+is attempted, or its claim is released if the task is cancelled first. In both cases `_finished` is called
+once.
 
 Policy: a message that is larger than its zone allows is returned to its sender (552 5.3.4) without a
 connection.
@@ -79,7 +78,6 @@ TOGETHER = 0.1
 OVERDUE_PAUSE = 1.0
 """Seconds until the next check if the store reports a due time in the past although a claim found nothing."""
 
-SPARE = 16
 PATIENCE = 5.0
 LONGEST_FIRST = 120.0
 """Seconds. Servers disconnect clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
@@ -150,7 +148,6 @@ class Zone:
         )
         self._errands = Tasks(partial(parts.events.error, "queue.errand"))
         self._attempts = Tasks(partial(parts.events.error, "queue.lane"))
-        self._spare: list[asyncio.Future[Work | None]] = []
         self._pump_soon = NextIteration(self.pump)
         self._next_turn = Alarm(parts.clock.monotonic, self.pump)
         self._next_claim = Alarm(parts.clock.now, self.wake)
@@ -160,7 +157,6 @@ class Zone:
         self._may_claim = is_served and not self.gate.is_closed
         """Whether mail is claimed."""
         self._is_claiming = False
-        self._claim_again: asyncio.Future[None] | None = None
         self._delay = CLAIM_RETRY_FIRST
         self._look_everywhere()
 
@@ -241,12 +237,7 @@ class Zone:
         self._stopping = True
         self._may_claim = False
         self._next_claim.cancel()
-        self._wake_claims()
         self._next_turn.cancel()
-        for spare in self._spare:
-            if not spare.done():
-                spare.set_result(None)
-        self._spare.clear()
         for destination in list(self._rests):
             self._end_rest(destination)
 
@@ -268,7 +259,7 @@ class Zone:
             return
         now = self._clock.now()
         while (work := self._next_work(now)) is not None:
-            self._start(work)
+            self._attempts.start(self._attempt(work))
         if self.plan.round_robin.next_turn is not None:
             self._next_turn.set(self.plan.round_robin.next_turn)
         if self.plan.has_requests:
@@ -304,37 +295,21 @@ class Zone:
 
     def _claim(self) -> None:
         """Claim more deliveries if there may be room."""
-        if self._is_claiming or not self._may_claim:
-            return
-        if self.plan.window.wants():
+        if not self._is_claiming and self._may_claim and self.plan.window.wants():
             self._is_claiming = True
-            if not self._wake_claims():
-                self._errands.start(self._claim_on())
+            self._errands.start(self._claim_on())
 
     def _look_everywhere(self) -> None:
         for window in self.plan.window.windows.values():
             window.look()
 
-    def _wake_claims(self) -> bool:
-        """Wake the task that claims. Return false if no task waits."""
-        again, self._claim_again = self._claim_again, None
-        if again is None or again.done():
-            return False
-        again.set_result(None)
-        return True
-
     async def _claim_on(self) -> None:
         try:
-            while not self._stopping:
-                if await self._claim_once():
-                    self.pump()
-                    continue
-                self._is_claiming = False
-                again = self._claim_again = asyncio.get_running_loop().create_future()
-                self._claim()
-                await again
+            while not self._stopping and await self._claim_once():
+                self.pump()
         finally:
             self._is_claiming = False
+        self._claim()
 
     async def _claim_once(self) -> bool:
         """Make one request to the store. Return false if there is none left to make."""
@@ -485,14 +460,6 @@ class Zone:
         if suspension.reply is not None:
             self._events.suspended(self.settings.name, destination.label, suspension.until, suspension.reply)
 
-    def _start(self, work: Work) -> None:
-        while self._spare:
-            spare = self._spare.pop()
-            if not spare.done():
-                spare.set_result(work)
-                return
-        self._attempts.start(self._attempt(work))
-
     async def _attempt(self, first: Work) -> None:
         work: Work | None = first
         while work is not None:
@@ -502,20 +469,6 @@ class Zone:
             finally:
                 self._finished(work, outcomes)
             work = self._following(work)
-            if work is None and not self._stopping and len(self._spare) < SPARE:
-                work = await self._wait_for_work()
-
-    async def _wait_for_work(self) -> Work | None:
-        spare: asyncio.Future[Work | None] = asyncio.get_running_loop().create_future()
-        self._spare.append(spare)
-        try:
-            return await spare
-        except asyncio.CancelledError:
-            work = None if spare.cancelled() else spare.result()
-            if work is not None:
-                self._release(work.deliveries)
-                self._finished(work, ())
-            raise
 
     async def _make(self, work: Work) -> Sequence[Outcome]:
         """Deliver a batch, post its outcomes, and return them in order. They are empty if the batch never
