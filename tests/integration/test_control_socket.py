@@ -20,7 +20,7 @@ from tests.support.control import control_socket, sent
 from zonerelay.admin import peers
 from zonerelay.admin.api import verbs
 from zonerelay.control.client import ControlClient, written
-from zonerelay.control.runner import ResponseStream
+from zonerelay.control.runner import ResponseStream, Runner
 from zonerelay.operations import answers as messages
 from zonerelay.operations import requests
 from zonerelay.operations.answers import Count, DeliveryRow, EndFrame, Frame, Pong, Progress
@@ -229,17 +229,20 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
             assert (await relay.ask(Ping()))[-1] == EndFrame()
 
 
-async def test_more_clients_than_the_limit_are_told_to_wait(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+async def test_more_requests_than_the_limit_are_told_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(Runner.__init__, "__kwdefaults__", {"most": 1})
+    relay = Relay(tmp_path / "control.sock")
+    await relay.server.start()
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(sent(Status()))
-    await asyncio.sleep(0.05)
+    writer.write(sent(QueueTrace(message_id="0" * 16)))
+    await until(relay.handler.shown.wait)
     with pytest.raises(ControlError, match="try again"):
         await relay.ask(Ping())
     writer.close()
     await writer.wait_closed()
+    await relay.server.close()
 
 
 async def test_a_silent_client_is_let_go(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ async def test_one_that_is_wanted_again_before_it_has_stopped_is_started_again()
         relay.employ(2)
         await until(lambda: runs(relay, 2))
         before = relay.members[1].policy.starts
-        relay.dismiss(1, drain=False)
+        relay.employ(1)
         relay.employ(2)
         await until(lambda: runs(relay, 2) and relay.members[1].policy.starts > before)
 

@@ -3,7 +3,7 @@ authenticate them.
 
 root, the relay's own user and users whose primary group is the relay's group get the scope `operate`. The log
 has the name of the user, with the name of the login user if that is another one. A connection without a
-request in `REQUEST_TIMEOUT` seconds is aborted, and at most `MAX_CLIENTS` requests run at the same time.
+request in `REQUEST_TIMEOUT` seconds is aborted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from zonerelay.admin.operators import Operators
 from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress
 
-MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0
 SHUTDOWN_TIMEOUT = 1.0
 _NO_LOGIN = 2**32 - 1
@@ -39,7 +38,6 @@ class PeerServer:
         self._api = Api(operators, VERBS)
         self._server = web.Server(self._handle, **OPTIONS)  # type: ignore[arg-type]  # a BaseRequest is enough
         self._listening: asyncio.Server | None = None
-        self._running = 0
         self._silent: set[web.RequestHandler] = set()
         """Connections that have not sent a request yet."""
 
@@ -73,20 +71,12 @@ class PeerServer:
         uid, gid, name = caller(request.transport.get_extra_info("socket"))
         VISIT.set(RequestIdentity("", secure=True, private=True, peer=name))
         self._silent.discard(request.protocol)
-        self._running += 1
         response: web.StreamResponse
-        try:
-            if uid not in (0, os.geteuid()) and gid != os.getegid():
-                response = ApiError(
-                    403, "forbidden", f"the user {name} is not allowed to operate this relay"
-                ).response()
-            elif self._running > MAX_CLIENTS:
-                text = f"the limit of {MAX_CLIENTS} connected commands is reached; try again"
-                response = ApiError(503, "busy", text).response()
-            else:
-                response = await answered(request, self._api.serve, self._operators.on_error)
-        finally:
-            self._running -= 1
+        if uid not in (0, os.geteuid()) and gid != os.getegid():
+            text = f"the user {name} is not allowed to operate this relay"
+            response = ApiError(403, "forbidden", text).response()
+        else:
+            response = await answered(request, self._api.serve, self._operators.on_error)
         if not response.prepared:
             await dress(request, response)
         return response

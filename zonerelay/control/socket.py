@@ -46,7 +46,7 @@ from zonerelay.operations.errors import (
 from zonerelay.operations.requests import Request
 from zonerelay.process.files import identity
 from zonerelay.process.sockets import answers, bound_path
-from zonerelay.process.tasks import cancel_all
+from zonerelay.process.tasks import Tasks
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import Settings  # commands that query a relay do not need it
@@ -146,14 +146,17 @@ class CallSocket:
         self._runner = Runner(handler, on_error, most=MAX_CLIENTS)
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients = Tasks()
 
     async def start(self) -> None:
         """Listen. Raise ControlError with what to do if that is not possible."""
         listener = bind(self._path)
         self._identity = identity(self._path)
         self._server = await asyncio.start_unix_server(
-            self._serve, sock=listener, limit=MAX_CALL, backlog=_BACKLOG
+            lambda reader, writer: self._clients.start(self._serve(reader, writer)),
+            sock=listener,
+            limit=MAX_CALL,
+            backlog=_BACKLOG,
         )
 
     async def close(self) -> None:
@@ -164,13 +167,10 @@ class CallSocket:
             self._path.unlink(missing_ok=True)
         self._server.close()
         self._server = None
-        await cancel_all(*self._clients)
+        await self._clients.cancel()
         await self._runner.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._clients.add(task)
         try:
             call = await _received(reader)
             async with aclosing(self._runner.batches(call, beat=HEARTBEAT)) as batches:
@@ -183,12 +183,7 @@ class CallSocket:
                 await _send(writer, encode(problem_of(error)))
         except ClientDisconnected:
             pass
-        except asyncio.CancelledError:
-            if self._server is not None:
-                raise
-            # Cancelled by `close`. Streams of Python up to 3.12.1 report a cancelled task as an error.
         finally:
-            self._clients.discard(task)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

@@ -236,8 +236,8 @@ class RelayReload(RepeatedWork):
         if workers == before or self._stays_as_it_is(old, new):
             return
         stay = {index: policy for index, policy in self.state.workers.policies.items() if index < workers}
-        self.state.workers.employ(workers, spools_beyond(new.spool, max(workers, before)))
-        self.state.workers.dismiss(workers, drain=not is_shared(new.spool))
+        surplus = () if is_shared(new.spool) else range(workers, before)
+        self.state.workers.employ(workers, [*surplus, *spools_beyond(new.spool, max(workers, before))])
         await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:

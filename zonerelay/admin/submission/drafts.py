@@ -7,12 +7,12 @@ addresses, and their domains as A-labels.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from types import TracebackType
 from typing import Annotated
 
 import msgspec
@@ -151,26 +151,17 @@ class FieldErrors:
 
     def __init__(self) -> None:
         self._found: list[FieldError] = []
-        self._at = ""
 
     def add(self, pointer: str, detail: str) -> None:
         self._found.append(FieldError(pointer=pointer, detail=detail))
 
-    def at(self, pointer: str) -> FieldErrors:
-        """Record errors in the following `with` block for this field. Such blocks cannot be nested."""
-        self._at = pointer
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, BadRowError):
-            return False
-        self.add(self._at, str(error))
-        return True
+    @contextlib.contextmanager
+    def at(self, pointer: str) -> Iterator[None]:
+        """Record an error in the following `with` block for this field, and continue after the block."""
+        try:
+            yield
+        except BadRowError as error:
+            self.add(pointer, str(error))
 
     def end(self) -> None:
         """Raise Problem if errors were found."""

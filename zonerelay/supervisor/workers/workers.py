@@ -134,8 +134,11 @@ class Workers:
         return {index: each.policy for index, each in self.members.items() if not each.drains_spool}
 
     def employ(self, workers: int, draining: Sequence[int] = ()) -> None:
-        """Set the number of workers, and the indexes of the workers that only drain their spools."""
-        for index in (*range(workers), *draining):
+        """Set the number of workers, and the indexes of the workers that only drain their spools. Other
+        workers that accept connections end.
+        """
+        stay = (*range(workers), *draining)
+        for index in stay:
             member = self.members.get(index)
             drains_spool = index >= workers
             if member is None or member.policy.phase is WorkerPhase.OVER:
@@ -147,18 +150,9 @@ class Workers:
             if member.drains_spool != drains_spool:
                 member.drains_spool = drains_spool
                 self._do(member, member.policy.restart(self.now()))
-        self.wake()
-
-    def dismiss(self, workers: int, *, drain: bool) -> None:
-        """Reduce the number of workers. With `drain`, the others stay until their spools are empty."""
-        for index, member in self.members.items():
-            if index < workers or member.drains_spool:
-                continue
-            if drain:
-                member.drains_spool = True
-                self._do(member, member.policy.restart(self.now()))
-            else:
-                self._do(member, member.policy.stop(self.now()))
+        for index, policy in self.policies.items():
+            if index not in stay:
+                self._do(self.members[index], policy.stop(self.now()))
         self.wake()
 
     def replace_draining(self) -> None:
