@@ -16,8 +16,9 @@ A parameter that the listener does not offer is refused with 555 5.5.4, whether 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -135,9 +136,35 @@ MAX_AUTH = 500  # characters of the whole parameter, RFC 4954 3
 
 _KEYWORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _SIZE = re.compile(r"[0-9]{1,20}", re.ASCII)  # RFC 1870 3
-_AUTH = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+")  # RFC 4954 8: xtext, `<>` among it
+# RFC 4954 8: xtext, `<>` among it. A mailbox is wanted, but the value is dropped.
+_AUTH = re.compile(rf"(?!.{{{MAX_AUTH - len('AUTH=') + 1}}})(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{{2}})+")
 
-Parameters = dict[str, str | None]
+
+def _matched(pattern: re.Pattern[str], value: str | None) -> str:
+    if value is None or not pattern.fullmatch(value):
+        raise ValueError
+    return value
+
+
+def _nothing(value: str | None) -> bool:
+    if value is not None:
+        raise ValueError
+    return True
+
+
+_PARSERS: dict[str, tuple[str, Callable[[str | None], object]]] = {
+    "SIZE": ("size", lambda value: int(_matched(_SIZE, value))),
+    "BODY": ("body", lambda value: BodyType((value or "").upper())),
+    "SMTPUTF8": ("smtputf8", _nothing),
+    "RET": ("ret", parse_ret),
+    "ENVID": ("envid", parse_envid),
+    "AUTH": ("auth", lambda value: _matched(_AUTH, value)),
+    "HOLDFOR": ("hold_for", parse_hold_for),
+    "HOLDUNTIL": ("hold_until", parse_hold_until),
+    "NOTIFY": ("notify", parse_notify),
+    "ORCPT": ("orcpt", parse_orcpt),
+}
+"""The field of each parameter in `MailCommand` or `Recipient`, and its parser, which may raise ValueError."""
 
 
 class MailCommand(msgspec.Struct, frozen=True):
@@ -163,27 +190,12 @@ def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> 
     if not rest and sender.isascii():
         return MailCommand(sender)
     given = _parameters(rest, offered)
-    smtputf8 = "SMTPUTF8" in given
-    if given.get("SMTPUTF8") is not None:
-        raise _bad_value("SMTPUTF8")
-    if not smtputf8:
+    given.pop("auth", None)
+    if "smtputf8" not in given:
         require_ascii(sender)
-    if "AUTH" in given:  # RFC 4954 8 wants a mailbox in xtext, but the value is dropped
-        value = given["AUTH"]
-        if value is None or len(value) > MAX_AUTH - len("AUTH=") or not _AUTH.fullmatch(value):
-            raise _bad_value("AUTH")
-    if "HOLDFOR" in given and "HOLDUNTIL" in given:
+    if given.keys() >= {"hold_for", "hold_until"}:
         raise CommandError(Reply(501, "5.4", "HOLDFOR and HOLDUNTIL cannot be combined"))  # RFC 4865 4.2, 9)
-    return MailCommand(
-        sender,
-        size=_size(given),
-        body=_body(given),
-        smtputf8=smtputf8,
-        ret=parse_ret(given["RET"]) if "RET" in given else Ret.UNSET,
-        envid=parse_envid(given["ENVID"]) if "ENVID" in given else "",
-        hold_for=parse_hold_for(given["HOLDFOR"]) if "HOLDFOR" in given else None,
-        hold_until=parse_hold_until(given["HOLDUNTIL"]) if "HOLDUNTIL" in given else None,
-    )
+    return MailCommand(sender, **given)
 
 
 def parse_rcpt(
@@ -195,12 +207,7 @@ def parse_rcpt(
         require_ascii(recipient)
     if not rest:
         return Recipient(address=recipient)
-    given = _parameters(rest, offered)
-    return Recipient(
-        address=recipient,
-        notify=parse_notify(given["NOTIFY"]) if "NOTIFY" in given else Notify.UNSET,
-        orcpt=parse_orcpt(given["ORCPT"]) if "ORCPT" in given else "",
-    )
+    return Recipient(address=recipient, **_parameters(rest, offered))
 
 
 def by_the_grammar(argument: str) -> str:
@@ -215,10 +222,11 @@ def _after_keyword(argument: str, keyword: str) -> str:
     return argument[len(keyword) :].lstrip(" ")
 
 
-def _parameters(rest: str, offered: Collection[str]) -> Parameters:
+def _parameters(rest: str, offered: Collection[str]) -> dict[str, Any]:  # Any: values of every field's type
+    """Return the values of the parameters, by their fields."""
     if rest and not rest.startswith(" "):
         raise CommandError(Reply(501, "5.4", "Parameters must be separated by a space"))
-    given: Parameters = {}
+    given: dict[str, Any] = {}
     for word in rest.split():
         keyword, equals, value = word.partition("=")
         keyword = keyword.upper()
@@ -226,30 +234,12 @@ def _parameters(rest: str, offered: Collection[str]) -> Parameters:
             if not _KEYWORD.fullmatch(keyword):
                 raise command_error(501, "5.4", "Bad parameter syntax")
             raise command_error(555, "5.4", "Parameter not recognized or not implemented")
-        # RFC 5321 4.1.2 esmtp-value: no "=" and, without SMTPUTF8 in it, no empty value.
-        if keyword in given or (equals and not value) or "=" in value:
-            raise _bad_value(keyword)
-        given[keyword] = value if equals else None
+        field, parse = _PARSERS[keyword]
+        try:
+            # RFC 5321 4.1.2 esmtp-value: no "=" and, without SMTPUTF8 in it, no empty value.
+            if field in given or (equals and not value) or "=" in value:
+                raise ValueError
+            given[field] = parse(value if equals else None)
+        except ValueError:
+            raise command_error(501, "5.4", f"Bad or repeated {keyword} parameter") from None
     return given
-
-
-def _bad_value(keyword: str) -> CommandError:
-    return CommandError(Reply(501, "5.4", f"Bad or repeated {keyword} parameter"))
-
-
-def _size(given: Parameters) -> int:
-    if "SIZE" not in given:
-        return 0
-    value = given["SIZE"]
-    if value is None or not _SIZE.fullmatch(value):
-        raise _bad_value("SIZE")
-    return int(value)
-
-
-def _body(given: Parameters) -> BodyType:
-    if "BODY" not in given:
-        return BodyType.SEVEN_BIT
-    try:
-        return BodyType((given["BODY"] or "").upper())
-    except ValueError:
-        raise _bad_value("BODY") from None

@@ -230,7 +230,11 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9_-]{1,63}
 _UNAVAILABLE = frozenset({"[UNAVAILABLE]", "[TEMPUNAVAIL]"})
 
 
-class XClient(msgspec.Struct, frozen=True):
+def _attribute(field: str) -> str:
+    return {"address": "ADDR", "protocol": "PROTO"}.get(field, field.upper())
+
+
+class XClient(msgspec.Struct, frozen=True, rename=_attribute):
     """The attributes of an XCLIENT command. `None` is not named and stays; `""` (port: 0) is unknown."""
 
     name: str | None = None
@@ -244,7 +248,7 @@ class XClient(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1024)
 def parse_xclient(argument: str) -> XClient:
     """Parse `NAME=value ADDR=value …`. Raise CommandError."""
-    values: dict[str, str] = {}
+    values: dict[str, str | int] = {}
     for word in argument.split():
         name, _, value = word.partition("=")
         name = name.upper()
@@ -256,23 +260,15 @@ def parse_xclient(argument: str) -> XClient:
             raise command_error(501, "5.4", f"Bad XCLIENT {name} value") from None
     if not values:
         raise command_error(501, "5.4", "Syntax: XCLIENT attribute=value")
-    port = values.get("PORT")
-    return XClient(
-        name=values.get("NAME"),
-        address=values.get("ADDR"),
-        port=None if port is None else int(port or 0),
-        helo=values.get("HELO"),
-        login=values.get("LOGIN"),
-        protocol=values.get("PROTO"),
-    )
+    return msgspec.convert(values, XClient)
 
 
-def _checked(name: str, value: str) -> str:
+def _checked(name: str, value: str) -> str | int:
     """Return the value in its final spelling; raises ValueError."""
     if not _XTEXT.fullmatch(value):
         raise ValueError("not xtext")
     if value.upper() in _UNAVAILABLE and name != "PROTO":
-        return ""
+        return 0 if name == "PORT" else ""
     octets = _HEX.sub(lambda match: chr(int(match[1], 16)), value).encode("latin-1")
     text = octets.decode("utf-8")  # its error is a ValueError
     # It ends in logs and header fields.
@@ -301,13 +297,13 @@ def _protocol(text: str) -> str:
     return protocol
 
 
-_CHECKS: dict[str, Callable[[str], str]] = {
+_CHECKS: dict[str, Callable[[str], str | int]] = {
     "NAME": _host,
     "ADDR": _address,
-    "PORT": lambda text: str(port(text)),
+    "PORT": port,
     "PROTO": _protocol,
     "HELO": str,
     "LOGIN": str,
     "DESTADDR": _address,
-    "DESTPORT": lambda text: str(port(text)),
+    "DESTPORT": port,
 }
