@@ -18,6 +18,7 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.waiting import until
 from zonerelay.config.settings import RedisSettings
+from zonerelay.limits import unix_socket
 from zonerelay.limits.authority import (
     AuthorityError,
     LimitAnswer,
@@ -210,6 +211,47 @@ async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: 
         answer = await ask(authority, LimitRequest(ZONE, (SlotClaim("b", "", 3, 2, 0, 2),), everything=True))
         assert answer.held[0].slots == 2
         await authority.close()
+
+
+async def test_without_the_supervisor_an_exchange_fails_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "limits.sock"
+    server = LimitServer(path, LimitTable(SystemClock()))
+    await server.start()
+    authority, told = SocketAuthority(path, "one"), Told()
+    await told.start(authority)
+    await ask(authority, LimitRequest(ZONE))
+    await server.close()
+    await until(lambda: told.gone > 0)
+    with pytest.raises(AuthorityError):
+        await asyncio.wait_for(authority.exchange("some zone", LimitRequest(ZONE)), 0.1)
+    await authority.close()
+
+
+async def test_a_supervisor_that_stands_still_costs_no_more_memory_than_one_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unix_socket, "TIMEOUT", 0.0005)
+    monkeypatch.setattr(unix_socket, "MAX_UNREAD", 100_000)
+    path, answers = tmp_path / "limits.sock", asyncio.Event()
+
+    async def stand_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answers.wait()
+        writer.close()
+
+    server = await asyncio.start_unix_server(stand_still, path)
+    authority, told = SocketAuthority(path, "one"), Told()
+    await told.start(authority)
+    await until(lambda: told.back > 0)
+    big = LimitRequest(ZONE, (SlotClaim("s" * 50_000, "", 1),))
+    for _ in range(100):
+        with pytest.raises(AuthorityError):
+            await authority.exchange("some zone", big)
+    assert authority._writer is not None
+    assert authority._writer.transport.get_write_buffer_size() < 200_000
+    assert len(authority._waiting) < 50
+    await authority.close()
+    answers.set()
+    server.close()
 
 
 class UselessStore:

@@ -22,7 +22,7 @@ from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullErro
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer import files
 from zonerelay.transfer.files import Source, StoredMessage, TransferError, UnusableMessage
-from zonerelay.transfer.loader import FILE, ImportRegister, ImportResult, Loader
+from zonerelay.transfer.loader import FILE, ImportRegister, ImportResult, Loader, merge_registers
 from zonerelay.transfer.others.foreign import ForeignMessage, OpenRecipient, adopted
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
@@ -329,3 +329,17 @@ async def test_a_target_that_is_there_is_not_replaced(tmp_path: Path, spool: Spo
             await export_to(tmp_path / name, spool.store)
     with tarfile.open(tmp_path / "mail.tar") as tar:
         assert len(tar.getnames()) == 4
+
+
+async def test_a_torn_register_of_either_side_is_cut_before_they_are_merged(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for home, keys in ((here, ("one", "both")), (there, ("both", "two", "three"))):
+        home.mkdir()
+        ImportRegister(home).add((key, "a@example.net") for key in keys)
+        with (home / FILE).open("ab") as file:
+            file.write(b"0123")
+    assert merge_registers(here / FILE, there / FILE)
+    merged = ImportRegister(there)
+    assert all(merged.knows(key, "a@example.net") for key in ("one", "both", "two", "three"))
+    assert (there / FILE).stat().st_size == 4 * 33
+    assert not merge_registers(here / FILE, there / FILE)

@@ -75,6 +75,7 @@ async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Dec
 
 
 MAX_UNREAD = 32 * 1024 * 1024
+"""Bytes. The server disconnects a worker that leaves more unread, and a worker sends no more to a server."""
 _SOCKET_MODE = 0o600
 
 
@@ -134,7 +135,7 @@ class LimitServer:
 
 
 RETRY_AFTER = 0.25
-"""Seconds between two attempts to connect. A restarted server waits several times as long for its workers."""
+"""Seconds between two attempts to connect."""
 
 TIMEOUT = 5.0
 """Seconds for one answer, which comes from memory."""
@@ -162,7 +163,7 @@ class SocketAuthority:
 
     async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
         writer = self._writer
-        if writer is None:
+        if writer is None or writer.transport.get_write_buffer_size() > MAX_UNREAD:
             raise AuthorityError(f"{self.name} does not respond")
         answer: asyncio.Future[LimitAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
@@ -181,21 +182,17 @@ class SocketAuthority:
     ) -> None:
         while True:
             try:
-                reader, writer = await asyncio.open_unix_connection(self._path)
-            except OSError as error:
-                gone(error.strerror or str(error))
-                await asyncio.sleep(RETRY_AFTER)
-                continue
-            try:
-                self._writer = writer
+                reader, self._writer = await asyncio.open_unix_connection(self._path)
                 back()
                 await self._listen(reader, news)
             except AuthorityError as error:
-                gone(str(error))
-                await asyncio.sleep(RETRY_AFTER)
+                reason = str(error)
+            except OSError as error:
+                reason = error.strerror or str(error)
             finally:
-                writer.transport.abort()
                 self._disconnect()
+            gone(reason)
+            await asyncio.sleep(RETRY_AFTER)
 
     async def _listen(self, reader: asyncio.StreamReader, news: Callable[[str], None]) -> None:
         decoder: msgspec.msgpack.Decoder[ServerFrame] = msgspec.msgpack.Decoder(ServerFrame)
@@ -209,7 +206,9 @@ class SocketAuthority:
                     answer.set_result(frame.answer)
 
     def _disconnect(self) -> None:
-        self._writer = None
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
         waiting, self._waiting = self._waiting, deque()
         for answer in waiting:
             if not answer.done():

@@ -22,6 +22,7 @@ Memory: bodies are copied in chunks, and `TOGETHER` messages are stored at a tim
 from __future__ import annotations
 
 import asyncio
+import binascii
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -61,17 +62,8 @@ class ImportRegister:
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
         durable.append(self.path, b"")  # the file's name is durable before anything is imported
-        content = self.path.read_bytes()
-        whole = len(content) - len(content) % _LENGTH
-        try:
-            lines = [content[start : start + _LENGTH - 1] for start in range(0, whole, _LENGTH)]
-            self._known = {bytes.fromhex(line.decode("ascii")) for line in lines}
-        except ValueError as error:
-            raise TransferError(
-                f"{self.path}, the log of imported mail, is damaged: {error}. Without it, mail that has "
-                "been delivered since would be imported again; move it away to accept that"
-            ) from error
-        os.truncate(self.path, whole)
+        self._known = _digests_in(self.path)
+        os.truncate(self.path, self.path.stat().st_size // _LENGTH * _LENGTH)
 
     def knows(self, key: str, recipient: str) -> bool:
         return _digest(key, recipient) in self._known
@@ -80,19 +72,35 @@ class ImportRegister:
         """Add deliveries, each by the key of its message and its recipient. They are durable when it
         returns.
         """
-        fresh = {_digest(*each) for each in deliveries} - self._known
+        self.add_digests({_digest(*each) for each in deliveries})
+
+    def add_digests(self, digests: set[bytes]) -> bool:
+        """Add digests, which are durable when it returns. Return whether there were new ones."""
+        fresh = digests - self._known
         if fresh:
             durable.append(self.path, b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))
             self._known |= fresh
+        return bool(fresh)
 
 
 def merge_registers(path: Path, target: Path) -> bool:
-    """Add the lines of another log that the log `target` does not have. Return whether there were any."""
-    known = set(target.read_bytes().split()) if target.exists() else set()
-    fresh = [line for line in path.read_bytes().split() if line not in known] if path.exists() else []
-    if fresh:
-        durable.append(target, b"".join(line + b"\n" for line in fresh))
-    return bool(fresh)
+    """Add the lines of another log that the log `target` does not have. Return whether there were any. Raises
+    TransferError if one of them is damaged.
+    """
+    return path.exists() and ImportRegister(target.parent).add_digests(_digests_in(path))
+
+
+def _digests_in(path: Path) -> set[bytes]:
+    """Return the digests in a log, without an incomplete last line. Raises TransferError."""
+    content = path.read_bytes()
+    try:
+        lines = (content[end - _LENGTH : end - 1] for end in range(_LENGTH, len(content) + 1, _LENGTH))
+        return set(map(binascii.unhexlify, lines))
+    except ValueError as error:
+        raise TransferError(
+            f"{path}, the log of imported mail, is damaged: {error}. Without it, mail that has been "
+            "delivered since would be imported again; move it away to accept that"
+        ) from error
 
 
 def _digest(key: str, recipient: str) -> bytes:

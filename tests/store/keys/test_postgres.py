@@ -24,7 +24,7 @@ from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, NodeTakenError, OlderStateError, Write
-from zonerelay.store.postgres.driver import DatabaseAccess
+from zonerelay.store.postgres.driver import DatabaseAccess, DatabaseConnection
 from zonerelay.store.postgres.engine import PostgresEngine, PostgresKeys, PostgresRecordStore
 from zonerelay.store.queue.partition_keeper import open_queue
 
@@ -381,6 +381,15 @@ async def test_reservations_that_have_expired_are_removed(opened: Opening) -> No
     await engine.reserve(b"other", b"6", 4e9)
     assert shared_postgres().psql(f"SELECT count(*) FROM {access.schema}.reservation") == "1"
     await engine.close()
+
+
+async def test_listening_waits_for_the_statement_of_another_caller() -> None:
+    link = await DatabaseConnection.plain(access_to(shared_postgres().url))
+    heard: list[str] = []
+    await asyncio.gather(link.fetch("SELECT pg_sleep(0.1)"), link.listen("some_news", heard.append))
+    await link.fetch("NOTIFY some_news, 'now'")
+    await until(lambda: heard == ["now"])
+    await link.close()
 
 
 async def test_two_relays_that_start_together_both_make_the_tables(opened: Opening) -> None:

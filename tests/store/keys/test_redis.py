@@ -26,7 +26,7 @@ from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import OlderStateError, Write, pages
-from zonerelay.store.redis.connection import RedisEndpoint, open_wire
+from zonerelay.store.redis.connection import Confirmation, RedisEndpoint, open_wire, subscribed
 from zonerelay.store.redis.engine import (
     RedisEngine,
     RedisRecordStore,
@@ -377,6 +377,26 @@ async def test_a_replica_that_has_lost_its_primary_is_given_up() -> None:
         assert replica.ask("REPLICAOF", "127.0.0.1", str(free_port())) == b"+OK\r\n"
         async with given_up(replica, "GET", "a") as (reason,):
             assert reason.startswith("the server is a replica and has lost its primary")
+
+
+async def test_a_reply_of_an_unknown_form_leaves_nobody_waiting(server: RedisServer) -> None:
+    wire = await open_wire(RedisEndpoint(RedisSettings(url=server.url)))
+    wire.confirm = (Confirmation(("DBSIZE",), (0, 0), "not confirmed"),)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await asyncio.wait_for(wire.call("GET", "a"), 5.0)
+    assert wire.is_over
+    await wire.close()
+
+
+async def test_a_notice_that_cannot_be_read_ends_the_subscription(server: RedisServer) -> None:
+    def refuse(notice: str) -> None:
+        raise ValueError(notice)
+
+    endpoint = RedisEndpoint(RedisSettings(url=server.url))
+    async with subscribed(endpoint, b"news", refuse) as ended:
+        server.ask("PUBLISH", "news", "zone")
+        await asyncio.wait_for(ended.wait(), 5.0)
 
 
 # --- TLS, and a user with no more rights than docs/store/redis.md says

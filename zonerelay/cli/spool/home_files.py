@@ -88,8 +88,8 @@ def save(settings: Settings, target: Path) -> CopiedFiles:
 
 def restore(settings: Settings, source: Path) -> CopiedFiles:
     """Copy the files back from a backup. An existing file with the same name and other content is renamed.
-    Existing suspensions and key registers stay valid, in addition to those of the backup. Raise OSError or
-    OrdersError if that fails.
+    Existing suspensions and key registers stay valid, in addition to those of the backup. Raise OSError,
+    OrdersError or TransferError if that fails.
     """
     stamp = time.strftime("%Y%m%dT%H%M%S")
     carried = CopiedFiles()
@@ -109,8 +109,8 @@ def restore(settings: Settings, source: Path) -> CopiedFiles:
 def bring_along(source: Settings, target: Settings, carried: CopiedFiles, *, records: bool) -> None:
     """Copy the files that the directory of another spool does not have yet. The first call copies what must
     be active before mail arrives there; a second one (`records`) copies the databases, which relays of the
-    source may write until the end. Repeating it completes an interrupted run. Raise OSError or OrdersError if
-    it fails.
+    source may write until the end. Repeating it completes an interrupted run. Raise OSError,
+    OrdersError or TransferError if it fails.
     """
     theirs = dict(files_of(target))
     for name, path in files_of(source):

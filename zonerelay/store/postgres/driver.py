@@ -260,8 +260,9 @@ class DatabaseConnection:
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
         """Listen to a channel. `hear(payload)` is called on the event loop."""
-        with self.cut_on_error(), translated():
-            await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
+        async with self._lock:
+            with self.cut_on_error(), translated():
+                await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
 
     def on_end(self, tell: Callable[[], None]) -> None:
         """Call `tell` when the connection has ended for any reason."""

@@ -154,7 +154,7 @@ class SharedConnection:
             self._break(error)
         except TimeoutError:
             self._break(_lost(f"no answer within {self.timeout:g} s"))
-        except (RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for a reply for ever
             self._break(_lost(error))
 
     async def _exchange(self) -> None:
@@ -286,12 +286,13 @@ async def subscribed(
     writer, ended = connection._writer, asyncio.Event()
 
     async def listen() -> None:
-        with contextlib.suppress(RedisError, OSError):
+        try:
             while True:
                 heard = await connection.read_response()
                 if isinstance(heard, list) and heard[0] == b"message":
                     hear(heard[2].decode())
-        ended.set()
+        finally:
+            ended.set()
 
     task = asyncio.get_running_loop().create_task(listen())
     try:
