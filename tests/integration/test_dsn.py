@@ -5,7 +5,6 @@ and mail that is held back (RFC 4865), also through a restart.
 from __future__ import annotations
 
 import asyncio
-import email
 import smtplib
 import time
 from collections.abc import AsyncIterator
@@ -104,16 +103,6 @@ async def test_a_peer_with_dsn_that_refuses_leaves_the_report_of_the_failure_to_
         assert "RCPT TO:<app@example.org>" in sink.commands
         assert "RET" not in dsn.parameters
         assert "ENVID" not in dsn.parameters
-
-
-async def test_an_8bit_message_comes_back_whole_and_unharmed(tmp_path: Path) -> None:
-    async with relay(tmp_path) as (running, sink):
-        text = TEXT + "Grüße.\r\n".encode()
-        await put(running, [to("reject-550@example.com", FAILURE)], ret=Ret.FULL, text=text)
-        (dsn,) = await sink.wait_for(1)
-        assert text in dsn.body
-        assert "BODY=8BITMIME" in dsn.parameters
-        assert email.message_from_bytes(dsn.body)["Content-Transfer-Encoding"] == "8bit"
 
 
 async def test_what_no_host_takes_comes_back_in_a_report_that_they_take(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay, route_to
+from tests.support.queueing import DEFERRED, DELIVERED, NO_HOST, Relay, route_to
 from zonerelay.config.settings import InDoubtAction, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import MAILBOXES, Delivery, DeliveryKey, DeliveryState, QueueName, queue_of
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
@@ -68,18 +68,6 @@ def start(make: Make) -> Start:
         return relay
 
     return started
-
-
-async def test_mail_is_delivered_and_leaves_the_store(start: Start) -> None:
-    relay = await start()
-    relay.accept("b@example.com", "c@example.com")
-    await relay.until_empty()
-    assert relay.courier.recipients() == ["b@example.com", "c@example.com"]
-    assert len(relay.courier.batches) == 1
-    assert [event["recipient"] for event in relay.sink.named("delivered")] == [
-        "b@example.com",
-        "c@example.com",
-    ]
 
 
 async def test_delivery_begins_within_a_few_turns_of_the_loop(start: Start) -> None:
@@ -250,36 +238,6 @@ async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_
     assert [each.recipient for each in await relay.stored()] == ["late@example.com"]
 
 
-async def test_mail_that_fails_after_its_release_is_tried_again_from_there(start: Start) -> None:
-    relay = await start(retry=SOON)
-    answers = iter([DEFERRED, BOUNCED])
-    relay.courier.script = lambda batch: [
-        DELIVERED if each.recipient == "a@example.org" else next(answers) for each in batch.deliveries
-    ]
-    relay.accept("b@example.com", age=9 * 86400, release=relay.clock.now() + 0.05)
-    await relay.until_empty()
-    assert relay.courier.recipients() == ["b@example.com", "b@example.com", "a@example.org"]
-    assert not relay.sink.named("expired")
-    assert [each["kind"] for each in relay.sink.named("dsn")] == ["failed"]
-
-
-async def test_one_recipient_refused_does_not_stop_the_others(start: Start) -> None:
-    relay = await start(retry=SOON)
-    relay.courier.script = lambda batch: [
-        {"bad": BOUNCED, "late": DEFERRED if d.attempts == 0 else DELIVERED}.get(
-            d.recipient.split("@")[0], DELIVERED
-        )
-        for d in batch.deliveries
-    ]
-    relay.accept("bad@example.com", "late@example.com", "good@example.com")
-    await relay.until_empty()
-    # The bounce to a@example.org is delivered as well.
-    assert sorted(str(event["recipient"]) for event in relay.sink.named("delivered")) == [
-        "a@example.org", "good@example.com", "late@example.com",
-    ]  # fmt: skip
-    assert [event["kind"] for event in relay.sink.named("dsn")] == ["failed"]
-
-
 # Suspension
 
 
@@ -341,24 +299,6 @@ async def test_one_probe_at_a_time_until_a_success(start: Start) -> None:
     await relay.until_empty()
     assert len(relay.sink.named("resumed")) == 1
     assert relay.courier.most["zone default"] > 1
-
-
-async def test_suspended_mail_expires(start: Start) -> None:
-    relay = await start(retry=replace(SOON, max_age=30.0, suspend_min=60.0, suspend_max=60.0))
-    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
-    relay.zone_of["a@example.org"] = "elsewhere"
-    relay.accept("fresh@example.com")
-    await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
-    attempted = len(relay.courier.batches)
-    relay.accept("old@example.com", age=31.0)
-    await relay.until(lambda: len(relay.sink.named("expired")) == 1)
-    (expired,) = relay.sink.named("expired")
-    assert expired["recipient"] == "old@example.com"
-    assert "connection refused" in str(expired["reply"])
-    assert len(relay.sink.named("dsn")) == 1
-    assert [
-        b for b in relay.courier.batches[attempted:] if b.deliveries[0].recipient == "old@example.com"
-    ] == []
 
 
 # Routes

@@ -13,11 +13,10 @@ from msgspec import structs
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery, QueueName, queue_of
-from zonerelay.model.envelope import BodyType, Mailbox, Message, Notify, Ret
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.queue.settle import bounces as reports
-from zonerelay.queue.settle.settler import UNREADABLE_DELAY
 from zonerelay.store.contract import Finish, OwnMessage, Postpone, StoreCorruptError
 
 HOUR, DAY = 3600.0, 86400.0
@@ -122,20 +121,6 @@ async def test_one_bounce_for_all_who_failed_in_the_same_write(bench: Bench) -> 
     assert (event["kind"], event["about"], event["recipients"]) == ("failed", message.id, 2)
 
 
-async def test_the_report_is_announced_to_its_zone_after_the_write() -> None:
-    bench = Bench(zones=(ZoneSettings(next_hop="hop"), ZoneSettings(name="back", next_hop="hop")))
-    bench.relay.zone_of["a@example.org"] = "back"
-    told: list[QueueName] = []
-
-    def stored(deliveries: Sequence[Delivery], is_next: bool) -> int:
-        told.extend(each.queue for each in deliveries)
-        return 0
-
-    bench.relay.scheduler.stored = stored  # type: ignore[method-assign]  # only the ear
-    await bench.settle("b@example.com", outcomes=[BOUNCED])
-    assert told == [queue_of("back")]
-
-
 @pytest.mark.parametrize(
     ("more", "reported", "why"),
     [
@@ -179,31 +164,6 @@ async def test_a_success_is_reported_to_those_who_asked_where_the_peer_cannot(
     assert len(bench.relay.sink.named("delivered")) == 2
     assert [event["kind"] for event in bench.relay.sink.named("dsn")] == ["relayed"] * reported
     assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
-
-
-async def test_one_report_of_success_names_all_who_were_relayed_together_and_nobody_else(
-    bench: Bench,
-) -> None:
-    message = bench.relay.accept(*(f"{name}@x.example" for name in "bcde"), tell=False)
-    asked = (Notify.SUCCESS, Notify.SUCCESS, Notify.UNSET, Notify.SUCCESS | Notify.FAILURE)
-    deliveries = [
-        structs.replace(
-            delivery, notify=notify, orcpt="rfc822;Bee+2B@y.example" if delivery.recipient[0] == "b" else ""
-        )
-        for delivery, notify in zip(await bench.relay.store.deliveries_of(message.id), asked, strict=True)
-    ]
-    outcomes = [DELIVERED, DELIVERED, DELIVERED, BOUNCED]
-    bench.relay.settler.post(message, deliveries, outcomes, destination="mx")
-    await bench.relay.settler.drain()
-    failed, relayed = (change.body.decode() for change in bench.write if isinstance(change, OwnMessage))
-    assert relayed.count("Action: relayed\r\n") == 2
-    assert "Original-Recipient: rfc822; Bee+@y.example\r\n" in relayed
-    assert relayed.count("Original-Recipient") == 1
-    assert "c@x.example" in relayed
-    assert "d@x.example" not in relayed
-    assert "e@x.example" not in relayed
-    assert "Action: failed" in failed
-    assert "relayed" not in failed
 
 
 @pytest.mark.parametrize(("outcome", "notify"), [(DELIVERED, Notify.SUCCESS), (BOUNCED, Notify.UNSET)])
@@ -410,14 +370,6 @@ async def test_suspended_mail_is_warned_about_and_expires_too(bench: Bench) -> N
 # Failing parts
 
 
-async def test_a_message_that_cannot_be_read_never_leaves(bench: Bench) -> None:
-    message = bench.relay.accept("b@example.com", age=50 * DAY, tell=False)
-    deliveries = await bench.relay.store.deliveries_of(message.id)
-    bench.relay.settler.post(None, deliveries, [LOCAL], destination="mx")
-    await bench.relay.settler.drain()
-    assert [d.next_attempt for d in bench.postponed()] == [bench.now + UNREADABLE_DELAY]
-
-
 async def test_a_header_that_cannot_be_read_costs_only_the_header(bench: Bench) -> None:
 
     async def corrupt(message_id: str):  # type: ignore[no-untyped-def]  # a stream that breaks
@@ -475,9 +427,3 @@ async def test_cancelling_the_caller_loses_no_outcome(bench: Bench) -> None:
     await bench.relay.settler.drain()
     assert bench.dsn()
     assert not bench.relay.settler.unsettled_keys()
-
-
-async def test_an_international_sender_gets_an_international_report(bench: Bench) -> None:
-    await bench.settle("b@example.com", outcomes=[BOUNCED], sender="jörg@example.org")
-    assert bench.dsn().message.envelope.smtputf8
-    assert bench.dsn().message.envelope.recipients[0].address == Mailbox("jörg@example.org")
