@@ -18,6 +18,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.control.socket import bind
+from zonerelay.inbound import policy
 from zonerelay.inbound.cleanup.submit import (
     Acceptance,
     Pieces,
@@ -110,6 +111,46 @@ async def test_options_say_what_smtp_says_in_the_header(way: Way) -> None:
     assert isinstance(first, Acceptance)
     assert first.id == way.house.store.stored[0].message.envelope.id
     assert len(way.house.store.stored) == 1
+
+
+class Deliberate:
+    """A policy that decides about the second recipient when it is told to."""
+
+    asked = frozenset({policy.Rcpt})
+
+    def __init__(self) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def ask(self, event: policy.Event) -> policy.Decision:
+        assert isinstance(event, policy.Rcpt)
+        if event.recipients_so_far:
+            self.reached.set()
+            await self.go.wait()
+        return policy.ACCEPT
+
+
+class Session:
+    """Another holder of memory, with less than an open envelope has."""
+
+    held, must_stay, is_shed = 1, False, False
+
+    def shed(self) -> None:
+        self.is_shed = True
+
+
+async def test_an_envelope_that_cannot_be_ended_does_not_protect_others_when_memory_is_short() -> None:
+    slow, other = Deliberate(), Session()
+    async with listening(ListenerSettings(address="127.0.0.1:0"), policy=slow) as house:
+        call = SubmitCall(HERE, to("a@example.net", "b@example.net"))
+        submitting = asyncio.create_task(house.listener.submissions.submit(call, [MESSAGE]))
+        await slow.reached.wait()
+        memory = house.listener.context.memory
+        memory.holders.add(other)
+        memory.relieve()
+        assert other.is_shed
+        memory.holders.discard(other)
+        slow.go.set()
+        assert isinstance(await submitting, Acceptance)
 
 
 async def test_one_refused_recipient_refuses_the_message_unless_it_is_partial(way: Way) -> None:

@@ -26,6 +26,7 @@ from zonerelay.inbound.access.auth import (
     GoneError,
     LoginKind,
     LoginResult,
+    PasswordCheck,
     PasswordChecks,
     RememberedPasswords,
 )
@@ -598,7 +599,8 @@ async def checks(gate: Gate) -> AsyncIterator[PasswordChecks]:
 
 
 async def check(checks: PasswordChecks, key: bytes, password: str = "pw", **more: Any) -> bool:
-    entered = checks.enter(key, "pw", password, **{"regular": False, "rank": lambda: 0, **more})
+    given = {"regular": False, "rank": lambda: 0, **more}
+    entered = checks.enter(PasswordCheck(key, "pw", password, **given))
     try:
         return await asyncio.shield(entered.done)
     except asyncio.CancelledError:

@@ -24,6 +24,7 @@ from tests.support.tls_client import TlsClient, trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.listen.listeners import earliest
 from zonerelay.inbound.tls import certificates
+from zonerelay.inbound.tls.asking import AskingContext
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
     CertificatePair,
@@ -282,6 +283,26 @@ def test_a_renewed_certificate_serves_new_sessions_and_leaves_old_ones_alone(tmp
     half_way.channel.receive(half_way.answer(half_way.channel.take_output()))
     assert half_way.channel.established
     assert fingerprint(half_way) == old.fingerprint
+
+
+def test_a_renewed_certificate_that_pyopenssl_refuses_does_not_replace_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that comes with cryptography may be another one than that of `ssl`."""
+    old, new = make("old.example.org"), make("new.example.org")
+    house = House(tmp_path, old, allow=("0" * 64,))
+    begin = AskingContext.__init__
+
+    def refusing(self: AskingContext, pair: CertificatePair, ciphers: str) -> None:
+        if pair.name == "new.example.org":
+            raise CertificateError("OpenSSL refuses new.example.org: ee key too small")
+        begin(self, pair, ciphers)
+
+    monkeypatch.setattr(AskingContext, "__init__", refusing)
+    new.write(tmp_path, "0")
+    house.later()
+    assert house.shown() == old.fingerprint
+    assert house.certificates.problems == ("OpenSSL refuses new.example.org: ee key too small",)
 
 
 def test_only_the_certificate_that_changed_is_replaced(tmp_path: Path) -> None:

@@ -224,14 +224,14 @@ def uploads(count: int) -> list[Upload]:
 async def test_as_many_as_allowed_read_and_the_next_waits_for_the_first_to_end() -> None:
     turns = LargeBodies(at_once=2, patience=60)
     first, second, third, fourth = uploads(4)
-    assert turns.may_read(first, FAST, 0)
-    assert turns.may_read(second, FAST, 0)
-    assert not turns.may_read(third, FAST, 0)
-    assert not turns.may_read(fourth, FAST, 0)
-    assert turns.may_read(first, FAST, 1)
+    assert turns.may_read(first, FAST)
+    assert turns.may_read(second, FAST)
+    assert not turns.may_read(third, FAST)
+    assert not turns.may_read(fourth, FAST)
+    assert turns.may_read(first, FAST)
     turns.leave(second)
     assert (third.turns, fourth.turns) == (1, 0)
-    assert turns.may_read(third, FAST, 2)
+    assert turns.may_read(third, FAST)
     turns.leave(fourth)  # gone while it waited
     turns.leave(first)
     assert fourth.turns == 0
@@ -241,11 +241,11 @@ async def test_as_many_as_allowed_read_and_the_next_waits_for_the_first_to_end()
 async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
     turns = LargeBodies(at_once=1, patience=60)
     first, second, third = uploads(3)
-    assert turns.may_read(first, FAST, 0)
-    assert not turns.may_read(second, FAST, 0)
+    assert turns.may_read(first, FAST)
+    assert not turns.may_read(second, FAST)
     turns.leave(first)
     assert second.turns == 1
-    assert not turns.may_read(third, FAST, 0)
+    assert not turns.may_read(third, FAST)
     turns.leave(second)
     assert third.turns == 1
     turns.leave(third)
@@ -254,10 +254,10 @@ async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
 async def test_a_client_that_we_have_caught_up_with_needs_no_turn() -> None:
     turns = LargeBodies(at_once=1, patience=60)
     fast, slow = uploads(2)
-    assert turns.may_read(fast, FAST, 0)
-    assert turns.may_read(slow, FAST - 1, 0)
-    assert not turns.may_read(slow, FAST, 1)
-    assert turns.may_read(fast, 100, 2)  # gives its turn away
+    assert turns.may_read(fast, FAST)
+    assert turns.may_read(slow, FAST - 1)
+    assert not turns.may_read(slow, FAST)
+    assert turns.may_read(fast, 100)  # gives its turn away
     assert slow.turns == 1
     turns.leave(slow)
 
@@ -266,16 +266,15 @@ async def test_a_silent_client_loses_its_turn_to_those_who_wait_but_not_for_our_
     turns = LargeBodies(at_once=2, patience=0.01)
     silent, ours, waiting = uploads(3)
     ours.held_up = True
-    now = asyncio.get_running_loop().time()
-    assert turns.may_read(silent, FAST, now)
-    assert turns.may_read(ours, FAST, now)
-    assert not turns.may_read(waiting, FAST, now)
+    assert turns.may_read(silent, FAST)
+    assert turns.may_read(ours, FAST)
+    assert not turns.may_read(waiting, FAST)
     for _ in range(200):
         if waiting.turns:
             break
         await asyncio.sleep(0.001)
     assert waiting.turns == 1
-    assert not turns.may_read(silent, FAST, now)  # both turns are taken: it waits like everybody
+    assert not turns.may_read(silent, FAST)  # both turns are taken: it waits like everybody
     for each in (silent, ours, waiting):
         turns.leave(each)
 

@@ -108,7 +108,10 @@ class RememberedPasswords(ExpiringSet[bytes]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class PasswordCheck:
-    """A pending password check. `waiting` is the number of logins that wait for it."""
+    """A pending password check. `key` is the same for equal checks. `rank` is called when the check might be
+    next: it returns the number of failures in the client's network, or None if the check is no longer wanted.
+    `waiting` is the number of logins that wait for it.
+    """
 
     key: bytes
     stored_hash: str
@@ -133,31 +136,20 @@ class PasswordChecks:
         self._computing = {True: 0, False: 0}
         self._closed = False
 
-    def enter(
-        self,
-        key: bytes,
-        stored_hash: str,
-        password: str,
-        *,
-        client: Key,
-        regular: bool,
-        rank: Callable[[], int | None],
-    ) -> PasswordCheck:
-        """Add a check to a queue, and return it. `key` is the same for equal checks. `rank` is called when
-        the check might be next: it returns the number of failures in the client's network, or None if the
-        check is no longer wanted. The result is in `done` of the check: the answer, ChecksBusyError,
-        ClosedError, GoneError, or the error of `matches`. Raise ChecksBusyError or ClosedError.
+    def enter(self, new: PasswordCheck) -> PasswordCheck:
+        """Add a check to a queue, and return it, or the equal one that is there. The result is in its `done`:
+        the answer, ChecksBusyError, ClosedError, GoneError, or the error of `matches`. Raise ChecksBusyError
+        or ClosedError.
         """
         if self._closed:
             raise ClosedError
-        check = self._checks.get(key)
+        check = self._checks.get(new.key)
         if check is None:
-            if sum(each.client == client for each in self._checks.values()) >= MAX_WAITING_PER_CLIENT:
+            if sum(each.client == new.client for each in self._checks.values()) >= MAX_WAITING_PER_CLIENT:
                 raise ChecksBusyError
-            check = PasswordCheck(key, stored_hash, password, client, rank, regular)
-            self._make_room(check)
-            self._checks[key] = check
-        elif regular and not check.begun:
+            self._make_room(new)
+            check = self._checks[new.key] = new
+        elif new.regular and not check.begun:
             check.regular = True
         check.waiting += 1
         self._compute_next(check.regular)
@@ -494,13 +486,9 @@ class Authenticator:
         return self._success(attempt, user)
 
     async def _is_right(self, attempt: _LoginAttempt, stored: str) -> bool:
+        key, password = self._key(attempt, stored), attempt.credentials.password
         attempt.check = self._checks.enter(
-            self._key(attempt, stored),
-            stored,
-            attempt.credentials.password,
-            client=attempt.client,
-            regular=attempt.regular,
-            rank=lambda: self._rank(attempt),
+            PasswordCheck(key, stored, password, attempt.client, lambda: self._rank(attempt), attempt.regular)
         )
         # Shielded: other logins may wait for the same check.
         return await asyncio.shield(attempt.check.done)

@@ -289,6 +289,7 @@ class Intake:
         self._key = transaction.idempotency_key
         self._undecided = b""  # the header, and the bytes received with it, while the policy decides
         self.held = 0  # bytes in the memory account of all sessions
+        self._behind_others = False  # other large bodies are read first
         self._waiter: asyncio.Future[None] | None = None
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
@@ -301,10 +302,16 @@ class Intake:
         """Whether the chunk has arrived completely, and the message continues in the next one."""
         return self._chunks is not None and self._chunks.chunk_done and not self.complete
 
+    # `LargeBodies` calls the following two.
+
     @property
-    def is_large(self) -> bool:
-        """Whether the message is so large that `LargeBodies` decides when to continue reading."""
-        return self._wire > LARGE
+    def held_up(self) -> bool:
+        """Whether reading must pause for a reason of ours: bytes wait for the store, or for other bodies."""
+        return self._behind_others or self.backlog > BACKLOG
+
+    def resume_reading(self) -> None:
+        self._behind_others = False
+        self._on_room()
 
     @property
     def hopeless(self) -> bool:
@@ -330,6 +337,11 @@ class Intake:
                 self._fail(error)
         if self.backlog > SMALL or not self.complete:
             self._charge()
+        if self._wire > LARGE:
+            bodies = self._context.large_bodies
+            self._behind_others = not self.complete and not bodies.may_read(self, len(data))
+            if self.complete:
+                bodies.leave(self)
         if self._waiter is not None and self.worth_storing:
             self._wake()
 
@@ -542,7 +554,9 @@ class Intake:
             self.held = held
 
     def release(self) -> None:
-        """Remove this message from the memory account."""
+        """Remove this message from the memory account and from the large bodies."""
+        if self._wire > LARGE:
+            self._context.large_bodies.leave(self)
         self._context.memory.used -= self.held
         self.held = 0
 

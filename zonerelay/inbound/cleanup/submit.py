@@ -26,7 +26,7 @@ from msgspec import structs
 
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.cleanup.intake import BACKLOG, FirstAnswer, Intake
+from zonerelay.inbound.cleanup.intake import FirstAnswer, Intake
 from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
@@ -159,7 +159,7 @@ class Submissions:
 
 
 class _Submitting(SubmittingClient):
-    """The client of one call of `submit`, a `MemoryHolder` and `BodyReceiver`."""
+    """The client of one call of `submit`, and a `MemoryHolder`."""
 
     task: asyncio.Task[Acceptance | Rejection]
 
@@ -167,10 +167,9 @@ class _Submitting(SubmittingClient):
         super().__init__(context, client_state)
         self._intake: Intake | None = None
         self._storing: asyncio.Task[MessageId | None] | None = None
-        self._behind_others = False
         self._room: asyncio.Future[None] | None = None
 
-    # `SessionMemory` and `LargeBodies` call the following methods.
+    # `SessionMemory` calls the following methods.
 
     @property
     def held(self) -> int:
@@ -179,25 +178,17 @@ class _Submitting(SubmittingClient):
 
     @property
     def must_stay(self) -> bool:
-        return self._intake is not None and self._intake.complete
+        return self._intake is None or self._intake.complete
 
     def shed(self) -> None:
         """Refuse the message, because memory is short."""
-        if self._intake is not None:
-            self._intake.refuse(replies.TOO_MUCH_MEMORY)
-            self._has_room()
-
-    @property
-    def held_up(self) -> bool:
-        return self._behind_others or (self._intake is not None and self._intake.backlog > BACKLOG)
-
-    def resume_reading(self) -> None:
-        self._behind_others = False
+        assert self._intake is not None
+        self._intake.refuse(replies.TOO_MUCH_MEMORY)
         self._has_room()
 
     def abort(self) -> None:
         """Abort the submission, unless the message has been received completely."""
-        if not self.must_stay:
+        if self._intake is None or not self._intake.complete:
             self.task.cancel()
 
     # The steps.
@@ -313,7 +304,6 @@ class _Submitting(SubmittingClient):
                 self.refuse_content(intake, replies.CLIENT_LEFT, "DATA")
             raise
         finally:
-            self.context.large_bodies.leave(self)
             if self._storing is not None and not intake.complete:
                 self._storing.cancel()
             intake.release()
@@ -326,11 +316,9 @@ class _Submitting(SubmittingClient):
             if self._storing is None and intake.refusal is None and intake.worth_storing:
                 self._storing = loop.create_task(intake.store())
                 self._storing.add_done_callback(lambda _: self._has_room())
-            if intake.is_large:
-                self._behind_others = not self.context.large_bodies.may_read(self, len(piece), loop.time())
             if memory.full:
                 memory.relieve()
-            while intake.refusal is None and self.held_up:
+            while intake.refusal is None and intake.held_up:
                 self._room = loop.create_future()
                 await self._room
             if intake.refusal is not None:

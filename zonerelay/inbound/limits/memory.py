@@ -37,14 +37,14 @@ PATIENCE = 0.05
 
 
 class BodyReceiver(Protocol):
-    """A session that receives a large body."""
+    """Receives a large body."""
 
     @property
     def held_up(self) -> bool:
-        """Whether the relay itself has paused reading from this session."""
+        """Whether the relay itself has paused reading of this body."""
 
     def resume_reading(self) -> None:
-        """Resume reading: the session now has a slot."""
+        """Resume reading: the body now has a slot."""
 
 
 class LargeBodies:
@@ -59,9 +59,9 @@ class LargeBodies:
         self._waiting: OrderedDict[BodyReceiver, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
-    def may_read(self, reader: BodyReceiver, size: int, now: float) -> bool:
+    def may_read(self, reader: BodyReceiver, size: int) -> bool:
         """Return whether the reader may continue; otherwise it must wait for `resume_reading`. `size` bytes
-        of a large body arrived at `now` (loop time).
+        of a large body have arrived.
         """
         if size < FAST:
             self.leave(reader)
@@ -72,7 +72,7 @@ class LargeBodies:
                 self._watch()
                 return False
             del self._waiting[reader]
-        self._heard[reader] = now
+        self._heard[reader] = asyncio.get_running_loop().time()
         return True
 
     def leave(self, reader: BodyReceiver) -> None:

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -397,13 +398,9 @@ async def _close(policy: AskedPolicy | None) -> None:
         await policy.close()
 
 
-def _files(settings: ListenerSettings) -> tuple[object, ...]:
-    """Return the settings that the certificates are built from."""
-    return settings.tls, settings.certificate, settings.key, bool(settings.allow_certificates)
-
-
-def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
-    return settings.policy, settings.policy_file, settings.policy_timeout, settings.authenticator
+# The settings that certificates and policies are built from.
+_files = attrgetter("tls", "certificate", "key", "allow_certificates")
+_policy_of = attrgetter("policy", "policy_file", "policy_timeout", "authenticator")
 
 
 def _bounded(settings: ListenerSettings, policy: AskedPolicy | None) -> ListenerSettings:

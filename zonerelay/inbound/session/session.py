@@ -32,7 +32,7 @@ from typing import Any
 from msgspec import structs
 
 from zonerelay.config.settings import ListenerTls
-from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
+from zonerelay.inbound.cleanup.intake import Intake
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
@@ -90,7 +90,6 @@ class Session(asyncio.Protocol):
         self.intake: Intake | None = None
         self.discarding = 0
         self.owed: ServerReply = replies.OK
-        self.behind_others = False  # other large bodies are read first
         self._running = 0  # tasks
         # The next reply waits for it: a verdict, a delay, or other connections.
         self._asking: asyncio.Task[None] | asyncio.Handle | None = None
@@ -190,7 +189,7 @@ class Session(asyncio.Protocol):
         self._end()
         self.transport.abort()
 
-    # `SessionMemory` and `LargeBodies` call the following methods.
+    # `SessionMemory` calls the following methods.
 
     @property
     def held(self) -> int:
@@ -206,15 +205,6 @@ class Session(asyncio.Protocol):
     def shed(self) -> None:
         """End the session with 421, because memory is short."""
         self._give_up(replies.TOO_MUCH_MEMORY)
-
-    @property
-    def held_up(self) -> bool:
-        """Whether reading is paused for a reason of ours: bytes wait for the store, or for other bodies."""
-        return self.behind_others or (self.intake is not None and self.intake.backlog > BACKLOG)
-
-    def resume_reading(self) -> None:
-        self.behind_others = False
-        self._regulate()
 
     @property
     def waits_for_store(self) -> bool:
@@ -484,8 +474,6 @@ class Session(asyncio.Protocol):
         deadlines.octets += len(data)
         intake.feed(data)
         if intake.complete or intake.chunk_done:
-            self.context.large_bodies.leave(self)
-            self.behind_others = False
             if intake.body.rest:
                 self.lines.feed(intake.body.rest)
             if intake.complete:
@@ -493,8 +481,6 @@ class Session(asyncio.Protocol):
         elif intake.hopeless:
             self._give_up(replies.much_too_big(self.context.settings.max_message_size))
             return
-        elif intake.is_large:
-            self.behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)
         if intake.task is None and intake.refusal is None and intake.worth_storing:
             intake.task = self._spawn(self._store(intake))
         if not intake.complete:
@@ -541,7 +527,7 @@ class Session(asyncio.Protocol):
         self.intake = None
         if self._record is not None:
             self._record.note(f"the message: {intake.size} bytes, not shown")
-        if intake.held:
+        if intake.held or not intake.complete:
             intake.release()
         self.conversation.reset()
         if self.transport.is_open:
@@ -579,7 +565,6 @@ class Session(asyncio.Protocol):
     def _abort(self, intake: Intake) -> None:
         """Discard a message whose end of data will not arrive."""
         self.intake = None
-        self.context.large_bodies.leave(self)
         if intake.task is not None:
             intake.task.cancel()
         intake.release()
@@ -661,7 +646,7 @@ class Session(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read only while there is capacity for more input."""
-        ours = self.held_up
+        ours = self.intake is not None and self.intake.held_up
         if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())
         elif self.deadlines.paused_at is not None:

@@ -11,12 +11,11 @@ Files are checked at most once in LOOK_EVERY seconds, and only when a client con
 
 from __future__ import annotations
 
-import hashlib
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -137,17 +136,19 @@ DAILY = 86400.0
 
 
 class CertificateEntry:
-    """A pair of certificate files: the last usable certificate, and the current problem with the files."""
+    """A pair of certificate files: the last usable certificate, and the current problem with the files. With
+    `ask_certificate`, a usable one is one that pyOpenSSL can use.
+    """
 
-    __slots__ = ("_digest", "_result", "_seen", "_try_again", "certificate", "key", "pair", "problem")
+    __slots__ = ("_parsed", "_seen", "_try_again", "certificate", "key", "pair", "problem")
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, *, ask_certificate: bool = False) -> None:
         self.certificate = certificate
         self.key = key
         self.pair: CertificatePair | None = None
         self.problem = ""
-        self._digest = b""  # of the contents that were last read
-        self._result: CertificatePair | str = ""  # the result of parsing them, or the error message
+        # Contents that have not changed are not parsed again.
+        self._parsed = lru_cache(1)(partial(_parsed, certificate, key, ask_certificate))
         self._seen: tuple[FileState, FileState] = ((), ())
         self._try_again = 0.0
 
@@ -165,26 +166,26 @@ class CertificateEntry:
         self._seen = self._states()
         self._try_again = now + TRY_AGAIN
         texts = read_texts(self.certificate, self.key)
-        digest = hashlib.sha256(b"%d %b%b" % (len(texts[0]), *texts)).digest()
-        if digest != self._digest:
-            try:
-                self._result, self._digest = self._parsed(texts), digest
-            except OSError as error:
-                raise CertificateError(f"{self.certificate} cannot be loaded: {error.strerror}") from error
-        if isinstance(self._result, str):
-            raise CertificateError(self._result)
-        return self._result
-
-    def _parsed(self, texts: Texts) -> CertificatePair | str:
         try:
-            pair = parse_pair(self.certificate, self.key, texts)
-            build_context([pair], ask_certificate=False)
-        except CertificateError as error:
-            return str(error)
-        return pair
+            found = self._parsed(texts)
+        except OSError as error:
+            raise CertificateError(f"{self.certificate} cannot be loaded: {error.strerror}") from error
+        if isinstance(found, str):
+            raise CertificateError(found)
+        return found
 
     def _states(self) -> tuple[FileState, FileState]:
         return file_state(self.certificate), file_state(self.key)
+
+
+def _parsed(certificate: Path, key: Path, ask_certificate: bool, texts: Texts) -> CertificatePair | str:
+    """Return a pair that OpenSSL accepts, or the error message. Raise OSError if no descriptor is left."""
+    try:
+        pair = parse_pair(certificate, key, texts)
+        build_context([pair], ask_certificate=ask_certificate)
+    except CertificateError as error:
+        return str(error)
+    return pair
 
 
 class Certificates:
@@ -198,7 +199,8 @@ class Certificates:
         self._events = events
         self._exposed_reported: set[Path] = set()
         keys = settings.key or settings.certificate
-        self._entries = [CertificateEntry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
+        paths = zip(settings.certificate, keys, strict=True)
+        self._entries = [CertificateEntry(*each, ask_certificate=self._ask_certificate) for each in paths]
         self._read_first()
         self._context = self._build()
         self._is_outdated = False
