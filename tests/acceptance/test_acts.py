@@ -54,9 +54,7 @@ def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("backend", ["leveldb", "disk"])
-def test_dropped_mail_survives_a_restart_and_is_sent_after_its_undo(
-    tmp_path: Path, sink: Sink, backend: str
-) -> None:
+def test_dropped_mail_survives_a_restart_and_its_undo_sends(tmp_path: Path, sink: Sink, backend: str) -> None:
     relay = RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", spool={"backend": backend})
 
     with relay:

@@ -46,9 +46,7 @@ def message(size: int, tail: bytes) -> bytes:
     return b"".join(lines) + b"z" * rest + tail + b"\r\n"
 
 
-async def test_bodies_arrive_byte_for_byte_over_every_split_of_a_chunk_boundary(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_bodies_arrive_byte_for_byte_over_every_chunk_boundary(tmp_path: Path, sink: Sink) -> None:
     """What matters (a line end, a dot, the end) is put on every place around the first boundary.
 
     Our own Received field shifts the body, so offsets sweep over more than its length as well.

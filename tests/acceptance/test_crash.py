@@ -57,9 +57,7 @@ async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink, backe
 
 
 @pytest.mark.parametrize("backend", ["leveldb", pytest.param("memory", marks=pytest.mark.proof)])
-async def test_sigterm_finishes_what_is_in_flight_and_exits_0(
-    tmp_path: Path, sink: Sink, backend: str
-) -> None:
+async def test_sigterm_ends_what_is_in_flight_and_exits_0(tmp_path: Path, sink: Sink, backend: str) -> None:
     shelf = {"shelve": str(tmp_path / "queue.shelf")} if backend == "memory" else {}
     relay = RelayProcess(tmp_path, next_hop=f"127.0.0.1:{sink.port}", spool={"backend": backend, **shelf})
     with relay:
@@ -93,9 +91,7 @@ async def test_sigterm_finishes_what_is_in_flight_and_exits_0(
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.proof)])
-async def test_a_second_signal_cuts_the_draining_short_and_loses_nothing(
-    tmp_path: Path, workers: int
-) -> None:
+async def test_a_second_signal_cuts_draining_short_and_loses_nothing(tmp_path: Path, workers: int) -> None:
     peer = HoldingPeer([Hold.DATA])
     await peer.start()
     relay = RelayProcess(

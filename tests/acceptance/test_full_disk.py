@@ -126,9 +126,7 @@ def test_queue_that_grows_to_the_guard_is_refused_more_and_drains(
             assert client.acknowledged | late <= tokens(sink.messages).keys()
 
 
-def test_disk_that_a_neighbour_filled_can_still_be_drained(
-    tmp_path: Path, small_disk: Path, sink_port: int
-) -> None:
+def test_disk_that_a_neighbour_filled_is_drained(tmp_path: Path, small_disk: Path, sink_port: int) -> None:
     neighbour = small_disk / "neighbour"
     with relay_on(tmp_path, small_disk, sink_port, GUARD) as relay:
         client = Submitter(relay.smtp_port, prefix="queued", size=LARGE)
@@ -183,9 +181,7 @@ def test_what_a_compaction_that_found_no_room_left_does_not_keep_the_spool_shut(
             assert client.acknowledged <= tokens(sink.messages).keys()
 
 
-def test_write_that_fails_without_a_guard_loses_nothing_acknowledged(
-    tmp_path: Path, small_disk: Path, sink_port: int
-) -> None:
+def test_failed_write_without_a_guard_loses_nothing(tmp_path: Path, small_disk: Path, sink_port: int) -> None:
     neighbour = small_disk / "neighbour"
     neighbour.write_bytes(bytes(80 * MB))
     with relay_on(tmp_path, small_disk, sink_port, 0) as relay:
@@ -202,9 +198,7 @@ def test_write_that_fails_without_a_guard_loses_nothing_acknowledged(
             assert client.acknowledged | late <= tokens(sink.messages).keys()
 
 
-def test_one_of_two_workers_whose_disk_is_full_is_named_and_the_other_one_goes_on(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_a_worker_whose_disk_is_full_is_named_and_the_other_goes_on(tmp_path: Path, sink: Sink) -> None:
     spool = {"min_free_space": "16 MB", "write_buffer": "1 MB"}
     with (
         mounted(tmp_path / "spool" / "01", 48 * MB) as disk,

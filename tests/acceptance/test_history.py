@@ -31,9 +31,7 @@ def relay_to(sink: Sink, directory: Path, **tables: Table) -> RelayProcess:
     return RelayProcess(directory, next_hop=f"{LOOPBACK}:{sink.port}", tables={**RETRY, **tables})
 
 
-def test_what_became_of_mail_is_found_by_all_that_is_known_of_it(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
-) -> None:
+def test_mail_is_found_by_all_that_is_known_of_it(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
     with relay_to(sink, tmp_path) as relay:
         relay.send("bob@example.com", "greylist@example.com", "reject-550@example.com", message=MESSAGE)
         report = zonerelay.found(relay, "--recipient", "app@example.org", "--outcome", "delivered")
@@ -79,9 +77,7 @@ def test_what_became_of_mail_is_found_by_all_that_is_known_of_it(
         assert zonerelay(relay, "log", "find", accepted["message-id"], "--json").of("found")
 
 
-def test_the_trace_of_mail_that_waits_has_all_attempts_and_the_next(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
-) -> None:
+def test_the_trace_of_waiting_mail_has_all_attempts(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
     with relay_to(sink, tmp_path) as relay:
         relay.send("defer-451@example.com")
         zonerelay.found(relay, "--outcome", "deferred")
@@ -99,9 +95,7 @@ def test_the_trace_of_mail_that_waits_has_all_attempts_and_the_next(
         assert {row["recipient"] for row in rows} == {"", "defer-451@example.com"}
 
 
-def test_mail_has_its_addresses_while_the_relay_knows_them(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
-) -> None:
+def test_mail_has_addresses_while_the_relay_knows_them(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
     with relay_to(sink, tmp_path) as relay:
         relay.send("defer-451@example.com", "bob@example.com")
         zonerelay.found(relay, "--outcome", "deferred")
@@ -154,9 +148,7 @@ def test_names_of_users_are_shown_always(tmp_path: Path, sink: Sink, zonerelay: 
         assert "as user ann@example.org" in zonerelay(relay, "log", "show", found["message_id"]).out
 
 
-def test_a_refused_recipient_is_found_by_address_sender_and_client(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
-) -> None:
+def test_a_refused_recipient_is_found_by_what_is_known(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
     rule: Table = {"recipient": ["no@example.com"], "action": "refuse"}
     relay = RelayProcess(
         tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables={"access": [rule]}
@@ -316,9 +308,7 @@ def main_status(relay: RelayProcess, *words: str) -> int:
     return main([*words, "--config", str(relay.config)])
 
 
-def test_a_backup_has_the_history_and_a_restore_brings_it(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
-) -> None:
+def test_a_backup_has_the_history_a_restore_brings_it(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
     with relay_to(sink, tmp_path / "one") as relay:
         relay.send("bob@example.com")
         zonerelay.found(relay, "bob@example.com", "--outcome", "delivered")
@@ -331,9 +321,7 @@ def test_a_backup_has_the_history_and_a_restore_brings_it(
         zonerelay.found(other, "carol@example.com", "--outcome", "delivered")
 
 
-def test_switched_off_there_is_no_file_and_the_time_is_a_gap(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
-) -> None:
+def test_switched_off_has_no_file_and_leaves_a_gap(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
     off = relay_to(sink, tmp_path / "off", history={"enabled": False})
     with off:
         off.send("bob@example.com")

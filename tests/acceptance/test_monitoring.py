@@ -113,9 +113,7 @@ def troubled(directory: Path, sink: Sink, smarthost: Smarthost, papers: Papers) 
     )
 
 
-async def test_every_alert_is_fired_by_a_relay_in_its_trouble(
-    tmp_path: Path, sink: Sink, papers: Papers
-) -> None:
+async def test_every_alert_is_fired_by_a_relay_in_trouble(tmp_path: Path, sink: Sink, papers: Papers) -> None:
     big = shutil.disk_usage(tmp_path).free > 1e12
     small = Path(tempfile.mkdtemp(dir="/dev/shm")) if big else tmp_path
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

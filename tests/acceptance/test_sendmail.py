@@ -274,9 +274,7 @@ def drop_directory(place: Path) -> Path:
     return place
 
 
-def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_its_owner(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_mail_of_a_relay_that_is_down_waits_and_its_owner_submits_it(tmp_path: Path, sink: Sink) -> None:
     drop = drop_directory(tmp_path / "drop")
     refused = {"recipient": ["no@d.example"], "action": "refuse"}
     tables: Mapping[str, Table | Sequence[Table]] = {"sendmail": {"drop": str(drop)}, "access": [refused]}
@@ -368,9 +366,7 @@ def test_the_configuration_has_the_paths_that_sendmail_has_without_one() -> None
     assert (of_settings.DROP, of_settings.ALIASES) == (DROP, ALIASES)
 
 
-def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobody(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_a_dropped_file_that_ends_in_half_a_line_delays_nobody(tmp_path: Path, sink: Sink) -> None:
     """It once kept the listener waiting for the end of the data: 306 s in each pass, for everybody's mail."""
     drop = drop_directory(tmp_path / "drop")
     relay = RelayProcess(

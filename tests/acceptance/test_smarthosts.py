@@ -77,9 +77,7 @@ def cyrus(
         ("auto", Tls.IMPLICIT),
     ],
 )
-def test_postfix_lets_us_log_in(
-    tmp_path: Path, papers: Papers, cyrus: Cyrus, mechanism: str, tls: Tls
-) -> None:
+def test_postfix_lets_us_in(tmp_path: Path, papers: Papers, cyrus: Cyrus, mechanism: str, tls: Tls) -> None:
     postfix = cyrus.postfix
     before = len(postfix.log_text())
     with (

@@ -71,9 +71,7 @@ def program() -> Path:
 
 
 @pytest.mark.parametrize("options", [(), ("-n8",), ("-a+",)])
-def test_what_it_has_made_is_taken_on_request(
-    program: Path, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_what_it_made_is_taken_on_request(program: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     srs = Srs(SrsSettings(domain=DOMAIN, accept_legacy=True), [SECRET])
     with running(program, tmp_path, *options) as postsrsd:
         for sender in SENDERS:

@@ -177,9 +177,7 @@ def test_what_becomes_of_mail_is_told_signed_and_in_order(
         assert zonerelay(relay, "webhook", "test", "nothing").status == 1
 
 
-async def test_every_stored_outcome_is_told_under_kill_9(
-    tmp_path: Path, sink: Sink, receiver: Receiver
-) -> None:
+async def test_each_stored_outcome_outlives_kill_9(tmp_path: Path, sink: Sink, receiver: Receiver) -> None:
     chance = random.Random(7)
     account = Account()
     recipients = ("one@example.com", "two@example.net", "reject-550@example.com")
@@ -253,9 +251,7 @@ def test_an_endpoint_that_fails_holds_up_no_mail_and_gets_its_events_later(
         assert wait_until(lambda: receiver.about("delivery.delivered", "/gone") >= last(relay), timeout=60)
 
 
-def test_a_full_queue_loses_the_oldest_and_says_how_many(
-    tmp_path: Path, sink: Sink, receiver: Receiver
-) -> None:
+def test_a_full_queue_loses_the_oldest_and_counts(tmp_path: Path, sink: Sink, receiver: Receiver) -> None:
     def story() -> None:
         receiver.answers["/hook"] = Answer(503)
         hook = webhook(tmp_path, receiver, events=["delivery.delivered"], max_queued=100)

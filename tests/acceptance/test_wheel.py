@@ -78,9 +78,7 @@ def test_init_makes_a_relay_that_takes_mail_at_once(program: Path, tmp_path: Pat
     assert "accepted" in (tmp_path / "log").read_text()
 
 
-def test_the_units_name_the_program_and_the_directory_they_were_made_for(
-    program: Path, tmp_path: Path
-) -> None:
+def test_the_units_name_the_program_and_directory_they_are_for(program: Path, tmp_path: Path) -> None:
     told = run(program, "init", tmp_path)
     unit = (tmp_path / "zonerelay.service").read_text()
     assert f"\nExecStart={program} serve --config {tmp_path}/zonerelay.toml\n" in unit

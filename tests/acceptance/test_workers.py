@@ -24,9 +24,7 @@ from zonerelay.operations.answers import ChangeResult, DeliveryRow, MessageDetai
 from zonerelay.operations.requests import CHANGES, ChangeVerb, QueueList, QueueShow
 
 
-def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_two_workers_are_one_relay_and_one_that_dies_is_restarted(tmp_path: Path, sink: Sink) -> None:
     with relay_of(tmp_path, sink.port) as relay:
         clients = Regulars(relay.smtp_port)
         with clients.at_work():
@@ -189,9 +187,7 @@ def _change(relay: RelayProcess, verb: ChangeVerb) -> ChangeResult:
     return client_of(relay).ask(CHANGES[verb](everything=True), ChangeResult)
 
 
-def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes_on(
-    tmp_path: Path, sink: Sink
-) -> None:
+def test_workers_end_with_a_killed_supervisor_and_the_next_goes_on(tmp_path: Path, sink: Sink) -> None:
     with relay_of(tmp_path, sink.port) as relay:
         client = Submitter(relay.smtp_port, prefix="orphan")
         with ThreadPoolExecutor(1) as thread:

@@ -205,9 +205,7 @@ def gated() -> Iterator[_Gated]:
         yield gated
 
 
-def test_a_supervisor_waits_for_one_that_is_stopping_but_not_for_one_that_runs(
-    tmp_path: Path, gated: _Gated
-) -> None:
+def test_a_supervisor_waits_for_one_that_stops_not_for_one_that_runs(tmp_path: Path, gated: _Gated) -> None:
     with relay_of(tmp_path, gated.port, worker_timeout=PATIENT, shutdown_timeout=PATIENT) as relay:
         client = Submitter(relay.smtp_port, prefix="slow")
         client.send(2, 2)

@@ -53,9 +53,7 @@ async def test_after_its_header_a_client_has_the_idle_time() -> None:
 
 @pytest.mark.usefixtures("short_handshake")
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
-async def test_a_handshake_has_its_own_time_and_its_end_says_nothing_in_clear_text(
-    said: bytes, tmp_path: Path
-) -> None:
+async def test_a_handshake_has_its_own_time_and_ends_without_clear_text(said: bytes, tmp_path: Path) -> None:
     async with (
         listening_with_tls(tmp_path, tls=ListenerTls.IMPLICIT) as house,
         await house.connect_raw() as talk,

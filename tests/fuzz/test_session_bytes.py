@@ -77,9 +77,7 @@ def test_any_bytes_get_the_replies_that_they_are_owed(opening: list[bytes], pack
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(opening=OPENING, packets=ORDERLY_PACKETS)
 @example(opening=[], packets=[b"\r\n\r\n\x00\r\nQUIT\n"])
-def test_packet_borders_mean_nothing_but_to_synchronising_commands(
-    opening: list[bytes], packets: list[bytes]
-) -> None:
+def test_packet_borders_mean_nothing_to_most_commands(opening: list[bytes], packets: list[bytes]) -> None:
     """The same bytes one by one are the same conversation, unless they ran ahead of a reply."""
     together = conversation([*opening, *packets])
     # Other protocols, PROXY headers among them, are known by the first packet.
@@ -93,9 +91,7 @@ def test_packet_borders_mean_nothing_but_to_synchronising_commands(
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(opening=OPENING, packets=PACKETS)
-def test_who_has_to_be_asked_changes_when_a_reply_comes_and_nothing_else(
-    opening: list[bytes], packets: list[bytes]
-) -> None:
+def test_who_is_asked_changes_when_a_reply_comes_only(opening: list[bytes], packets: list[bytes]) -> None:
     unasked = conversation([*opening, *packets])
     asked = conversation([*opening, *packets], Slowly())
     assert asked.log.named("trouble") == []

@@ -238,9 +238,7 @@ async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.Monk
         assert await site.raw(b"GET /healthz HTTP/1.1\r\n") == b""
 
 
-async def test_of_more_connections_than_the_limit_the_oldest_is_closed(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_beyond_the_limit_the_oldest_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", site.server.port)
     assert (await site.get("/healthz")).status == 200  # the server has the first one, too
     monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 1)
@@ -294,9 +292,7 @@ async def shown(site: Site) -> bytes | None:
     return found
 
 
-async def test_many_short_connections_are_no_many_at_once(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_short_connections_are_not_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 2)
     for _ in range(10):
         assert (await site.get("/healthz")).status == 200
@@ -374,9 +370,7 @@ async def test_any_small_body_is_answered_and_nothing_is_logged(guarded: Guarded
     assert guarded.faults == []
 
 
-async def test_slow_bodies_at_the_log_in_end_soon(
-    guarded: GuardedSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_bodies_of_log_ins_end(guarded: GuardedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "PATIENCE", 0.05)
     assert (await guarded.ask("POST /login", b"", Content_Type=FORM, Content_Length="10"))[0] == 408
     assert (await guarded.ask("POST /login", b"", Content_Type=FORM, Transfer_Encoding="chunked"))[0] == 408
@@ -502,9 +496,7 @@ async def test_a_stream_ends_with_its_token(
     await writer.wait_closed()
 
 
-async def test_a_stream_ends_when_its_token_expires_and_when_nothing_of_it_is_read(
-    guarded: GuardedSite,
-) -> None:
+async def test_a_stream_ends_when_its_token_expires_and_when_it_is_unread(guarded: GuardedSite) -> None:
     guarded.events.pause = 0.0
     text = guarded.token(expires=time.time() + 2)
     _, writer = await guarded.stream("/v1/tail", Authorization=f"Bearer {text}")  # and nothing is read

@@ -142,9 +142,7 @@ async def test_ehlo_in_its_old_form(tmp_path: Path) -> None:
     ("name", "cause"),
     [("xfast.test", "it changed or added a line"), ("none.test", "it did not return the list of")],
 )
-async def test_a_hook_announces_nothing_that_the_relay_does_not_offer(
-    tmp_path: Path, name: str, cause: str
-) -> None:
+async def test_a_hook_announces_only_what_the_relay_offers(tmp_path: Path, name: str, cause: str) -> None:
     async with handled(tmp_path, "Inventive") as (running, _):
         assert (await said(running, lambda client: client.ehlo(name)))[0] == 451
         ((step, kind, detail),) = failures(running)

@@ -35,9 +35,7 @@ async def submitted(port: int, recipients: int) -> bytes:
         return await client.say(b"Subject: x\r\n\r\nx\r\n.")
 
 
-async def test_of_several_lists_one_is_stored_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_several_lists_one_is_stored_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five of 5,000 recipients that ended in the same turn kept the loop from everybody for 0.4 seconds."""
     let, begun = asyncio.Semaphore(0), 0
     commit = BodyWriter.commit

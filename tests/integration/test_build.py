@@ -93,9 +93,7 @@ async def leaving_nothing(directory: Path) -> AsyncIterator[None]:
     await until(lambda: not left(directory) - before, seconds=10)
 
 
-async def test_nothing_is_left_of_a_start_that_fails_at_any_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_left_of_a_start_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = everything(tmp_path)
     await (await built(chosen)).stop()  # the pools of threads stay
     steps = Cut.steps

@@ -308,9 +308,7 @@ async def test_a_summary_counts_by_what_is_asked_and_by_age(desk: Desk) -> None:
     assert [row.ages[2] for row in found.rows] == [1]
 
 
-async def test_a_large_queue_is_estimated_unless_all_of_it_is_asked_for(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_queue_is_estimated_unless_exact(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "SAMPLE", 10)
     for number in range(200):
         desk.relay.accept(f"u{number}@example.{'com' if number % 4 else 'org'}", tell=False)

@@ -82,9 +82,7 @@ async def test_an_answer_does_not_wait_for_a_slow_store(
     assert [row.ready for row in (await counts.rows())[0]] == [1]
 
 
-async def test_a_suspended_destination_has_the_counts_of_its_domains(
-    relay: Relay, counts: DestinationRows
-) -> None:
+async def test_a_suspended_destination_counts_its_domains(relay: Relay, counts: DestinationRows) -> None:
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await relay.scheduler.start()
     relay.accept("a@down.example")
@@ -110,9 +108,7 @@ async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay, counts: Des
     assert counts.unreachable["default"] == 1, "of the other, its zone knows"
 
 
-async def test_of_many_the_worst_are_chosen_before_rows_are_made(
-    relay: Relay, counts: DestinationRows
-) -> None:
+async def test_of_many_the_worst_are_chosen_before_rows_are(relay: Relay, counts: DestinationRows) -> None:
     for number in range(30):
         for _ in range(1 + number % 7):
             relay.accept(f"a@d{number}.example", tell=False)

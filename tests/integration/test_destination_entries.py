@@ -278,9 +278,7 @@ async def test_only_the_hosts_of_the_policy_are_used(world: World) -> None:
 
 
 @pytest.mark.parametrize("certificate", ["another name", "another authority"])
-async def test_a_host_whose_certificate_is_not_valid_for_it_gets_nothing(
-    world: World, certificate: str
-) -> None:
+async def test_a_host_whose_certificate_is_not_for_it_gets_nothing(world: World, certificate: str) -> None:
     await world.start(
         world.manners("mx.example.net")
         if certificate == "another name"
@@ -343,9 +341,7 @@ async def test_a_zone_that_verifies_keeps_its_own_demand_and_the_policys_hosts(w
         assert "451 4.7.5 the MTA-STS policy" in await deferred(running)
 
 
-async def test_two_domains_at_one_host_with_other_demands_share_its_limit_and_no_connection(
-    world: World,
-) -> None:
+async def test_domains_at_one_host_with_other_demands_share_its_limit_alone(world: World) -> None:
     """example.com has a policy, example.net at the same host has none; one connection at a time."""
     world.dns.zones["example.net"] = {"MX": [f"10 {MX}"]}
     await world.start()

@@ -172,9 +172,7 @@ async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Pa
         assert queue.oldest_seconds > 0.0
 
 
-async def test_a_client_that_asks_for_a_later_time_gets_it_from_a_relay_that_was_idle(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_a_client_that_asks_for_a_later_time_wakes_an_idle_relay(tmp_path: Path, sink: Sink) -> None:
     """Nothing else wakes the queue between: the acceptance alone has to set its alarm."""
     zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
     async with relay_with(settings(tmp_path, zone=zone)) as running:

@@ -288,9 +288,7 @@ async def test_the_message_id_is_the_key_of_a_user_that_wants_it(house: House) -
 
 
 @pytest.mark.parametrize("quota", ["messages_per_hour=1", "recipients_per_hour=1"])
-async def test_a_repetition_gets_its_first_answer_although_the_quota_is_used_up(
-    house: House, quota: str
-) -> None:
+async def test_a_repetition_gets_its_first_answer_over_the_quota(house: House, quota: str) -> None:
     house.set(quota)
     keyed = b"Idempotency-Key: order-4711\r\n" + MESSAGE
     first = await house.send(message=keyed)

@@ -76,9 +76,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     made.history.close()
 
 
-def test_what_does_not_fit_in_memory_is_dropped_counted_and_told(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_in_memory_is_counted_and_told(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MOST", 10)
     kept.keep("first@example.com")
     other = sqlite3.connect(kept.file, isolation_level=None)
@@ -95,9 +93,7 @@ def test_what_does_not_fit_in_memory_is_dropped_counted_and_told(
     assert [why for why in kept.whys() if why.startswith("15 events were dropped")]
 
 
-def test_a_directory_that_may_not_be_written_is_told_once_and_tried_again(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_directory_is_told_once_and_later(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "AGAIN", 0.05)
     kept.file.parent.write_text("no directory")
     kept.put("first@example.com")
@@ -177,9 +173,7 @@ def test_a_number_of_the_index_that_two_values_share_finds_only_the_right_one(tm
     database.close()
 
 
-def test_recipients_with_the_same_result_share_an_event_and_are_found_and_forgotten_one_by_one(
-    kept: Kept,
-) -> None:
+def test_recipients_with_the_same_result_share_an_event_and_are_found_one_by_one(kept: Kept) -> None:
     names = [Mailbox(f"u{number}@example.com") for number in range(5)]
     told = Events(EventLog(), Metrics(), REDACTOR, SystemClock(), kept.history)
     reply = Reply(250, "2.0.0", "ok")

@@ -109,9 +109,7 @@ def test_the_hostname_is_the_name_also_while_the_file_waits_for_the_certificate(
     )
 
 
-def test_a_configuration_that_cannot_be_read_is_not_in_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_configuration_is_not_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda: "host.example.org")
     config = tmp_path / "relay.toml"
     config.write_text("hostname = relay.example.org\n")
@@ -119,9 +117,7 @@ def test_a_configuration_that_cannot_be_read_is_not_in_the_way(
     assert (tmp_path / "host.example.org.key").exists()
 
 
-def test_a_machine_without_a_full_name_is_called_localhost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_name_is_localhost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda: "a1b2c3")
     assert main(list(COMMAND)) == 0
     leaf = read_pair(tmp_path / "localhost.pem", tmp_path / "localhost.key").leaf
@@ -136,9 +132,7 @@ def test_a_machine_without_a_full_name_is_called_localhost(
         (["--name", "a.example", "--out", "/dev/null/x"], 1, "cannot be written"),
     ],
 )
-def test_mistakes_are_told_in_words(
-    line: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_told(line: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *line]) == status
     assert words in capsys.readouterr().err
 
@@ -154,9 +148,7 @@ KEY_NAME = "s1._domainkey.example.com"
 
 
 @pytest.mark.parametrize("algorithm", ["rsa", "ed25519"])
-def test_what_is_printed_signs_and_is_verified(
-    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_verifies(algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["dkim", "new", "--domain", "Example.com", "--selector", "s1", "--algorithm", algorithm]
     assert main([*line, "--out", "keys/s1.key"]) == 0
     out = capsys.readouterr().out
@@ -323,9 +315,7 @@ async def test_a_key_whose_time_comes_needs_its_record_before(check: Check) -> N
     assert (code, row["status"], row["signs"]) == (1, "missing", "later")
 
 
-async def test_the_table_is_for_people(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], check: Check
-) -> None:
+async def test_table_is_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str], check: Check) -> None:
     await check({})
     async with FakeDns(txt("v=DKIM1; p=")) as dns:
         path = tmp_path / "zonerelay.toml"

@@ -359,9 +359,7 @@ async def test_workers_of_one_machine_share_connections(tmp_path: Path, receiver
         assert receiver.open_peak == LIMIT
 
 
-async def test_a_supervisor_that_starts_again_stops_nothing_and_exceeds_nothing(
-    tmp_path: Path, receiver: Timed
-) -> None:
+async def test_a_supervisor_that_restarts_stops_and_exceeds_nothing(tmp_path: Path, receiver: Timed) -> None:
     socket = tmp_path / "limits.sock"
     receiver.delay = 0.1
     async with AsyncExitStack() as stack:

@@ -147,9 +147,7 @@ async def test_a_new_certificate_is_for_new_sessions_and_open_ones_go_on(tmp_pat
         assert (await running.status()).problems == ()
 
 
-async def test_a_renewal_by_certbot_is_taken_up_within_about_a_second_without_a_signal(
-    tmp_path: Path,
-) -> None:
+async def test_a_renewal_by_certbot_is_taken_up_in_about_a_second_without_a_signal(tmp_path: Path) -> None:
     old, new = certificate(), certificate()
     archive = tmp_path / "archive"
     archive.mkdir()

@@ -254,9 +254,7 @@ async def test_late_answers_are_nobodys_and_a_socket_that_heard_nothing_is_left(
         assert len(set(server.ports)) == len(set(server.ids)) == 2
 
 
-async def test_each_question_has_its_own_port_and_many_are_under_way_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_question_has_its_own_port_and_many_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # No question is asked again, however long the machine takes for a hundred.
     monkeypatch.setattr(resolver, "TRY_TIMEOUT", LIFETIME)
     asked: list[Callable[[], None]] = []

@@ -271,9 +271,7 @@ async def test_suspended_mail_does_not_bounce_for_its_destination(tmp_path: Path
         await running.until_logged("bounced", 1)
 
 
-async def test_domains_beyond_those_that_claims_pass_over_are_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_domains_beyond_the_limit_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "MAX_PASSED_OVER", 1)
     async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
         await suspend(running, domain="*.example", zone="default")
@@ -378,9 +376,7 @@ async def test_a_mistake_gets_words(tmp_path: Path) -> None:
         assert (await running.status()).orders == ()
 
 
-async def test_another_worker_finds_what_it_was_not_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_worker_finds_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two relays with one file, as workers have: one is not asked."""
     monkeypatch.setattr(module, "LOOK", 0.05)
     (tmp_path / "other").mkdir()

@@ -76,9 +76,7 @@ async def test_retry_lifts_the_suspension(queue: Queue) -> None:
     assert len(queue.sink.named("resumed")) == 1
 
 
-async def test_due_mail_of_an_unreachable_host_is_deferred_until_the_host_is_tried_again(
-    queue: Queue,
-) -> None:
+async def test_due_mail_of_an_unreachable_host_is_deferred_until_its_next_probe(queue: Queue) -> None:
     queue.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     message_id = await put_off(queue, "b@example.com")
     await queue.until(lambda: not queue.scheduler.active_count("default"))
@@ -188,9 +186,7 @@ async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.sleep(0.02)
 
 
-async def test_mail_that_is_about_to_be_put_off_can_be_held(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mail_that_is_being_put_off_can_be_held(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     await put_off_soon(queue, monkeypatch)
     assert (await queue.verbs.hold(QueueFilter(recipient="c@*"))).changed == 1
     await asyncio.sleep(0.4)
@@ -206,9 +202,7 @@ async def test_mail_that_is_about_to_be_put_off_is_sent_by_the_next_settings(
     await queue.until(lambda: "c@dead.example" in queue.courier.recipients())
 
 
-async def test_what_a_claim_brings_after_settings_have_changed_does_not_wait_for_old_attempts(
-    queue: Queue,
-) -> None:
+async def test_what_a_claim_brings_after_a_reload_does_not_wait_for_old_attempts(queue: Queue) -> None:
     queue.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     queue.courier.gate = asyncio.Event()
     queue.accept("b@slow.example")
@@ -254,9 +248,7 @@ async def test_what_is_on_its_way_is_left_alone(queue: Queue) -> None:
     queue.courier.gate.set()
 
 
-async def test_a_verb_over_a_long_queue_works_in_batches(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_verb_on_a_long_queue_works_in_batches(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "BATCH", 7)
     queue.courier.script = lambda batch: [BOUNCED] * len(batch.deliveries)
     for n in range(50):
@@ -634,9 +626,7 @@ async def test_what_has_left_before_a_drop_reaches_it_is_not_recorded_as_dropped
     assert recorded == [stays]
 
 
-async def test_the_bin_is_bounded_and_its_oldest_goes_first(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_bin_is_bounded_its_oldest_goes_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_BIN_SIZE", 1)
     await deferred(desk, "a")
     await desk.change("drop")
@@ -761,9 +751,7 @@ async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk
     assert Counter((await desk.states()).values()) == {"deferred": 6}
 
 
-async def test_a_change_of_several_messages_is_one_and_shows_what_it_changed_when_it_is_killed(
-    desk: Desk,
-) -> None:
+async def test_a_change_of_several_messages_is_one_and_shows_what_it_did_if_killed(desk: Desk) -> None:
     for name in "abcd":
         await deferred(desk, name)
     ids = [(await desk.of(name)).message_id for name in "abcd"]

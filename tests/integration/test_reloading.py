@@ -50,9 +50,7 @@ async def said(ours: socket.socket, count: int) -> list[str]:
     return [packet.partition("\n")[0] for packet in packets]
 
 
-async def test_the_loop_goes_on_while_the_file_is_read(
-    tmp_path: Path, channel: tuple[socket.socket, socket.socket]
-) -> None:
+async def test_the_loop_runs_in_a_read(tmp_path: Path, channel: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = channel
     config = tmp_path / "zonerelay.toml"
     os.mkfifo(config)

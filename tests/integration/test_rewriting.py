@@ -49,9 +49,7 @@ def to_sink(sink: Sink, name: str = "default", *, srs: bool = False) -> ZoneSett
     return ZoneSettings(name=name, next_hop=f"{LOOPBACK}:{sink.port}", srs=srs)
 
 
-async def test_routes_and_queue_know_the_other_addresses_and_the_header_has_them(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_routes_queue_and_header_have_the_other_addresses(tmp_path: Path, sink: Sink) -> None:
     zones = (NOWHERE, to_sink(sink, "new"))
     routes = (RouteSettings(recipient=("ann@new.example",), header=("From: app@new",), zone="new"),)
     chosen = settings(tmp_path, zone=zones, route=routes, rewrite=(MOVED,))
@@ -133,9 +131,7 @@ async def rcpt(running: Running, recipient: str) -> int:
     return await asyncio.to_thread(talk)
 
 
-async def test_a_report_to_a_sender_that_we_made_comes_back_to_the_first_one(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_a_report_to_a_sender_that_we_made_reaches_the_first(tmp_path: Path, sink: Sink) -> None:
     chosen = with_srs(tmp_path, sink)
     async with relay_with(chosen) as running:
         await running.send("ann@first.example", ["bob@x.example"], MESSAGE)
@@ -153,9 +149,7 @@ async def test_a_report_to_a_sender_that_we_made_comes_back_to_the_first_one(
         assert wrong.rewritten[0].problem == "rejected with 550 5.1.1: old form"
 
 
-async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_srs_is_switched_on_and_off_and_keeps_a_secret_that_works(tmp_path: Path, sink: Sink) -> None:
     chosen = with_srs(tmp_path, sink)
     strangers = ListenerSettings(address=f"{LOOPBACK}:0", allow_networks=())
     off = replace(chosen, srs=SrsSettings(), zone=(to_sink(sink),), listener=(strangers,))
@@ -187,9 +181,7 @@ GONE = "reply-550-5.1.1@first.example"
 FULL = "reply-552-5.2.2@first.example"
 
 
-async def test_what_a_next_hop_refuses_of_strangers_is_reported_to_no_third_person(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_what_a_next_hop_refuses_of_strangers_is_reported_to_nobody(tmp_path: Path, sink: Sink) -> None:
     chosen = with_srs(tmp_path, sink)
     chosen = replace(chosen, listener=(ListenerSettings(address=f"{LOOPBACK}:0", allow_networks=()),))
     srs = Srs(chosen.srs, [SRS_SECRET])
@@ -213,9 +205,7 @@ async def test_what_a_next_hop_refuses_of_strangers_is_reported_to_no_third_pers
         await running.until_logged("no-dsn", 2)
 
 
-async def test_strangers_get_no_address_of_ours_for_the_sender_that_they_name(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_strangers_get_no_address_of_ours_for_their_sender(tmp_path: Path, sink: Sink) -> None:
     """It would let them write to that person, and have the next host's reports sent there."""
     chosen = with_srs(tmp_path, sink)
     chosen = replace(chosen, listener=(ListenerSettings(address=f"{LOOPBACK}:0", allow_networks=()),))

@@ -171,9 +171,7 @@ TRUSTED: dict[str, tuple[dict[str, object], bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("who", TRUSTED)
-async def test_the_field_counts_from_trusted_clients_and_is_removed_from_all(
-    tmp_path: Path, who: str
-) -> None:
+async def test_the_field_counts_of_trusted_clients_and_is_always_removed(tmp_path: Path, who: str) -> None:
     """No route sees the field of a client that is not trusted, nor one that names no zone."""
     options, zone, expected, note = TRUSTED[who]
     here = listener(zone_header="X-Sending-Zone", **options)
@@ -281,9 +279,7 @@ async def test_a_route_knows_the_certificate_that_a_client_shows(tmp_path: Path)
 # ---- mail that waits ------------------------------------------------------------------------------
 
 
-async def test_queue_show_and_explain_agree_on_where_waiting_mail_goes_and_what_would_be_new(
-    tmp_path: Path,
-) -> None:
+async def test_show_and_explain_agree_on_where_waiting_mail_goes_and_what_is_new(tmp_path: Path) -> None:
     before = standing_still(tmp_path, bulk(recipient_domain=("example.com",)))
     async with relay_with(before) as running:
         await running.send("app@example.org", ["b@example.com", "c@example.net"], MESSAGE)
@@ -368,9 +364,7 @@ async def listed(running: Running, **wanted: str) -> list[tuple[str, str, str]]:
     ],
     ids=["the listener's", "the user's before the listener's", "the route's before all"],
 )
-async def test_who_gives_mail_its_priority(
-    tmp_path: Path, login: bool, recipient: str, expected: Priority
-) -> None:
+async def test_who_gives_a_priority(tmp_path: Path, login: bool, recipient: str, expected: Priority) -> None:
     here = listener(priority=Priority.HIGH, **WITH_USERS)
     route = RouteSettings(recipient_domain=("example.net",), set_priority="normal")
     async with relay_with(standing_still(tmp_path, route, listener=here)) as running:

@@ -221,9 +221,7 @@ async def test_the_hosts_file_counts_for_a_next_hop_that_dns_denies_but_not_for_
 
 @pytest.mark.parametrize("trouble", [None, SERVFAIL, REFUSED, SILENCE, GARBAGE], ids=str)
 @pytest.mark.parametrize("kind", ["A", "AAAA"])
-async def test_a_domain_that_one_type_denies_and_another_does_not_never_bounces(
-    trouble: OnError | None, kind: str
-) -> None:
+async def test_a_domain_that_one_type_alone_denies_never_bounces(trouble: OnError | None, kind: str) -> None:
     """`None`: the address look-up says that the name exists, without data of its type."""
     denied: InjectedFaults = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
     if trouble is not None:

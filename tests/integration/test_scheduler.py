@@ -196,9 +196,7 @@ async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(start: S
     assert delivered["attempt"] == 1
 
 
-async def test_what_comes_due_one_by_one_is_claimed_together(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_comes_due_singly_is_claimed_together(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     relay = make()
     claim, asked = relay.store.claim, 0
 
@@ -217,9 +215,7 @@ async def test_what_comes_due_one_by_one_is_claimed_together(
     assert asked < 25
 
 
-async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_it_is_due_again(
-    start: Start,
-) -> None:
+async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_due_again(start: Start) -> None:
     clock = ClockSetBack()
     relay = await start(clock=clock)
     accepted = clock.now()
@@ -271,9 +267,7 @@ async def test_a_dead_destination_is_suspended_and_others_go_on(start: Start) ->
 
 
 @pytest.mark.parametrize("zone", [ZoneSettings(), ZoneSettings(next_hop="hop")], ids=["mx", "hop"])
-async def test_mail_that_is_put_off_is_not_reported_as_deferred_and_shows_the_cause(
-    start: Start, zone: ZoneSettings
-) -> None:
+async def test_mail_that_is_put_off_is_not_deferred_and_says_why(start: Start, zone: ZoneSettings) -> None:
     relay = await start(zones=(zone,), retry=SOON)
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     relay.accept("first@example.com")
@@ -457,9 +451,7 @@ async def test_an_unreadable_message_is_put_off_and_reported(make: Make) -> None
     assert stored.next_attempt > relay.clock.now() + 600
 
 
-async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_outcomes_outlive_trouble_and_claims_stop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "RETRY_FIRST", 0.01)
     monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
@@ -484,9 +476,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
     ]
 
 
-async def test_a_store_that_is_repaired_is_asked_at_once(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repaired_store_is_asked_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zone, "CLAIM_RETRY_FIRST", 3600.0)
     relay = await start()
     await asyncio.sleep(0.01)
@@ -635,9 +625,7 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     await relay.until(lambda: not throttle.is_looked_at)
 
 
-async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unstored_outcomes_stop_further_mail(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent whose outcome cannot be recorded is sent again after a crash."""
     monkeypatch.setattr(journal, "MAX_UNSETTLED", 10)
     zone = ZoneSettings(next_hop="hop", max_connections=4, max_connections_per_destination=4)

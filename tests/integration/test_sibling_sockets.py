@@ -73,9 +73,7 @@ async def test_a_worker_that_comes_for_its_clients_keeps_them() -> None:
         await server.wait_closed()
 
 
-async def test_the_sockets_of_workers_that_are_no_more_are_served_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_sockets_of_workers_that_are_gone_are_served_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening_socket, "PATIENCE", 30.0)
     (own, spare), port = listening()
     own.close()

@@ -23,9 +23,7 @@ def configured(directory: Path, next_hop: str) -> Settings:
     return settings(directory, zone=zone, retry=retry, credential=(credential,))
 
 
-async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
-    tmp_path: Path, smarthost: Smarthost
-) -> None:
+async def test_a_wrong_password_is_a_problem_and_no_bounce(tmp_path: Path, smarthost: Smarthost) -> None:
     host = f"{LOOPBACK}:{smarthost.port}"
     async with relay_with(configured(tmp_path, host)) as running:
         for _ in range(3):
@@ -43,9 +41,7 @@ async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
         assert 'zonerelay_smarthost_logins_total{result="refused",zone="default"} 1.0' in exposed
 
 
-async def test_a_reload_lifts_the_suspension_and_retry_has_the_waiting_mail_sent(
-    tmp_path: Path, smarthost: Smarthost
-) -> None:
+async def test_a_reload_ends_the_suspension_and_a_retry_sends(tmp_path: Path, smarthost: Smarthost) -> None:
     chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
     async with relay_with(chosen) as running:
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
@@ -71,9 +67,7 @@ async def test_retry_has_a_refused_login_tried_again_at_once(tmp_path: Path, sma
         assert smarthost.submitters == ["relay"]
 
 
-async def test_mail_of_a_removed_credential_goes_by_the_new_settings(
-    tmp_path: Path, smarthost: Smarthost
-) -> None:
+async def test_mail_without_its_credential_goes_by_settings(tmp_path: Path, smarthost: Smarthost) -> None:
     chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
     (tmp_path / "password").write_text(SMARTHOST_PASSWORD)
     async with relay_with(chosen) as running:

@@ -104,9 +104,7 @@ async def test_sources_change_live(tmp_path: Path, sink: Sink) -> None:
         assert sink.messages[-1].peer.startswith(f"{LOOPBACK}:")
 
 
-async def test_a_reload_with_a_route_that_cannot_be_used_leaves_the_sources_as_well(
-    tmp_path: Path, sink: Sink
-) -> None:
+async def test_a_reload_with_an_unusable_route_leaves_the_sources_as_well(tmp_path: Path, sink: Sink) -> None:
     """Half of it would leave a zone with sources that nobody knows any more, and its mail would wait."""
     first = with_sources(tmp_path, sink.port, TWO)
     async with relay_with(first) as running:

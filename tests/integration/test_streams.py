@@ -276,9 +276,7 @@ async def test_a_host_that_hangs_is_shown_with_its_phase_also_by_a_transcript_th
 
 
 @pytest.mark.parametrize("tls", [ListenerTls.STARTTLS, ListenerTls.IMPLICIT])
-async def test_a_transcript_goes_on_inside_tls(
-    tmp_path: Path, smarthost: Smarthost, tls: ListenerTls
-) -> None:
+async def test_a_transcript_goes_on_in_tls(tmp_path: Path, smarthost: Smarthost, tls: ListenerTls) -> None:
     now = time.time()
     certificate, key = make("relay.test", starts=now - DAY, ends=now + DAY).write(tmp_path, "relay")
     chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")

@@ -192,9 +192,7 @@ async def test_a_changed_resolv_conf_counts_for_the_next_question(
 
 
 @pytest.mark.parametrize("text", [None, "", "search example.com\n", "nameserver 127.0.0", "nameserver \xff"])
-async def test_a_resolv_conf_without_a_server_leaves_those_from_before(
-    resolv_conf: Path, text: str | None
-) -> None:
+async def test_a_resolv_conf_without_servers_leaves_the_old(resolv_conf: Path, text: str | None) -> None:
     """It is being written, or the network is away for a moment."""
     async with system_server(81):
         resolv_conf.write_text(f"nameserver {own_address(81)}\n")
@@ -220,9 +218,7 @@ async def test_configured_servers_stay_whatever_resolv_conf_says(resolv_conf: Pa
         await asked.close()
 
 
-async def test_mail_flows_again_once_resolv_conf_names_a_server_that_answers(
-    tmp_path: Path, resolv_conf: Path
-) -> None:
+async def test_mail_flows_again_when_resolv_conf_has_a_server(tmp_path: Path, resolv_conf: Path) -> None:
     """Without mail, without a reload and without a restart (foxcpp/maddy#475)."""
     zone = ZoneSettings(port=1, allow_private_addresses=True)
     by_system = replace(settings(tmp_path, zone=zone), dns=DnsSettings(timeout=1.0))

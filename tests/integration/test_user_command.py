@@ -394,9 +394,7 @@ def test_a_file_that_fills_says_so(shell: Shell) -> None:
     assert "nearly full" in ran.err
 
 
-def test_no_command_writes_guard_rails_that_the_relay_cannot_read(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_writes_rails_that_cannot_be_read(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.user("add", "app", "--generate").status == 0
     assert shell.user("set", "app", "recipients_per_hour=10").status == 0
     beside = user_limits.file_beside(shell.file)
@@ -414,9 +412,7 @@ def test_no_command_writes_guard_rails_that_the_relay_cannot_read(
     assert shell.user("set", "app", "recipients_per_hour=").status == 0
 
 
-def test_a_mistake_elsewhere_in_the_configuration_stops_no_change_of_users(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_a_mistake_elsewhere_in_the_file_stops_no_change_of_users(shell: Shell, tmp_path: Path) -> None:
     config = tmp_path / "zonerelay.toml"
     where = ("--config", str(config))
     config.write_text(toml_document({}, {"auth": {"credentials": str(shell.file)}, "retry": {"backof": 5}}))

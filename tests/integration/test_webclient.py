@@ -40,9 +40,7 @@ async def ask(server: HttpsServer, path: str = "/", *, timeout: float = 5.0) -> 
     )
 
 
-async def test_a_page_comes_from_the_address_that_we_resolved_with_its_name_in_tls_and_http(
-    server: HttpsServer,
-) -> None:
+async def test_a_page_comes_from_the_address_we_resolved_by_its_name_in_tls(server: HttpsServer) -> None:
     response = await ask(server)
     assert (response.status, response.body, response.content_type) == (200, b"hello", "text/plain")
     assert server.names == [NAME]

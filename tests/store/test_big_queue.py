@@ -73,9 +73,7 @@ async def deliver_all(store: PartitionStore, together: int, each: Callable[[list
     return count
 
 
-async def test_a_list_of_thousands_is_stored_once_and_finished_in_as_many_steps_as_recipients(
-    store: PartitionStore,
-) -> None:
+async def test_a_list_of_thousands_is_stored_once_and_finished_step_by_step(store: PartitionStore) -> None:
     recipients = [f"r{number}@d{number % 100}.example" for number in range(LIST)]
     await store_message(store, 1, *recipients, body=b"x" * 10_000)
     # The body and the envelope once; a record for each recipient.

@@ -52,9 +52,7 @@ async def test_the_space_of_a_dropped_queue_comes_back_while_the_rest_stays(tmp_
         assert len(b"".join([piece async for piece in spool.store.read_body(message_id(1))])) == BODY
 
 
-async def test_a_spool_can_be_closed_while_it_is_compacted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_spool_closes_while_it_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = asyncio.Event()
     loop = asyncio.get_running_loop()
     compact = LevelDb.compact

@@ -86,7 +86,7 @@ class TestTakingMail:
         "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 9 * CHUNK_SIZE - 1, 20 * CHUNK_SIZE + 7]
     )
     @pytest.mark.parametrize("piece", [977, CHUNK_SIZE, 3 * CHUNK_SIZE + 1])
-    async def test_body_of_any_size_in_any_pieces_is_byte_exact(
+    async def test_body_of_any_size_and_pieces_is_byte_exact(
         self, store: Store, size: int, piece: int
     ) -> None:
         body = bytes(number % 251 for number in range(size))

@@ -224,9 +224,7 @@ async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, s
             assert [delivery async for delivery in store.scan()] == before
 
 
-async def test_report_that_is_there_after_a_failed_write_is_counted_once(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_report_is_counted_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """LevelDB: when it was opened again the failed write is found complete, and the settle is repeated."""
     (delivery,) = await store_message(spool.store, 1)
     message, bounce = own_message(message_id(5), b"bounce", ADDRESSES[0])

@@ -111,9 +111,7 @@ def test_acknowledged_mail_survives_a_power_cut(tmp_path: Path, backend: Backend
         pytest.param(Backend.DISK, 500, marks=pytest.mark.proof),
     ],
 )
-def test_body_survives_a_power_cut_at_the_moment_of_its_acknowledgement(
-    tmp_path: Path, backend: Backend, size: int
-) -> None:
+def test_body_survives_a_power_cut_at_its_250(tmp_path: Path, backend: Backend, size: int) -> None:
     """LevelDB closes a full log without syncing it: a body over two logs needs every batch synced. Files
     are there, but not under their names, as long as their directory is not synced.
     """

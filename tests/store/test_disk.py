@@ -85,9 +85,7 @@ class TestFiles:
             await store.settle([Finish(delivery)])
             await until(lambda: not bodies(queue))
 
-    async def test_sessions_share_the_syncs_of_directories_and_log(
-        self, queue: Spool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_sessions_share_syncs(self, queue: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
         synced: list[int] = []
         real = os.fsync
 
@@ -190,7 +188,7 @@ class TestDirectories:
                 await queue_in(tmp_path, scratch_directory=taken).open()
 
     @pytest.mark.parametrize("away", ["env_directory", "meta_directory"])
-    async def test_directory_that_is_not_mounted_is_refused_and_nothing_is_given_up(
+    async def test_directory_that_is_not_mounted_costs_nothing_but_time(
         self, tmp_path: Path, away: str
     ) -> None:
         apart = {name: tmp_path / name for name in ("env_directory", "meta_directory")}
@@ -295,7 +293,7 @@ class TestFailedWrites:
         assert await body_of(store, message_id(5)) == b"bounce"
         await until(lambda: {int(path.name.split("-")[1], 16) for path in bodies(queue)} == kept)
 
-    async def test_an_upload_that_finds_no_room_is_refused_alone(
+    async def test_an_upload_without_room_is_alone(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = os.writev

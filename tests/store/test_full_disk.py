@@ -220,9 +220,7 @@ def can_mount() -> bool:
 @pytest.mark.skipif(not can_mount(), reason="this process may not mount a small file system")
 @pytest.mark.parametrize("size", [4_000, 900_000])
 @pytest.mark.parametrize("backend", [Backend.LEVELDB, Backend.DISK])
-def test_full_file_system_answers_full_and_recovers_when_space_is_freed(
-    tmp_path: Path, backend: Backend, size: int
-) -> None:
+def test_full_file_system_is_told_and_recovers(tmp_path: Path, backend: Backend, size: int) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.store.full_disk_worker", backend, str(tmp_path), str(size)],
         capture_output=True,

@@ -23,9 +23,7 @@ from zonerelay.worker import worker as heir
 SHARED_ONES = ("redis", "postgres", "s3")
 
 
-async def test_what_is_left_over_is_nothing_when_everything_has_left(
-    store: Store, request: pytest.FixtureRequest
-) -> None:
+async def test_nothing_is_left_over_when_all_has_left(store: Store, request: pytest.FixtureRequest) -> None:
     shared = request.node.callspec.params["store"] in SHARED_ONES
     await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 200_000)
     await store_message(store, 2, "c@example.net", zone="other", next_attempt=NOW + 5)
@@ -119,9 +117,7 @@ async def test_spool_whose_bin_has_mail_is_kept_and_the_reason_is_told(
         assert told[1:] == [""]
 
 
-async def test_spool_that_an_operator_has_cleared_is_empty_after_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_spool_that_was_cleared_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heir, "LOOK_EVERY", 0.001)
     told: list[str] = []
     async with Spool(tmp_path / "q", backend=Backend.DISK) as spool:

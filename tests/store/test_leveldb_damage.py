@@ -230,9 +230,7 @@ def test_a_table_that_goes_away_is_damage(tmp_path: Path) -> None:
     db.close()
 
 
-async def test_writes_that_are_refused_for_damage_pause_deliveries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_writes_refused_for_damage_pause_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction has met it: LevelDB writes nothing any more until it is opened again."""
     monkeypatch.setattr(leveldb_keeper, "LONGEST_DAMAGED", 0.2)
     async with Spool(tmp_path / "spool", clock=SystemClock()) as spool:

@@ -166,9 +166,7 @@ async def test_chunks_of_a_message_whose_record_is_lost_stay(tmp_path: Path) -> 
         assert len(chunks) > 8
 
 
-async def test_refusal_after_a_log_was_mended_puts_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refusal_after_a_mended_log_undoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = await filled(tmp_path / "spool")
     flip(log_of(path), 20_000)
     before = contents(path)
@@ -264,9 +262,7 @@ def keep_files(path: Path, *names: str) -> None:
         lambda path: (path / "01").mkdir(),
     ],
 )
-async def test_first_start_that_was_cut_short_is_completed(
-    tmp_path: Path, left: Callable[[Path], object]
-) -> None:
+async def test_first_start_cut_short_is_completed(tmp_path: Path, left: Callable[[Path], object]) -> None:
     path = tmp_path / "spool"
     db = plyvel.DB(str(path), create_if_missing=True)
     db.close()

@@ -119,9 +119,7 @@ async def test_memory_says_that_nothing_survives(tmp_path: Path, caplog: pytest.
             assert "all mail in it is lost" in caplog.text
 
 
-async def test_a_spool_says_that_its_counts_are_not_whole_yet(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_spool_says_that_it_is_still_counting(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 2, 3):
         await store_message(spool.store, number)
     await until(spool.store.is_counted)

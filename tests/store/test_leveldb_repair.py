@@ -63,9 +63,7 @@ def found_in(path: Path) -> dict[int, bytes]:
     return asyncio.run(read())
 
 
-def test_a_look_changes_nothing_and_the_repair_does_what_it_said(
-    tmp_path: Path, spool_command: Command
-) -> None:
+def test_a_look_changes_nothing_and_the_repair_does_as_said(tmp_path: Path, spool_command: Command) -> None:
     asyncio.run(fill(tmp_path / "spool"))
     flip_content(tmp_path / "spool", body(30)[1000:1100])
     before = state_of(tmp_path / "spool")
@@ -149,9 +147,7 @@ async def _mixed(path: Path) -> None:
         await mixed(spool.store)
 
 
-def test_a_sound_spool_and_one_of_an_older_release_stay_what_they_are(
-    tmp_path: Path, spool_command: Command
-) -> None:
+def test_a_sound_spool_and_one_of_an_older_release_stay_so(tmp_path: Path, spool_command: Command) -> None:
     asyncio.run(_mixed(tmp_path / "spool"))
     (tmp_path / "spool" / MARK_NAME).unlink()  # older releases wrote none
     before = rows_of(tmp_path / "spool", tmp_path / "one")
@@ -284,9 +280,7 @@ async def _refused_and_unchanged(path: Path) -> None:
     assert state_of(path) == before
 
 
-def test_mail_that_came_after_a_repair_is_not_taken_away_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mail_after_a_repair_survives_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(fill(tmp_path / "spool", 3))
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", _not_below(tmp_path / "spool" / ".repair"))
@@ -315,9 +309,7 @@ def _not_below(work: Path) -> Callable[..., None]:
     return call
 
 
-def test_a_full_disk_is_known_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_known_before_any_write_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(fill(tmp_path / "spool", 3))
     before = state_of(tmp_path / "spool")
     usage = shutil.disk_usage(tmp_path)
@@ -327,9 +319,7 @@ def test_a_full_disk_is_known_before_anything_is_written(
     assert state_of(tmp_path / "spool") == before
 
 
-def test_a_failure_of_leveldbs_repair_leaves_the_spool_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_repair_leaves_the_spool_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(fill(tmp_path / "spool", 3))
     before = state_of(tmp_path / "spool")
     monkeypatch.setattr(repair_module, "repair_database", lambda path: "failed with status -6: ")

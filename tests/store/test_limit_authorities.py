@@ -141,9 +141,7 @@ async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_must_give_way_hears_of_it_and_who_waits_of_what_it_is_given(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_who_must_give_way_hears_of_it_and_who_waits_of_its_grant(kind: str, tmp_path: Path) -> None:
     async with place(kind, tmp_path) as make:
         has, waits = make("has"), make("waits")
         told, told_waiting = Told(), Told()

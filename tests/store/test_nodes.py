@@ -264,9 +264,7 @@ async def test_a_node_that_starts_again_is_itself_at_once(crew: list[Machine]) -
     assert await one.claim() == ["a@example.net"]
 
 
-async def test_a_start_that_was_cancelled_leaves_its_number_free(
-    crew: list[Machine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_start_is_no_start(crew: list[Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     began, go, create = threading.Event(), threading.Event(), durable.create
 
     def held_up(path: Path, content: bytes) -> bool:
@@ -433,9 +431,7 @@ async def test_a_list_goes_on_while_a_node_is_adopted(crew: list[Machine]) -> No
     assert [key.message_id for key in found] == [message_id(number) for number in range(1, 2 * PAGE_ROWS)]
 
 
-async def test_a_partition_whose_adoption_failed_is_adopted_later(
-    crew: list[Machine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_adoption_comes_later(crew: list[Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody keeps its lease meanwhile."""
     one, two = crew[:2]
     await one.start()

@@ -140,8 +140,6 @@ async def test_one_relay_alone_uses_no_conditions(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("spool", [keeps_versions], indirect=True)
-async def test_a_versioned_bucket_is_told_with_its_remedy(
-    spool: Spool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_versioned_bucket_is_told_with_a_way(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     async with spool:
         assert "lifecycle rule that expires noncurrent versions" in caplog.text

@@ -176,9 +176,7 @@ async def test_service_that_does_not_answer_is_given_up_in_time(home: None) -> N
 
 
 @pytest.mark.parametrize("shared", [True, False])
-async def test_a_write_that_is_cut_off_and_lands_later_makes_no_second_message(
-    wire: Wire, shared: bool
-) -> None:
+async def test_a_write_that_is_cut_off_and_lands_later_doubles_nothing(wire: Wire, shared: bool) -> None:
     """Its client has heard 451 and has come again; the write lands when the client has been answered."""
     async with spool_over(wire, timeout=1.0, shared=shared) as spool:
         await wire.cut()
@@ -196,9 +194,7 @@ async def test_a_write_that_is_cut_off_and_lands_later_makes_no_second_message(
         assert await claim_ids(spool.store) == [2]
 
 
-def test_acknowledged_mail_survives_kill_9_of_the_relay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acknowledged_mail_survives_kill_9_of_relays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = s3_settings(shared_moto().url)
     monkeypatch.setenv("CRASH_S3", f"{settings.endpoint_url} {settings.prefix}")
     facts = Facts()
@@ -228,9 +224,7 @@ async def test_a_bucket_that_comes_back_empty_is_refused_until_an_operator_accep
         await store_message(spool.store, 2)
 
 
-async def test_a_relay_that_has_stopped_tells_another_at_once(
-    home: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_relay_that_stopped_tells_another_now(home: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "WAIT", 1)
     place = S3Settings(bucket=BUCKET, region="us-east-1", access_key=KEY)
     bucket = Bucket(place, lambda: SECRET)
@@ -253,9 +247,7 @@ async def test_a_relay_that_has_stopped_tells_another_at_once(
         assert await claim_ids(other.store) == [1]
 
 
-async def test_an_sqs_queue_that_is_not_there_stops_nothing(
-    home: None, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_missing_sqs_queue_stops_nothing(home: None, caplog: pytest.LogCaptureFixture) -> None:
     gone = f"{shared_moto().url}/123456789012/gone"
     settings = s3_settings(shared_moto().url, queue_url=gone, queue_endpoint_url=shared_moto().url)
     async with Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock()) as spool:

@@ -90,9 +90,7 @@ async def with_large(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("backend", LOCAL + SHARED)
-async def test_a_sound_spool_is_clean_beside_a_relay_and_behind_it_and_as_it_was(
-    tmp_path: Path, backend: Backend
-) -> None:
+async def test_a_sound_spool_is_clean_beside_a_relay_and_after_it(tmp_path: Path, backend: Backend) -> None:
     (tmp_path / "spool").mkdir()
     async with Spool(tmp_path / "spool", backend=backend) as spool:
         assert await checked(spool, tmp_path) == (SpoolContents(0, 0, 0), Findings())

@@ -34,9 +34,7 @@ KEYS = [(f"{number:032x}", StoredKey(message_id(number), "d" * 32, NOW + number)
         (Backend.DISK, Backend.LEVELDB),
     ],
 )
-def test_a_backup_is_restored_exactly_into_any_engine(
-    tmp_path: Path, source: Backend, target: Backend
-) -> None:
+def test_a_backup_is_restored_exactly_to_any_engine(tmp_path: Path, source: Backend, target: Backend) -> None:
     one = configured(tmp_path / "one", source.value)
     other = configured(tmp_path / "other", target.value)
 
@@ -137,9 +135,7 @@ def test_a_restore_that_was_cut_short_goes_on_and_another_begins_anew(
     assert "3 messages with 3 deliveries restored" in capsys.readouterr().out
 
 
-def test_a_damaged_backup_is_refused_before_anything_is_restored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_backup_restores_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = configured(tmp_path / "one"), configured(tmp_path / "other")
     asyncio.run(_fill(tmp_path / "one" / "spool"))
     assert spool(one, "backup", str(tmp_path / "backup")) == 0

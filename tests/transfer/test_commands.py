@@ -37,9 +37,7 @@ async def _fill(path: Path) -> None:
             await store_message(spool.store, number, f"to@{number}.example.net", held=number == 3)
 
 
-def test_a_message_of_a_stopped_relay_is_read_and_rendered(
-    config: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_stopped_relay_renders_mail(config: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     def cat(number: int, *words: str) -> tuple[int, bytes, bytes]:
         status = main(["queue", "cat", message_id(number), *words, "--config", str(config)])
         return status, *capsysbinary.readouterr()
@@ -54,9 +52,7 @@ def test_a_message_of_a_stopped_relay_is_read_and_rendered(
     assert b"is not in the queue" in said
 
 
-def test_mail_moves_to_another_relay(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mail_moves_to_other_relay(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "mail.tar")
     assert spool(config, "export", target, "--state", "held") == 0
     assert capsys.readouterr().out == f"1 message with 1 delivery in {target}.\n"
@@ -72,9 +68,7 @@ def test_mail_moves_to_another_relay(
 PAGE = Path(__file__).parents[2] / "docs" / "start" / "moving-in.md"
 
 
-def test_the_page_shows_what_is_printed(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page_shows_what_is_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For the systems that need neither root nor a server; the others were carried out by hand."""
     (tmp_path / "slimta").mkdir()
     with slimta.fill_queue("disk", str(tmp_path / "slimta")) as filling:
@@ -99,9 +93,7 @@ def test_a_relay_that_runs_is_named(config: Path, tmp_path: Path, capsys: pytest
     assert not (tmp_path / "mail").exists()
 
 
-def test_workers_that_are_left_are_named(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_left_are_named(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (config.parent / "supervisor.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with subprocess.Popen(
@@ -168,9 +160,7 @@ def test_the_spool_stays_the_relays_own(config: Path, tmp_path: Path) -> None:
     assert {each.stat().st_mode & 0o077 for each in target.iterdir()} == {0}
 
 
-def test_the_room_is_looked_at_first(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_room_is_looked_at_first(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "mail")
     assert spool(config, "export", target) == 0
     other = configured(tmp_path / "b", min_free_space="1 TB")

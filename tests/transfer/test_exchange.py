@@ -130,9 +130,7 @@ async def test_parts_of_a_message_are_imported_one_by_one(tmp_path: Path, spool:
         assert sorted(found) == ["b@example.net", "c@example.org", "d@example.net"]
 
 
-async def test_what_is_still_in_the_spool_is_not_imported_without_a_register(
-    tmp_path: Path, spool: Spool
-) -> None:
+async def test_what_is_in_the_spool_is_not_imported_without_register(tmp_path: Path, spool: Spool) -> None:
     await fill(spool.store)
     await export_to(tmp_path / "mail", spool.store)
     loaded, _ = await import_from(tmp_path / "mail", spool.store, tmp_path)

@@ -182,9 +182,7 @@ async def show_again(config: Path, rows: list[Row]) -> None:
         await commit(store, rows)
 
 
-def test_a_copy_that_is_not_what_was_copied_is_never_the_only_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_copy_is_never_the_only_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The target loses a body between the copy and the look at it: the source still has it."""
     source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
     story = Story(source, target, random.Random(1))
@@ -236,7 +234,7 @@ def test_the_journal_is_one_process_s_and_is_not_replaced_when_it_is_damaged(tmp
 PAGE = Path(__file__).parents[2] / "docs" / "store" / "changing-engines.md"
 
 
-def test_the_page_shows_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_shows_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both configurations have one home, as on the page: a copy of the file with another backend."""
     config = configured(tmp_path / "relay", "leveldb")
     other = tmp_path / "relay" / "other.toml"

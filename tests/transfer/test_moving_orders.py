@@ -70,9 +70,7 @@ def postgres_relay(home: Path, sink: Sink, *, workers: int = 2) -> RelayProcess:
 
 
 @pytest.mark.parametrize("fields", [{"zone": "default"}, {"sender": "from@*"}], ids=["zone", "sender"])
-async def test_suspended_mail_stays_where_it_has_moved_to(
-    tmp_path: Path, sink: Sink, fields: dict[str, str]
-) -> None:
+async def test_suspended_mail_stays_after_a_move(tmp_path: Path, sink: Sink, fields: dict[str, str]) -> None:
     """The relay of the target starts afterwards; it has an order of its own."""
     source = await filled(tmp_path / "old")
     give(tmp_path / "old", order(**fields))
@@ -277,9 +275,7 @@ def test_suspended_mail_is_held_where_it_is_imported(
     assert (row[1].held, row[1].act) == ((True, ORDER) if is_held else (False, ""))
 
 
-async def test_an_order_that_is_given_at_a_source_that_runs_goes_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_order_of_a_running_source_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator suspends mail of the source while it moves: what wakes in the target from then on waits."""
     monkeypatch.setattr(migrate_module, "STRETCH", 10)
     source, target = await filled(tmp_path / "old", "redis"), configured(tmp_path / "new", "disk")
@@ -332,9 +328,7 @@ async def test_a_relay_of_a_private_target_takes_the_mail_over_when_it_starts_ag
     assert sorted(sink.recipients()) == sorted(["new@example.net", *TO])
 
 
-async def test_a_shared_source_that_runs_keeps_what_it_is_sending(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_shared_source_keeps_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = configured(tmp_path / "a", "redis"), configured(tmp_path / "b", "leveldb")
     await fill(source, 12)
     before = await contents(source)

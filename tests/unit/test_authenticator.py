@@ -238,9 +238,7 @@ async def test_a_broken_file_locks_nobody_out(door: Door) -> None:
     assert await door.login(RIGHT) is LoginKind.OK
 
 
-async def test_an_unreadable_file_recovers_without_a_change(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unreadable_file_recovers_unchanged(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """No descriptor left, for example: the file is the same when it can be read again."""
     real = Path.open
 
@@ -281,9 +279,7 @@ async def test_answers_to_wrong_passwords_come_later_and_later_then_not_at_all(d
     assert (door.counted("wrong"), door.counted("locked")) == (10, 1)
 
 
-async def test_a_lock_is_for_one_client_and_for_a_time_also_where_the_password_is_remembered(
-    door: Door,
-) -> None:
+async def test_a_lock_is_for_one_client_and_a_time_also_where_the_password_is_known(door: Door) -> None:
     """Else the lock would open for the right guess, and guessing would cost nothing."""
     assert await door.login(RIGHT) is LoginKind.OK
     await door.guess(10, "app")
@@ -538,9 +534,7 @@ def remembered() -> RememberedPasswords:
     return RememberedPasswords(SECRET, ManualClock())
 
 
-def test_user_password_and_hash_are_all_in_the_key_and_not_run_together(
-    remembered: RememberedPasswords,
-) -> None:
+def test_user_password_and_hash_are_in_the_key_and_kept_apart(remembered: RememberedPasswords) -> None:
     triples = [("a", "bc", "d"), ("ab", "c", "d"), ("a", "b", "cd"), ("a", "bc", "e"), ("A", "bc", "d")]
     assert len({remembered.key(*triple) for triple in triples}) == len(triples)
     assert remembered.key("a", "bc", "d") != RememberedPasswords(SECRET[::-1], ManualClock()).key(
@@ -617,9 +611,7 @@ async def started(checks: PasswordChecks, keys: range, **more: Any) -> list[asyn
     return tasks
 
 
-async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_more_than_the_queue_holds_is_told_busy(gate: Gate, checks: PasswordChecks) -> None:
     tasks = await started(checks, range(1 + MAX_WAITING))
     with pytest.raises(ChecksBusyError):
         await check(checks, b"one more", client="another")
@@ -655,9 +647,7 @@ async def test_who_leaves_does_not_take_the_answer_from_others(gate: Gate, check
     assert await staying
 
 
-async def test_an_error_of_the_hash_is_everybodys_and_leaves_no_trace(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_an_error_of_the_hash_is_told_to_everybody(gate: Gate, checks: PasswordChecks) -> None:
     tasks = await started(checks, range(3), password="fault")
     gate.open.set()
     for error in await asyncio.gather(*tasks, return_exceptions=True):
@@ -680,9 +670,7 @@ async def test_closing_answers_what_waits_without_hashing_it(gate: Gate, checks:
         await check(checks, b"late", client="a")
 
 
-async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_regulars_wait_for_no_strangers_who_have_a_lane(gate: Gate, checks: PasswordChecks) -> None:
     strangers = await started(checks, range(1 + MAX_WAITING))
     assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     [regular] = await started(checks, range(100, 101), regular=True)
@@ -705,9 +693,7 @@ async def test_with_cores_regulars_have_all_of_them_and_strangers_all_but_one(ga
     checks.close()
 
 
-async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_from(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_strangers_come_in_the_order_of_their_failures(gate: Gate, checks: PasswordChecks) -> None:
     order: list[str] = []
 
     def note(name: str) -> Callable[[asyncio.Task[bool]], None]:
@@ -723,9 +709,7 @@ async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_fr
     assert order == ["first", "second", "third"]
 
 
-async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_without_room_the_one_with_most_failures_goes(gate: Gate, checks: PasswordChecks) -> None:
     guessing = await started(checks, range(1 + MAX_WAITING), rank=lambda: 3)
     [fresh] = await started(checks, range(100, 101))
     with pytest.raises(ChecksBusyError):
@@ -739,9 +723,7 @@ async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(
     assert checks._checks == {}
 
 
-async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_what_nobody_waits_for_or_is_locked_is_not_hashed(gate: Gate, checks: PasswordChecks) -> None:
     lock: list[int | None] = [0]
     first, left, *locked = await started(checks, range(4), rank=lambda: lock[0])
     left.cancel()
@@ -755,9 +737,7 @@ async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(
     assert checks._checks == {}
 
 
-async def test_a_check_that_a_regular_waits_for_too_moves_to_the_lane_of_regulars(
-    gate: Gate, checks: PasswordChecks
-) -> None:
+async def test_a_check_for_a_regular_too_moves_to_their_lane(gate: Gate, checks: PasswordChecks) -> None:
     strangers = await started(checks, range(3))
     [regular] = await started(checks, range(2, 3), regular=True)
     for _ in range(QUEUES):

@@ -494,9 +494,7 @@ FOOLED: list[tuple[Receiver, list[bytes]]] = [
 
 
 @pytest.mark.parametrize(("receiver", "sequences"), FOOLED, ids=[row[0].name for row in FOOLED])
-def test_the_models_would_fall_for_what_fooled_the_servers(
-    receiver: Receiver, sequences: list[bytes]
-) -> None:
+def test_the_models_fall_for_what_fooled_the_servers(receiver: Receiver, sequences: list[bytes]) -> None:
     """Without this the test before it would prove nothing."""
     for sequence in sequences:
         assert sequence in SEQUENCES

@@ -218,9 +218,7 @@ _ED448 = ed448.Ed448PrivateKey.generate().private_bytes(
         (b"x" * 1_100_000, MADE.key_pem, "too large"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_in_words(
-    tmp_path: Path, certificate: bytes, key: bytes, words: str
-) -> None:
+def test_an_unusable_file_is_refused(tmp_path: Path, certificate: bytes, key: bytes, words: str) -> None:
     paths = tmp_path / "c.pem", tmp_path / "k.pem"
     paths[0].write_bytes(certificate)
     paths[1].write_bytes(key)
@@ -368,9 +366,7 @@ def test_a_problem_that_lasts_is_logged_once_and_looked_into_again(tmp_path: Pat
     assert house.told() == [], "the same certificate as before is no news"
 
 
-def test_files_that_could_not_be_opened_for_a_while_are_read_later_though_they_have_not_changed(
-    tmp_path: Path,
-) -> None:
+def test_files_that_could_not_be_opened_are_read_later_though_they_are_unchanged(tmp_path: Path) -> None:
     house = House(tmp_path, make("mail.example.org"))
     new = make("mail.example.org")
     new.write(tmp_path, "0")
@@ -421,9 +417,7 @@ def test_a_touched_file_changes_nothing(tmp_path: Path) -> None:
     assert house.told() == []
 
 
-def test_files_that_hold_the_same_are_not_parsed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_hold_the_same_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An RSA key of 4096 bits takes a quarter of a second, in which nobody is answered."""
     parsed: list[Path] = []
 

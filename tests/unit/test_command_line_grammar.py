@@ -81,9 +81,7 @@ def test_an_empty_sender_is_a_filter() -> None:
         ("explain a@b --certificate ab", "not a SHA-256 fingerprint"),
     ],
 )
-def test_a_mistake_is_status_2_and_says_what(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_status_2_and_told(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         arguments.parse(line.split())
     assert caught.value.code == 2
@@ -140,9 +138,7 @@ def test_the_named_config_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert relay.config_path(None) == Path("/from/environment.toml")
 
 
-def test_the_machines_config_comes_before_the_source_trees(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_machines_config_precedes_the_trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(relay.ENVIRONMENT, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(relay, "SYSTEM_CONFIG", tmp_path / "etc.toml")

@@ -231,9 +231,7 @@ def test_openssl_is_not_loaded_where_nobody_has_tls(tmp_path: Path) -> None:
     assert done.returncode == 0, done
 
 
-def test_a_configuration_that_is_not_there_is_a_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_configuration_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_config(tmp_path / "none.toml") == 2
     assert "none.toml: cannot be read: No such file or directory" in capsys.readouterr().err
 
@@ -550,9 +548,7 @@ def test_durations_are_seconds_and_sizes_octets(
 
 
 @pytest.mark.parametrize(("shown_as", "values"), WRITTEN)
-def test_they_are_shown_in_the_largest_whole_unit(
-    shown_as: Callable[[Any], str], values: dict[float, str]
-) -> None:
+def test_they_are_shown_in_the_largest_unit(shown_as: Callable[[Any], str], values: dict[float, str]) -> None:
     assert {value: shown_as(value) for value in values} == values
 
 
@@ -870,9 +866,7 @@ def test_a_file_that_exists_is_named_and_no_other_is_written(
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {existing: "mine"}
 
 
-def test_a_path_that_a_unit_would_have_to_quote_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_that_a_unit_must_quote_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(tmp_path / "my mail")]) == 2
     assert "the path may contain" in capsys.readouterr().err
 

@@ -57,9 +57,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("one", "other", "client", "network", "reason"), SAME, ids=[row[4] for row in SAME])
-def test_what_one_client_and_one_network_are(
-    one: str, other: str, client: bool, network: bool, reason: str
-) -> None:
+def test_clients_and_networks(one: str, other: str, client: bool, network: bool, reason: str) -> None:
     assert (client_key(one) == client_key(other)) is client, reason
     limits = limits_of(total=9, per_client=1, per_network=9)
     limits.enter(one)

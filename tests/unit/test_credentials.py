@@ -496,9 +496,7 @@ def test_the_token_file_is_one_token_more(tmp_path: Path) -> None:
         reader.identify("short")
 
 
-def test_failures_are_remembered_of_a_limited_number_of_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_remembered_of_so_many_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "MAX_CLIENTS", 2)
     audited: list[str] = []
     reader = Identities(tmp_path / "identities.json", lambda: 1.0)

@@ -298,9 +298,7 @@ async def test_batch_is_bounded_and_order_is_kept(disk: Storage, committer: Comm
     assert disk.batches == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
 
 
-async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
-    disk: Storage, committer: Committer
-) -> None:
+async def test_applied_runs_first_even_if_the_submitter_left(disk: Storage, committer: Committer) -> None:
     seen: list[str] = []
     left = committer.submit(ops("a"), applied=lambda: seen.append("a"))
     stays = committer.submit(ops("b"), applied=lambda: seen.append("b"))
@@ -346,9 +344,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_busy_loop_gathers_and_an_idle_turn_ends_it(
-    disk: Storage, committer: Committer, clock: ManualClock
-) -> None:
+async def test_busy_loop_gathers_until_idle(disk: Storage, committer: Committer, clock: ManualClock) -> None:
     first = committer.submit(ops("a"))
     for _ in range(5):
         clock.advance(2 * group_commit.BUSY_TURN)
@@ -375,9 +371,7 @@ async def used_to_eight(committer: Committer, disk: Storage) -> None:
     disk.batches.clear()
 
 
-async def test_an_idle_loop_waits_while_fewer_than_half_as_many_as_usual_have_come(
-    disk: Storage, committer: Committer
-) -> None:
+async def test_an_idle_loop_waits_for_half_of_what_is_usual(disk: Storage, committer: Committer) -> None:
     await used_to_eight(committer, disk)
     first = committer.submit(ops("a"))
     await turns(5)
@@ -399,9 +393,7 @@ async def test_company_that_does_not_come_is_waited_for_no_longer_than_the_limit
     await last
 
 
-async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_written(
-    disk: Storage, committer: Committer
-) -> None:
+async def test_batch_that_cannot_be_prepared_fails_like_a_write(disk: Storage, committer: Committer) -> None:
     disk.preparing = StoreFullError("full")
     with pytest.raises(StoreFullError):
         await committer.submit(ops("a"))
@@ -445,9 +437,7 @@ def facts(version: tuple[int, ...], *, syncs_log: bool = True, max_memory: int =
     ("version", "syncs_log", "asked"),
     [((7, 0, 15), True, False), ((7, 2, 0), True, True), ((8, 0, 0), True, True), ((7, 2, 4), False, False)],
 )
-def test_log_is_waited_for_where_the_server_can(
-    version: tuple[int, ...], syncs_log: bool, asked: bool
-) -> None:
+def test_log_is_awaited_where_the_server_can(version: tuple[int, ...], syncs_log: bool, asked: bool) -> None:
     assert facts(version, syncs_log=syncs_log).can_wait_for_log is asked
 
 
@@ -465,9 +455,7 @@ def test_free_memory_is_what_is_left_below_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("appendfsync", "waits"), [(b"always", True), (b"everysec", False), (b"no", False)])
-async def test_a_log_that_is_not_synced_with_every_write_is_not_waited_for(
-    appendfsync: bytes, waits: bool
-) -> None:
+async def test_a_log_that_is_not_always_synced_is_not_waited_for(appendfsync: bytes, waits: bool) -> None:
     """The operator has accepted that loss; a batch would wait up to a second for the next sync."""
 
     class Server:

@@ -124,9 +124,7 @@ def test_a_file_that_is_set_aside_takes_no_others_name(scene: Scene) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_cannot_be_taken_now_is_named_once_and_tried_ever_more_rarely(
-    scene: Scene, error: Exception
-) -> None:
+def test_what_cannot_be_taken_is_named_once_and_tried_ever_less(scene: Scene, error: Exception) -> None:
     scene.fail(error, b"bad")
     scene.put("0-bad", GOOD + b"bad\n")
     scene.put("good")
@@ -180,9 +178,7 @@ def test_new_mail_comes_before_what_failed(scene: Scene) -> None:
     assert b"bad" not in scene.listener.asked[0]
 
 
-def test_what_was_taken_and_cannot_be_removed_is_not_handed_over_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_removed_is_taken_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.put("stuck")
 
     def refuse(self: Path, missing_ok: bool = False) -> None:

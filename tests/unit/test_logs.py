@@ -325,9 +325,7 @@ def refuse(watched: Events, client: str, times: int, reason: str = "relay", *, s
         watched.refused(Origin(client_address=client, stranger=stranger), "RCPT", DENIED, reason)
 
 
-def test_the_first_refusals_of_a_client_have_their_lines_and_the_others_are_counted(
-    watched: Events, log: EventLog
-) -> None:
+def test_first_refusals_of_a_client_have_lines_and_others_are_counted(watched: Events, log: EventLog) -> None:
     refuse(watched, "192.0.2.1", 1000)
     refuse(watched, "192.0.2.1", 5, "syntax")
     for _ in range(7):
@@ -369,9 +367,7 @@ def test_many_refusals_have_so_many_lines_together_and_leave_those_of_known_clie
     assert told[-1]["client"] == "others"
 
 
-async def test_an_interval_ends_by_itself(
-    watched: Events, log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_intervals_have_ends(watched: Events, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers, "INTERVAL", 0.02)
     refuse(watched, "192.0.2.1", IN_FULL + 1)
     await until(lambda: log.named("refused-more"), seconds=10)

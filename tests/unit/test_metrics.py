@@ -75,9 +75,7 @@ def test_replies_count_for_the_receiver_whose_host_gave_them(metrics: Metrics) -
 
 
 @pytest.mark.parametrize(("outcome", "is_end"), [("deferred", False), ("bounced", True)])
-def test_what_is_in_doubt_counts_as_such_and_an_end_as_an_end_too(
-    outcome: str, is_end: bool, metrics: Metrics
-) -> None:
+def test_what_is_in_doubt_counts_so_and_as_an_end(outcome: str, is_end: bool, metrics: Metrics) -> None:
     metrics.settled("default", outcome, 1.0, in_doubt=True)
     assert (delivered_count(metrics, "in_doubt"), delivered_count(metrics, outcome)) == (1, is_end)
 

@@ -145,9 +145,7 @@ def test_a_wildcard_stands_for_one_label(host: str, *, allowed: bool) -> None:
     ("max_age", "refresh", "expires"),
     [(7 * DAY, DAY, 7 * DAY), (DAY, DAY / 2, DAY), (0, MIN_LIFE / 2, MIN_LIFE)],
 )
-def test_a_policy_is_refreshed_after_a_day_or_half_its_life(
-    max_age: int, refresh: float, expires: float
-) -> None:
+def test_a_policy_is_refreshed_in_a_day_or_half_life(max_age: int, refresh: float, expires: float) -> None:
     held = CachedPolicy.of("example.com", "1", policy("a.example", max_age=max_age), fetched=1000.0)
     assert (held.refresh_from, held.expires) == (1000 + refresh, 1000 + expires)
 
@@ -342,9 +340,7 @@ async def test_a_policy_that_cannot_be_had_is_none_for_five_minutes(
 
 
 @pytest.mark.parametrize(("ips", "problem"), [((), "no address of"), (("127.0.0.1", "10.0.0.1"), "private")])
-async def test_a_server_without_a_public_address_is_not_asked(
-    stage: Stage, ips: tuple[str, ...], problem: str
-) -> None:
+async def test_a_private_server_is_not_asked(stage: Stage, ips: tuple[str, ...], problem: str) -> None:
     stage.domain.ips = ips
     assert problem in (await stage.look_up()).problem
     if ips:
@@ -353,9 +349,7 @@ async def test_a_server_without_a_public_address_is_not_asked(
 
 
 @pytest.mark.parametrize("trouble", ["record gone", "dns silent", "server down", "all of it"])
-async def test_who_suppresses_an_answer_gains_nothing_while_a_policy_is_held(
-    stage: Stage, trouble: str
-) -> None:
+async def test_who_suppresses_answers_gains_nothing_over_a_policy(stage: Stage, trouble: str) -> None:
     await stage.look_up()
     if trouble in ("server down", "all of it"):
         stage.domain.answer = WebError("down")
@@ -442,9 +436,7 @@ async def test_equal_questions_wait_for_one_fetch(stage: Stage) -> None:
     assert len(stage.domain.fetched) == 1
 
 
-async def test_mail_does_not_wait_long_for_a_policy_that_is_new(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mail_waits_briefly_for_a_new_policy(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts_policies, "FIRST_WAIT", 0.01)
     stage.domain.gate = asyncio.Event()
     found = await stage.look_up()
@@ -457,17 +449,13 @@ async def test_mail_does_not_wait_long_for_a_policy_that_is_new(
     assert len(stage.domain.fetched) == 1
 
 
-async def test_a_fetch_ends_in_time_whatever_the_server_does(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fetch_ends_whatever_the_server_does(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts_policies, "FETCH_TIMEOUT", 0.01)
     stage.domain.gate = asyncio.Event()
     assert (await stage.look_up()).problem == "no answer within 0.01 s"
 
 
-async def test_what_is_being_fetched_at_the_end_is_given_up(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_fetched_at_the_end_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts_policies, "FIRST_WAIT", 0.01)
     stage.domain.gate = asyncio.Event()
     await stage.look_up()
@@ -648,9 +636,7 @@ def test_a_policy_that_does_not_enforce_leaves_the_route_as_it_is(mode: StsMode)
         (ZoneSettings(tls=TlsMode.DANE), False, None, ""),
     ],
 )
-def test_the_stronger_demand_holds(
-    zone: ZoneSettings, *, secure: bool, demand: TlsDemand | None, terms: str
-) -> None:
+def test_strongest_demand(zone: ZoneSettings, *, secure: bool, demand: TlsDemand | None, terms: str) -> None:
     route = judged(policy_of(), zone=zone, secure=secure)
     assert isinstance(route, Route)
     assert (route.tls, route.terms, len(route.hosts)) == (demand, terms, 2)

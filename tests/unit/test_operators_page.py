@@ -114,9 +114,7 @@ MADE: tuple[Request, ...] = (
 
 
 @pytest.mark.parametrize("request_", MADE, ids=range(len(MADE)))
-def test_a_request_is_written_as_the_command_that_makes_it(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_written_as_its_command(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(arguments._BY_UNIT, "AGO", lambda text: NOW - parse_duration(text))
     words = shlex.split(command_of(request_, now=NOW))
     assert words.pop(0) == "zonerelay"

@@ -199,9 +199,7 @@ async def test_what_was_noted_is_there_after_a_restart_and_a_torn_end_is_not(
         await begun(again, clock)
 
 
-async def test_acts_that_begin_at_the_same_moment_are_all_written(
-    journal: Journal, clock: ManualClock
-) -> None:
+async def test_acts_that_begin_at_one_moment_are_all_written(journal: Journal, clock: ManualClock) -> None:
     """Each looks at all files of the journal while the drafts of others get their names."""
     ids = [f"{number:08x}" for number in range(200)]
     await asyncio.gather(*(begun(journal, clock, each) for each in ids))
@@ -325,9 +323,7 @@ async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(rela
     await relay.until_empty()
 
 
-async def test_mail_whose_attempt_outlasts_the_step_and_has_no_outcome_is_tried_in_time(
-    relay: Watched,
-) -> None:
+async def test_mail_whose_attempt_outlasts_the_step_without_outcome_is_tried(relay: Watched) -> None:
     """Its lease was lost: nothing wrote a new due time (seed 3412)."""
     relay.clock.step(DAY)
     watch = relay.watch()
@@ -421,9 +417,7 @@ async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_en
     assert (await relay.one()).next_attempt == relay.clock.now()
 
 
-async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_release_of_a_sender(
-    relay: Watched,
-) -> None:
+async def test_release_and_reroute_take_an_acceptance_in_the_future_for_no_release(relay: Watched) -> None:
     operations = relay.operations(NOWHERE)
     await deferred(relay)
     await operations.hold(QueueFilter())
@@ -452,9 +446,7 @@ async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Watched, sl
     assert (await relay.one()).next_attempt == relay.clock.now()
 
 
-async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed_or_a_day_has_passed(
-    relay: Watched, tmp_path: Path
-) -> None:
+async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed(relay: Watched, tmp_path: Path) -> None:
     path = tmp_path / "clock.json"
     watch = relay.watch(tmp_path)
     before = relay.clock.now()

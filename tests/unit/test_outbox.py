@@ -317,9 +317,7 @@ async def test_a_change_is_stored_with_its_own_write_and_not_with_an_earlier_one
     await writer.close(1.0)
 
 
-async def test_what_the_database_rejects_does_not_replace_a_newer_outcome_of_the_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_the_database_rejects_replaces_no_newer_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper, written, failed = connected(SystemClock()), [], asyncio.Event()
     monkeypatch.setattr(claims, "PAUSE", 0.0)
     writer = OutboxWriter(keeper, lambda write, _: written.append(write))

@@ -60,9 +60,7 @@ NOT_ONE_LINE = ["a\r\nBcc: x@y", "a\nb", "a\rb", "a\0b", "\x1b[2J", "é", "a\x7f
         ),
     ],
 )
-def test_a_refusal_has_a_code_a_detail_and_one_printable_line(
-    reply: tuple[int, str, str], words: str
-) -> None:
+def test_a_refusal_has_code_detail_and_one_printable_line(reply: tuple[int, str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         refuse(*reply)
 
@@ -225,9 +223,7 @@ def test_a_class_is_found_and_given_its_context(module: Callable[[str], str]) ->
         ("Bare", "cannot be used: TypeError: .*takes 1 positional argument"),
     ],
 )
-def test_a_class_that_cannot_be_used_is_refused_in_words(
-    module: Callable[[str], str], wanted: str, words: str
-) -> None:
+def test_an_unusable_class_is_refused_in_words(module: Callable[[str], str], wanted: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         load_policy(f"{module(MODULE)}:{wanted}", PolicyContext())
 
@@ -241,9 +237,7 @@ def test_a_class_that_cannot_be_used_is_refused_in_words(
         ("1 // 0", "cannot import '.*': ZeroDivisionError"),
     ],
 )
-def test_a_module_that_cannot_be_imported_says_why(
-    module: Callable[[str], str], text: str, words: str
-) -> None:
+def test_a_module_that_is_not_imported_says_why(module: Callable[[str], str], text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         load_policy(f"{module(text)}:Mine", PolicyContext())
 

@@ -404,9 +404,7 @@ async def test_zones_and_edits_only_where_they_can_still_matter(event: type[Even
             assert kinds(sink) == ([] if right else [(event.step, "bad-decision")])
 
 
-async def test_a_background_task_that_asks_to_exit_does_not_end_the_loop(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_background_task_that_exits_does_not_end_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     tasks: list[asyncio.Task[Any]] = []
 
     class Mine(Policy):

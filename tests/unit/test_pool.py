@@ -216,9 +216,7 @@ def health(clock: ManualClock) -> HostOrder:
     return HostOrder(clock, random.Random(1))
 
 
-def test_a_host_that_failed_is_down_for_a_while_and_then_one_may_try_it(
-    clock: ManualClock, health: HostOrder
-) -> None:
+def test_a_host_that_failed_is_down_until_one_may_try_it(clock: ManualClock, health: HostOrder) -> None:
     assert not health.is_down(HOST, IP)
     health.failed(HOST, IP, DOWN)
     clock.advance(FIRST_PAUSE - 1)

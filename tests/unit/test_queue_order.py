@@ -163,9 +163,7 @@ def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_e
     assert names(line) == ["new5", "again1", "new6", "again2", "again3"]
 
 
-def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_many_as_it_is_asked_for() -> (
-    None
-):
+def test_a_row_of_domains_apart_gives_one_domain_of_a_message_or_as_many_as_asked_for() -> None:
     def filled() -> MessageRow:
         row = MessageRow(apart=True)
         for recipient in ("a@x.example", "b@y.example", "c@X.example", "d@z.example"):
@@ -302,9 +300,7 @@ def throttle() -> BacklogThrottle:
     return BacklogThrottle()
 
 
-def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop(
-    throttle: BacklogThrottle,
-) -> None:
+def test_a_backlog_is_slowed_down_while_new_mail_saturates_the_loop(throttle: BacklogThrottle) -> None:
     run(throttle, 2.0, fresh=90, other=60, busy=SATURATED)
     assert throttle.rate == LEAST
     assert run(throttle, 10.0, fresh=90, other=60, busy=SATURATED) == pytest.approx(10 * LEAST, rel=0.1)
@@ -333,9 +329,7 @@ def test_without_new_mail_with_a_trickle_of_it_or_with_time_left_nothing_is_held
     assert throttle.rate == math.inf
 
 
-def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail(
-    throttle: BacklogThrottle,
-) -> None:
+def test_the_rate_rises_when_the_loop_has_time_and_ends_with_new_mail(throttle: BacklogThrottle) -> None:
     run(throttle, 3.0, fresh=90, other=60, busy=SATURATED)
     assert run(throttle, 3.0, fresh=90, other=60, busy=IDLE) > 900
     assert throttle.rate == math.inf
@@ -375,9 +369,7 @@ def test_what_started_while_nobody_looked_is_not_taken_for_a_flood(throttle: Bac
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 1), st.floats(0.01, 5))))
-def test_nothing_stands_still_longer_than_until_the_next_look(
-    looks: list[tuple[int, int, float, float]],
-) -> None:
+def test_nothing_stands_still_longer_than_to_a_look(looks: list[tuple[int, int, float, float]]) -> None:
     throttle = BacklogThrottle()
     for fresh, other, busy, seconds in looks:
         for _ in range(fresh):
@@ -418,9 +410,7 @@ class Zone(PlanBed):
 @pytest.mark.parametrize(
     ("known", "priority"), [(True, Priority.NORMAL), (False, Priority.NORMAL), (True, Priority.HIGH)]
 )
-def test_only_fresh_mail_starts_until_the_next_look_and_then_the_rest(
-    *, known: bool, priority: Priority
-) -> None:
+def test_only_fresh_mail_starts_until_the_next_look_then_all(*, known: bool, priority: Priority) -> None:
     zone = Zone(known=known)
     zone.use_up()
     zone.put_in("old", 5, due=PUT_OFF, priority=priority)

@@ -67,9 +67,7 @@ async def test_entries_of_one_turn_are_written_together(bench: Bench) -> None:
     assert bench.done == ["a", "b"]
 
 
-async def test_a_write_is_bounded_but_an_entry_is_never_split(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_write_is_bounded_and_splits_no_entry(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MAX_CHANGES", 5)
     for name, count in (("a", 3), ("b", 3), ("c", 9), ("d", 1)):
         bench.put(name, count)
@@ -113,9 +111,7 @@ async def test_a_write_that_waits_for_the_store_goes_by_a_clock_that_was_set_bac
     assert stored.delivery.next_attempt == bench.clock.now() + 60.0
 
 
-async def test_a_store_that_is_repaired_is_tried_at_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repaired_store_is_tried_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "RETRY_FIRST", 3600.0)
     bench.store.refuses = True
     bench.store.repaired = asyncio.Event()
@@ -142,9 +138,7 @@ async def test_what_a_repaired_store_is_given_waits_for_no_company(bench: Bench)
     assert bench.store.settled_lazily == [False]
 
 
-async def test_nobody_gets_room_while_the_store_does_not_answer(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_gets_room_while_a_store_is_mute(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "SILENT", 0.0)
     bench.store.silence = asyncio.Event()
     bench.put("a")
@@ -206,9 +200,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_lazy_entries_of_several_turns_are_written_together(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lazy_entries_of_turns_are_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "GATHERING", 0.1)
     for _ in range(3):
         bench.put_lazily(2)

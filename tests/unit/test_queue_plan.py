@@ -411,9 +411,7 @@ def known(count: int, *hosts: str, suspended: bool = False) -> ZonePlan:
 
 
 @pytest.mark.parametrize("suspended", [True, False])
-def test_a_new_destination_is_made_without_looking_at_all_others(
-    monkeypatch: pytest.MonkeyPatch, *, suspended: bool
-) -> None:
+def test_a_new_destination_looks_at_few_others(monkeypatch: pytest.MonkeyPatch, *, suspended: bool) -> None:
     monkeypatch.setattr("zonerelay.queue.zone.plan.MAX_DESTINATIONS", 100)
     queue = known(150, suspended=suspended)
     looked_at = 0
@@ -430,9 +428,7 @@ def test_a_new_destination_is_made_without_looking_at_all_others(
     assert looked_at <= LOOKED_AT
 
 
-def test_idle_destinations_behind_many_suspended_ones_are_found_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_idle_destinations_behind_many_suspended_ones_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonerelay.queue.zone.plan.MAX_DESTINATIONS", 50)
     queue = known(100, suspended=True)
     for n in range(1000, 1200):
@@ -455,9 +451,7 @@ def test_domains_of_many_destinations_are_tidied_a_part_at_a_time(monkeypatch: p
     assert not queue._lines
 
 
-def test_mail_for_one_of_many_dead_domains_is_put_off_without_another_look_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mail_for_one_of_many_dead_domains_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = known(90, suspended=True)
     monkeypatch.setattr(queue, "_max_domains", 10)
     queue.add((), NOW)
@@ -487,9 +481,7 @@ async def test_others_have_a_turn_between_two_slices() -> None:
 # Outcomes without an attempt
 
 
-async def test_many_that_expire_are_read_and_reported_a_few_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_many_that_expire_are_read_and_reported_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that waited for a next hop that is down expired in one turn of the loop, with its reports."""
     relay = Relay(clock=ManualClock())
     for n in range(100):

@@ -194,9 +194,7 @@ async def test_a_function_decides_and_sees_the_envelope(module: types.ModuleType
 
 
 @pytest.mark.parametrize("nonsense", [-1, float("nan"), float("inf"), "60", True, b"", [1]])
-async def test_a_nonsensical_answer_is_a_temporary_default(
-    module: types.ModuleType, nonsense: object
-) -> None:
+async def test_nonsensical_answers_mean_the_default(module: types.ModuleType, nonsense: object) -> None:
     module.backoff = lambda envelope, attempts: nonsense  # type: ignore[attr-defined]  # a module made here
     policy, sink = build(RetrySettings(backoff="operators_backoff:backoff"))
     state = delivery(created=0.0, attempts=1)

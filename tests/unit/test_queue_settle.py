@@ -322,9 +322,7 @@ async def test_a_bounce_expires_after_its_own_age_and_silently(bench: Bench) -> 
         ({"age": 5 * HOUR, "notify": Notify.NEVER}, False),
     ],
 )
-async def test_a_delay_is_told_once_to_those_who_want_it(
-    more: dict[str, object], warned: bool, bench: Bench
-) -> None:
+async def test_a_delay_is_told_who_wants_it_once(more: dict[str, object], warned: bool, bench: Bench) -> None:
     await bench.settle("b@example.com", "c@example.com", outcomes=[DEFERRED, DEFERRED], **more)  # type: ignore[arg-type]  # by name
     assert bench.written.count(OwnMessage) == warned
     assert all(stored.warned is (warned or "warned" in more) for stored in bench.postponed())

@@ -448,9 +448,7 @@ def test_mail_is_not_told_apart_while_little_waits_nor_in_a_zone_with_one_next_h
 
 
 @pytest.mark.parametrize("proven", [True, False])
-def test_the_backlog_has_its_part_of_the_turns_and_no_more_however_much_new_mail_comes(
-    *, proven: bool
-) -> None:
+def test_the_backlog_has_its_part_of_turns_and_no_more_however_much_mail_comes(*, proven: bool) -> None:
     plan = Backlog(window=400, proven=proven)
     plan.old(150)
     plan.look_up()

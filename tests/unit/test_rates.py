@@ -67,9 +67,7 @@ part = st.one_of(st.sampled_from([0.0, 0.249, 0.3, 0.749]), st.floats(0, 0.749))
 @given(rate=few, asks=st.lists(st.tuples(part, st.integers(0, 2), part), min_size=1, max_size=60))
 @example(rate=Rate(1, 60.0), asks=[(0.0, 0, 0.0), (0.26, 0, 0.749), (0.0, 0, 0.0)])
 @example(rate=Rate(2, 60.0), asks=[(0.0, 0, 0.0), (0.249, 0, 0.749), (0.0, 0, 0.0), (0.0, 0, 0.0)])
-def test_whoever_asks_when_no_time_holds_more_than_allowed(
-    rate: Rate, asks: list[tuple[float, int, float]]
-) -> None:
+def test_no_time_holds_more_turns_than_allowed(rate: Rate, asks: list[tuple[float, int, float]]) -> None:
     """A little late, or after whole intervals; each mail under way for up to ¾ of the margin."""
     pacer, now = Pacer(rate), 1000.0
     seen = []
@@ -192,9 +190,7 @@ def test_a_line_without_a_rate_counts_only_for_the_zone() -> None:
     rates=st.lists(rates, min_size=1, max_size=3),
     asks=st.lists(st.tuples(st.integers(0, 2), st.floats(0, 2)), max_size=150),
 )
-def test_no_rate_of_a_site_is_exceeded_whichever_line_asks(
-    rates: list[Rate], asks: list[tuple[int, float]]
-) -> None:
+def test_no_rate_of_a_site_is_exceeded_by_any_line(rates: list[Rate], asks: list[tuple[int, float]]) -> None:
     known = Rates()
     lines = [pace(known, rate, DestinationKey(f"{n}")) for n, rate in enumerate(rates)]
     taken: list[list[float]] = [[] for _ in lines]

@@ -235,9 +235,7 @@ def test_workers_that_race_get_the_same_key(tmp_path: Path) -> None:
     ],
     ids=["empty", "words", "short", "binary", "world-readable"],
 )
-def test_a_key_that_is_no_good_is_refused_in_words(
-    tmp_path: Path, content: bytes, mode: int, words: str
-) -> None:
+def test_a_bad_key_is_refused_in_words(tmp_path: Path, content: bytes, mode: int, words: str) -> None:
     path = tmp_path / "redact.key"
     path.write_bytes(content)
     path.chmod(mode)

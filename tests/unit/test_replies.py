@@ -248,9 +248,7 @@ def test_a_reply_that_is_about_something_else(seen: Reply) -> None:
 
 
 @pytest.mark.parametrize("pattern", NOT_OURS)
-def test_every_exception_keeps_a_reply_from_being_taken_for_a_blame(
-    pattern: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_exception_keeps_a_reply_from_blaming(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     others = re.compile("|".join(each for each in NOT_OURS if each != pattern))
     monkeypatch.setattr(reputation, "_NOT_OURS", others)
     assert any(blames_address(seen) for (seen,) in (each.values for each in NOT_BLAMED))  # type: ignore[arg-type]  # a Reply

@@ -82,9 +82,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("rules", "address", "wanted", "why"), TABLE, ids=[why for *_, why in TABLE])
-def test_the_first_rule_that_matches(
-    rules: list[RewriteSettings], address: str, wanted: str, why: str
-) -> None:
+def test_first_rule_that_matches(rules: list[RewriteSettings], address: str, wanted: str, why: str) -> None:
     assert becomes(rules, address) == wanted
 
 

@@ -293,9 +293,7 @@ def test_any_quoted_printable_text_comes_back(words: list[str], cut: int) -> Non
         ("quoted-printable", b"=41\0", True),
     ],
 )
-def test_a_part_that_its_encoding_does_not_allow_is_not_changed(
-    encoding: str, body: bytes, seven_bit: bool
-) -> None:
+def test_a_part_that_its_encoding_forbids_stays_as_it_is(encoding: str, body: bytes, seven_bit: bool) -> None:
     fields = f"Content-Type: application/pdf\r\nContent-Transfer-Encoding: {encoding}\r\n"
     with pytest.raises(NotConvertibleError):
         surveyed(message(body + b"\r\n", fields), seven_bit=seven_bit)

@@ -131,9 +131,7 @@ def test_lines_are_the_same_in_every_cut(stream: bytes, expected: list[object], 
 
 
 @pytest.mark.parametrize(("stream", "expected", "reason"), LINES, ids=[row[2] for row in LINES])
-def test_a_line_alone_is_what_feed_and_next_return(
-    stream: bytes, expected: list[object], reason: str
-) -> None:
+def test_a_line_alone_is_what_feed_and_next_give(stream: bytes, expected: list[object], reason: str) -> None:
     reader = LineReader(20)
     line = reader.only_line(stream)
     alone = len(expected) == 1 and isinstance(expected[0], bytes)

@@ -205,9 +205,7 @@ def test_a_refusal_over_ipv4_costs_the_source() -> None:
     ("address", "reached"),
     [(("127.0.0.2",), ("127.0.0.9",)), (("::1",), ("::2",)), (("127.0.0.2", "::1"), ("::2", "127.0.0.9"))],
 )
-def test_only_families_that_the_source_has_are_reached(
-    address: tuple[str, ...], reached: tuple[str, ...]
-) -> None:
+def test_only_families_of_the_source_are_reached(address: tuple[str, ...], reached: tuple[str, ...]) -> None:
     stage = Stage(SourceSettings(name="a", address=address))
     key = stage.key()
     assert stage.selection.reachable(key, ("::2", "127.0.0.9")) == reached

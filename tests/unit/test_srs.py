@@ -206,9 +206,7 @@ def test_refused(local: str, fault: SrsFault, reason: str) -> None:
         (1025, SrsFault.WRONG_HASH),
     ],
 )
-def test_reports_are_taken_for_a_time_that_never_comes_again(
-    sender: str, days: int, fault: SrsFault | None
-) -> None:
+def test_reports_are_taken_for_a_time_that_is_over(sender: str, days: int, fault: SrsFault | None) -> None:
     """Of the day only two digits are seen, which come again after 1,024 days; the hash knows all of it."""
     address = SRS.forward(Mailbox(sender), NOW)
     later = NOW + days * DAY
@@ -286,9 +284,7 @@ def test_the_secret_that_signs_is_first(tmp_path: Path) -> None:
     assert srs_secrets(settings, {"NEW": SECRET}) == (SECRET, SECRET[::-1])
 
 
-def test_a_start_and_check_config_say_the_same_about_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_and_check_config_agree_on_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "short"
     file.write_text("too short")
     srs = SrsSettings(domain="srs.example.com", secret="env:MISSING", old_secrets=(str(file),))
@@ -396,9 +392,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known == [2, 3, 4]
 
 
-async def test_a_client_hears_it_later_each_time_and_in_the_old_form_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_hears_it_later_and_in_the_old_form_never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "AT_ONCE", 0.8)
     monkeypatch.setattr(clients, "MAX_OLD", 2)
     settings = ListenerSettings(address="127.0.0.1:0", allow_networks=())

@@ -68,9 +68,7 @@ def test_due_times_sort_as_text_like_numbers(one: float, other: float) -> None:
     notify=st.integers(0, 15),
     text=texts,
 )
-def test_delivery_survives(
-    attempts: int, when: float, flags: tuple[bool, bool], notify: int, text: str
-) -> None:
+def test_mail_survives(attempts: int, when: float, flags: tuple[bool, bool], notify: int, text: str) -> None:
     delivery = Delivery(
         queue=queue_of("default"),
         message_id=MessageId("0123456789abcdef"),

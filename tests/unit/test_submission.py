@@ -32,9 +32,7 @@ TEXTS = ("", "short", 'quote " and \\ and \n', "ü€😀" * 30, "x" * 300, '\\"
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("escaped", [True, False])
-def test_strings_come_back_whole(
-    seed: int, escaped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strings_are_whole(seed: int, escaped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONG", 100)
     monkeypatch.setattr(module, "WRITE", 64)
     chance = random.Random(seed)

@@ -57,9 +57,7 @@ def fault_of(context: TlsContext, *received: bytes) -> str:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_any_cut_of_the_wire_carries_the_same_octets(
-    context: TlsContext, version: ssl.TLSVersion, cut: Cut
-) -> None:
+def test_any_cut_of_the_wire_is_the_same(context: TlsContext, version: ssl.TLSVersion, cut: Cut) -> None:
     client = TlsClient(TlsChannel(context), trusting(version), cut=cut)
     assert client.shake() == b""
     assert client.channel.established
@@ -108,9 +106,7 @@ def test_a_command_in_the_same_write_as_the_end_of_the_handshake_is_read(context
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tickets_of_tls_1_3_are_sent_with_the_first_answer(
-    context: TlsContext, version: ssl.TLSVersion
-) -> None:
+def test_tickets_of_tls_1_3_go_with_the_first_answer(context: TlsContext, version: ssl.TLSVersion) -> None:
     client = TlsClient(TlsChannel(context), trusting(version))
     client.channel.receive(client.hello())
     client.channel.receive(client.answer(client.channel.take_output()))
@@ -148,9 +144,7 @@ def test_what_is_not_tls_is_said_in_words(context: TlsContext, received: list[by
 @pytest.mark.parametrize(
     ("version", "name"), [(ssl.TLSVersion.TLSv1, "TLS 1.0"), (ssl.TLSVersion.TLSv1_1, "TLS 1.1")]
 )
-def test_tls_before_1_2_is_refused_with_an_alert_and_named(
-    context: TlsContext, version: ssl.TLSVersion, name: str
-) -> None:
+def test_tls_before_1_2_is_refused_by_alert(context: TlsContext, version: ssl.TLSVersion, name: str) -> None:
     client = TlsClient(TlsChannel(context), trusting(version))
     with pytest.raises(TlsFault, match=f"the client offers {name}, but"):
         client.shake()
@@ -267,9 +261,7 @@ def test_nothing_is_said_in_clear_text_before_the_handshake_is_complete(context:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_client_with_no_certificate_is_welcome_where_one_is_asked_for(
-    asking: TlsContext, version: ssl.TLSVersion
-) -> None:
+def test_a_client_without_certificate_is_welcome_too(asking: TlsContext, version: ssl.TLSVersion) -> None:
     client = TlsClient(TlsChannel(asking), trusting(version))
     client.shake()
     assert client.channel.info is not None

@@ -603,9 +603,7 @@ def test_bdat_is_known_once_one_was_taken() -> None:
 @pytest.mark.parametrize(
     ("replies", "unanswered"), [([], True), (["421 bye"], True), ([OK], False), ([OK, "421 bye"], False)]
 )
-def test_another_host_may_be_asked_only_when_this_one_has_nothing(
-    replies: list[str], unanswered: bool
-) -> None:
+def test_another_host_may_be_asked_when_this_one_has_nothing(replies: list[str], unanswered: bool) -> None:
     transaction = converse_in_chunks(PIPED_BDAT, 1, *replies)
     assert transaction.unanswered is unanswered
     assert outcomes(transaction, 1)[0].scope is (Scope.HOST if unanswered else Scope.MESSAGE)

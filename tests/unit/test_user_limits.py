@@ -180,9 +180,7 @@ Steps = st.lists(st.tuples(st.floats(0, 4000), st.integers(1, 4)), max_size=60)
 
 
 @given(steps=Steps, most=st.integers(1, 12), window=st.sampled_from(user_limits.WINDOWS))
-def test_no_window_ever_has_more_than_its_quota(
-    steps: list[tuple[float, int]], most: int, window: str
-) -> None:
+def test_no_window_has_more_than_its_quota(steps: list[tuple[float, int]], most: int, window: str) -> None:
     quota = changed(NONE, [f"recipients_per_{window}={most}"])
     length, slots = LENGTHS[window]
     usage, now = Usage(None, 1e9), 1e9

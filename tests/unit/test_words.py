@@ -105,9 +105,7 @@ def exceptions() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_what_does_not_comply_is_a_known_exception_and_an_exception_that_complies_leaves_the_list(
-    name: str,
-) -> None:
+def test_what_does_not_comply_is_known_and_an_exception_that_complies_leaves_the_list(name: str) -> None:
     found = CHECKS[name]()
     assert sorted(found - exceptions()[name]) == []
     assert sorted(exceptions()[name] - found) == [], "run python -m tests.unit.test_words"

@@ -355,9 +355,7 @@ def test_what_has_changed_is_made_anew() -> None:
     assert new.rules.access.decide(Origin(), "b@a.example", "d@e.example") is None
 
 
-def test_keys_that_have_not_changed_are_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_that_have_not_changed_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
 
     def load(pem: bytes) -> PrivateKey:
@@ -576,9 +574,7 @@ def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
         (Settings(spool=SpoolSettings(backend=Backend.DISK)), ("spool",), ()),
     ],
 )
-def test_what_a_new_configuration_asks_for(
-    new: Settings, later: tuple[str, ...], roll: tuple[str, ...]
-) -> None:
+def test_what_a_configuration_asks(new: Settings, later: tuple[str, ...], roll: tuple[str, ...]) -> None:
     found = plan(Settings(), new)
     assert (found.later, found.roll) == (later, roll)
     assert found.settings.spool == Settings().spool

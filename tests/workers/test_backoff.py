@@ -64,9 +64,7 @@ async def test_a_server_that_cannot_be_reached_is_tried_again(bed: OutboxBed) ->
         await asyncio.sleep(0)
 
 
-async def test_a_failed_row_that_is_queued_again_goes_to_those_who_have_not_got_it(
-    bed: OutboxBed, sink: Sink
-) -> None:
+async def test_a_failed_row_queued_again_goes_to_those_without_it(bed: OutboxBed, sink: Sink) -> None:
     refused = True
     sink.script = lambda verb, argument: (
         "550 5.1.1 no" if refused and verb == "RCPT" and "b@" in argument else None

@@ -33,9 +33,7 @@ async def link(bed: OutboxBed) -> AsyncIterator[DatabaseConnection]:
     await link.close()
 
 
-async def test_tables_that_fit_are_taken_as_they_are(
-    bed: OutboxBed, names: TableNames, link: DatabaseConnection
-) -> None:
+async def test_tables_that_fit_are_used(bed: OutboxBed, names: TableNames, link: DatabaseConnection) -> None:
     await create(link, names)
     bed.psql("ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
     await create(link, names)
@@ -53,9 +51,7 @@ async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
     assert bed.psql("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbound_messages'::regclass") == "0"
 
 
-async def test_a_priority_is_one_of_three(
-    bed: OutboxBed, names: TableNames, link: DatabaseConnection
-) -> None:
+async def test_priority_is_one_of_three(bed: OutboxBed, names: TableNames, link: DatabaseConnection) -> None:
     await create(link, names)
     row = bed.insert()
     assert bed.row(row)["priority"] is None

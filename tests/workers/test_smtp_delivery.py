@@ -167,9 +167,7 @@ async def test_a_mailbox_that_is_deleted_sends_nothing_more(bed: OutboxBed, sink
     assert len(sink.messages) == 1
 
 
-async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(
-    bed: OutboxBed, smarthost: Smarthost
-) -> None:
+async def test_a_wrong_password_makes_mail_wait_for_another(bed: OutboxBed, smarthost: Smarthost) -> None:
     async with bed.relay(outbox={"poll_interval": 0.2}) as running:
         mailbox = bed.mailbox(smarthost.port, password="wrong")
         row = bed.insert(mailbox_id=mailbox)

@@ -48,9 +48,7 @@ async def test_first_message_of_a_connection_probes_and_the_next_is_one_chunk(be
         (ZONE, Manners(chunking=True, pipelining=False), ["BDAT 1", "LAST", "LAST"]),
     ],
 )
-async def test_bdat_only_where_offered(
-    bed: Bed, zone: ZoneSettings, manners: Manners, expected: list[str]
-) -> None:
+async def test_bdat_if_offered(bed: Bed, zone: ZoneSettings, manners: Manners, expected: list[str]) -> None:
     sink = await bed.sink(manners)
     courier = bed.courier()
     for _ in range(2):
@@ -193,9 +191,7 @@ class Careless:
 
 
 @pytest.mark.parametrize("recipients", [1, 2])
-async def test_a_server_that_offers_chunking_and_does_not_know_bdat_gets_data_and_runs_no_body(
-    bed: Bed, recipients: int
-) -> None:
+async def test_a_server_that_does_not_know_the_bdat_it_offers_runs_no_body(bed: Bed, recipients: int) -> None:
     """It reads the octets as commands, as an old proxy that passes EHLO on would."""
     proxy, clock = Careless(knows_bdat=False), ManualClock()
     port, courier = await bed.peer(proxy), bed.courier(Bodies(SMUGGLED), clock=clock)
@@ -218,9 +214,7 @@ async def test_a_server_that_offers_chunking_and_does_not_know_bdat_gets_data_an
 
 @pytest.mark.parametrize("refused", [1, 3])
 @pytest.mark.parametrize("size", [0, CHUNK_SIZE])
-async def test_no_octet_of_a_body_follows_recipients_that_are_not_accepted(
-    bed: Bed, refused: int, size: int
-) -> None:
+async def test_no_octet_of_a_body_follows_refused_recipients(bed: Bed, refused: int, size: int) -> None:
     server = Careless()
     port = await bed.peer(server)
     body = SMUGGLED + b"x\r\n" * size
@@ -240,9 +234,7 @@ async def test_no_octet_of_a_body_follows_recipients_that_are_not_accepted(
 
 @pytest.mark.parametrize("reply", [b"452 4.3.1 disk\r\n", b"554 5.7.1 no\r\n"], ids=["452", "554"])
 @pytest.mark.parametrize("size", [0, CHUNK_SIZE])
-async def test_after_a_refused_chunk_that_was_not_consumed_the_host_gets_data(
-    bed: Bed, reply: bytes, size: int
-) -> None:
+async def test_after_a_refused_chunk_left_unread_it_gets_data(bed: Bed, reply: bytes, size: int) -> None:
     """The lines of that one chunk cannot be called back; no other one follows."""
     server = Careless(lambda number: reply if number == 2 else b"")
     port = await bed.peer(server)
@@ -286,9 +278,7 @@ def talker(
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("silent", [True, False])
-async def test_a_host_that_does_not_answer_bdat_gets_data_for_a_day(
-    bed: Bed, number: int, silent: bool
-) -> None:
+async def test_a_host_that_is_silent_at_bdat_gets_data_for_a_day(bed: Bed, number: int, silent: bool) -> None:
     """A firewall swallows the reply to a BDAT, or the connection (jstedfast/MailKit#921)."""
     seen: Counter[str] = Counter()
 
@@ -375,9 +365,7 @@ async def test_early_replies_do_not_make_a_body_follow(bed: Bed) -> None:
 
 @pytest.mark.parametrize("size", [CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 5 * CHUNK_SIZE + 7])
 @pytest.mark.parametrize("piece_size", [CHUNK_SIZE, 1000])
-async def test_bodies_of_any_size_arrive_unchanged_and_those_of_one_piece_with_bdat(
-    bed: Bed, size: int, piece_size: int
-) -> None:
+async def test_bodies_arrive_unchanged_and_small_ones_with_bdat(bed: Bed, size: int, piece_size: int) -> None:
     sink = await bed.sink(CHUNKING)
     body = (b".line\r\n..\r\n.\r\n\r\n" * size)[: size - 2] + b"\r\n"
     body = body.replace(b"\r\r\n", b"x\r\n")

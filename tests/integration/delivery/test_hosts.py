@@ -53,9 +53,7 @@ async def test_next_host_is_tried_when_one_refuses_the_connection(bed: Bed, dead
         ({}, {"MAIL": "421 4.3.2 closing"}),
     ],
 )
-async def test_next_host_is_tried_when_one_refuses_us(
-    bed: Bed, manners: dict[str, str], replies: dict[str, str]
-) -> None:
+async def test_next_host_after_a_refusal(bed: Bed, manners: dict[str, str], replies: dict[str, str]) -> None:
     bad, good = await bed.sink(Manners(**manners), script=says(**replies)), await bed.sink()  # type: ignore[arg-type]  # a greeting
     courier = bed.courier(settings=DeliverySettings(greeting_timeout=0.7, quit_timeout=0.5))
     assert [each.verdict for each in await bed.send(bad.port, good.port, courier=courier)] == [D]
@@ -251,9 +249,7 @@ async def test_with_every_host_dead_all_are_tried(bed: Bed) -> None:
         ("554 5.3.2 no mail here", 1),  # it refuses us: tried last from then on
     ],
 )
-async def test_what_a_greeting_says_decides_whether_a_host_is_asked_again(
-    bed: Bed, greeting: str, asked: int
-) -> None:
+async def test_a_greeting_decides_whether_a_host_is_asked_again(bed: Bed, greeting: str, asked: int) -> None:
     first, second = await bed.sink(Manners(greeting=greeting)), await bed.sink()
     courier = bed.courier()
     for _ in range(3):
@@ -296,9 +292,7 @@ MICROSOFT = "550 5.7.30 Basic authentication is not supported for Client Submiss
         *(({verb: MICROSOFT}, [MICROSOFT, "use XOAUTH2 (token_url"]) for verb in ("MAIL", "RCPT", "DATA")),
     ],
 )
-async def test_a_next_hop_that_wants_another_login_bounces_nothing(
-    bed: Bed, replies: dict[str, str], words: list[str]
-) -> None:
+async def test_another_login_bounces_nothing(bed: Bed, replies: dict[str, str], words: list[str]) -> None:
     sink = await bed.sink(script=says(**replies))
     outcomes = await bed.send(sink.port, zone=ONE_EACH, recipients=("a@example.com", "b@example.com"))
     assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}

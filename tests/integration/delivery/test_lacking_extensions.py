@@ -44,9 +44,7 @@ async def test_eight_bit_content_is_declared_and_arrives_as_it_is(bed: Bed) -> N
 
 
 @pytest.mark.parametrize("manners", [NO_8BIT, HELO_ONLY, replace(NO_8BIT, pipelining=False)])
-async def test_eight_bit_content_goes_to_the_host_that_takes_it_and_else_back(
-    bed: Bed, manners: Manners
-) -> None:
+async def test_eight_bit_content_goes_to_who_takes_it_and_else_back(bed: Bed, manners: Manners) -> None:
     plain, capable = await bed.sink(manners), await bed.sink()
     courier = bed.courier(Bodies(TEXT))
     message = make_message(TEXT, eight_bit=True, recipients=["a@example.com", "b@example.com"])
@@ -188,9 +186,7 @@ def declared(octets: bytes, **more: object) -> Message:
 
 @pytest.mark.parametrize("octets", [HEADED, LONG])
 @pytest.mark.parametrize("manners", [NO_8BIT, NO_UTF8, NEITHER, HELO_ONLY, replace(NEITHER, chunking=True)])
-async def test_a_host_that_takes_less_gets_the_same_in_seven_bits(
-    bed: Bed, manners: Manners, octets: bytes
-) -> None:
+async def test_a_host_that_takes_less_gets_seven_bits(bed: Bed, manners: Manners, octets: bytes) -> None:
     sink = await bed.sink(manners)
     courier = bed.courier(Bodies(octets))
     for _ in range(2):

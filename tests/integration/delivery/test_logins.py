@@ -102,9 +102,7 @@ async def test_nobody_logs_in_in_clear_text(place: Place) -> None:
     assert not [line for line in host.commands if line.startswith(("AUTH", "MAIL"))]
 
 
-async def test_nobody_logs_in_where_the_certificate_was_not_asked_for_unless_the_zone_says_required(
-    place: Place,
-) -> None:
+async def test_nobody_logs_in_without_a_certificate_unless_the_zone_says_required(place: Place) -> None:
     host = await place.host(users={"relay": PASSWORD})
     lowered = structs.replace(to(host), tls=TlsDemand(TlsMode.OPPORTUNISTIC, because="destination"))
     outcome = await place.bed().send(lowered)
@@ -175,9 +173,7 @@ async def test_a_password_that_is_refused_while_another_login_reads_it_is_tried_
     assert host.logins == [("PLAIN", "relay", 535)]
 
 
-async def test_a_host_that_hangs_at_auth_does_not_hold_up_others(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_host_that_hangs_at_auth_delays_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "PATIENCE", 0.05)
     host = await place.host(users={"relay": PASSWORD})
     hanging = await place.host(users={"relay": PASSWORD}, hangs_at_auth=True)
@@ -225,9 +221,7 @@ MICROSOFT = "550 5.7.30 Basic authentication is not supported for Client Submiss
 @pytest.mark.parametrize(
     "reply", [MICROSOFT, "535 5.7.139 Authentication unsuccessful, basic authentication is disabled."]
 )
-async def test_a_provider_that_takes_no_passwords_any_more_is_told_in_plain_words(
-    place: Place, reply: str
-) -> None:
+async def test_a_provider_that_takes_no_passwords_now_is_told_in_words(place: Place, reply: str) -> None:
     host = await place.host(auth_reply=reply)
     bed = place.bed()
     outcome = await bed.send(to(host))
@@ -270,9 +264,7 @@ async def test_a_smarthost_without_a_mechanism_in_common_is_told(place: Place) -
         assert bed.events() == ["login-refused"]
 
 
-async def test_each_sender_has_its_credential_and_connections_are_not_mixed(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_each_sender_has_its_credential_and_its_connections(place: Place, tmp_path: Path) -> None:
     one = credential(tmp_path, "one", sender=("example.org", "bounce-*@example.com"))
     two = credential(tmp_path, "two", sender=("*.example.net", "<>"))
     host = await place.host(users={name: f"{PASSWORD} {name}" for name in ("one", "two")})
@@ -292,9 +284,7 @@ async def test_a_sender_without_a_credential_waits(place: Place, tmp_path: Path)
     assert host.connections == 0
 
 
-async def test_of_two_credentials_a_refused_one_is_the_trouble_of_its_own_mail_only(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_of_two_credentials_a_refused_one_stops_its_own_mail_only(place: Place, tmp_path: Path) -> None:
     one = credential(tmp_path, "one", sender=("example.org",))
     two = credential(tmp_path, "two")
     host = await place.host(users={"two": f"{PASSWORD} two"})
@@ -393,9 +383,7 @@ def told(bed: LoginBed, outcomes: object = "") -> str:
     return f"{bed.log.events} {list(bed.logins.problems())} {outcomes}"
 
 
-async def test_a_refresh_token_gets_an_access_token_that_serves_until_shortly_before_its_end(
-    cloud: Cloud,
-) -> None:
+async def test_a_refresh_token_gets_an_access_token_that_serves_almost_to_its_end(cloud: Cloud) -> None:
     bed = cloud.bed()
     for _ in range(3):
         assert (await bed.send(to(cloud.smarthost))).verdict is D
@@ -499,9 +487,7 @@ async def test_a_fresh_token_that_is_refused_suspends_and_is_explained(cloud: Cl
     assert cloud.server.given == 2
 
 
-async def test_a_new_refresh_token_is_written_to_its_file_before_the_access_token_is_used(
-    cloud: Cloud,
-) -> None:
+async def test_a_new_refresh_token_is_in_its_file_before_the_access_token_is_used(cloud: Cloud) -> None:
     cloud.server.rotates = True
     cloud.refresh_token.chmod(0o640)
     written: list[str] = []
@@ -627,9 +613,7 @@ async def test_after_a_refused_grant_another_refresh_token_is_tried_at_once(clou
     ],
     ids=lambda answer: f"{answer.status} {(answer.text or '')[:30]}",
 )
-async def test_garbage_and_trouble_of_the_token_server_defer_and_back_off(
-    cloud: Cloud, answer: web.Response
-) -> None:
+async def test_trouble_of_the_token_server_defers_and_backs_off(cloud: Cloud, answer: web.Response) -> None:
     cloud.server.answer = answer
     bed = cloud.bed()
     for _ in range(5):
@@ -662,9 +646,7 @@ async def test_a_batch_that_is_cancelled_leaves_the_token_to_the_others(cloud: C
     assert cloud.server.given == 1
 
 
-async def test_a_server_that_does_not_say_how_long_a_token_lasts_is_asked_every_few_minutes(
-    cloud: Cloud,
-) -> None:
+async def test_a_server_that_does_not_say_how_long_tokens_last_is_asked_again(cloud: Cloud) -> None:
     cloud.server.expires_in = None
     bed = cloud.bed()
     await bed.send(to(cloud.smarthost))

@@ -165,9 +165,7 @@ GENUINE = [
 
 
 @pytest.mark.parametrize(("told", "verdict"), GENUINE)
-async def test_a_refusal_of_the_mail_is_asked_about_once_and_then_believed(
-    bed: Bed, told: str, verdict: Verdict
-) -> None:
+async def test_a_refusal_is_asked_about_once_and_believed(bed: Bed, told: str, verdict: Verdict) -> None:
     bad = [f"bad{number}" for number in range(30)]
     host = Host()
     for each in bad:
@@ -324,9 +322,7 @@ TOO_MANY = [
 
 @pytest.mark.parametrize("too_many", TOO_MANY)
 @pytest.mark.parametrize("at_once", [1, 2, 4])
-async def test_a_limit_of_connections_told_at_mail_costs_no_attempt(
-    bed: Bed, too_many: str, at_once: int
-) -> None:
+async def test_a_connection_limit_at_mail_costs_no_attempt(bed: Bed, too_many: str, at_once: int) -> None:
     host = Host(at_once=at_once, too_many=too_many, slow=asyncio.Event())
     port = (await bed.start(host)).port
     courier = bed.courier()
@@ -375,9 +371,7 @@ async def test_a_refused_sender_is_final_when_all_connections_are_refused(bed: B
     assert [each.verdict for each in outcomes] == [B] * 8
 
 
-async def test_mail_that_is_one_connection_too_many_waits_without_an_attempt(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_connection_too_many_costs_no_attempt(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonerelay.delivery.batch.courier.FEWER_PATIENCE", 0.05)
     host = Host(at_once=1, too_many="550 too many connections", slow=asyncio.Event())
     port = (await bed.start(host)).port
@@ -545,9 +539,7 @@ async def test_what_some_are_refused_the_others_are_asked_all_the_same(bed: Bed)
     assert sink.connections == 1
 
 
-async def test_whoever_was_not_asked_before_the_connection_broke_is_deferred_without_an_attempt(
-    bed: Bed,
-) -> None:
+async def test_whoever_was_not_asked_before_the_connection_broke_has_no_attempt(bed: Bed) -> None:
     sink = await bed.sink(Manners(limits="RCPTMAX=1"))
     outcomes = await bring_to(bed.courier(), sink.port, ["a@x.example", "close@x.example", "b@x.example"])
     assert [each.verdict for each in outcomes] == [D, F, F]

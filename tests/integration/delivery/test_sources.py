@@ -170,9 +170,7 @@ async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_ro
 
 
 @pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DATA", "dot"])
-async def test_a_refusal_of_our_address_is_deferred_and_the_retry_comes_from_elsewhere(
-    town: Town, verb: str
-) -> None:
+async def test_a_refusal_of_our_address_is_retried_from_elsewhere_later(town: Town, verb: str) -> None:
     guard = await town.guard("127.0.0.2", verb=verb)
     here = town.office(TWO, THREE, source_penalty=3600.0, connection_idle_timeout=60.0)
     route = route_to(guard.port)
@@ -194,9 +192,7 @@ async def test_a_refusal_of_our_address_is_deferred_and_the_retry_comes_from_els
     "reply", [f"554 5.7.1 {BLOCKED}", "421 4.7.0 [TSS04] Messages from 127.0.0.2 deferred"]
 )
 @pytest.mark.parametrize("verb", ["greeting", "EHLO"])
-async def test_a_greeting_that_refuses_our_address_does_not_suspend_the_destination(
-    town: Town, verb: str, reply: str
-) -> None:
+async def test_a_greeting_that_refuses_an_address_suspends_nothing(town: Town, verb: str, reply: str) -> None:
     guard = await town.guard("127.0.0.2", "127.0.0.3", verb=verb, reply=reply)
     here = town.office(TWO, THREE)
     route = route_to(guard.port)
@@ -333,9 +329,7 @@ def on_this_machine(*gone: str) -> Callable[[object], bool]:
     return lambda address: str(address) not in gone
 
 
-async def test_an_address_that_cannot_be_bound_makes_way_at_once(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_that_cannot_be_bound_is_left(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
     sink = await town.sink()
     lost = source("lost", "198.51.100.1")

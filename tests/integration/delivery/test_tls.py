@@ -183,9 +183,7 @@ async def test_clear_text_is_counted_where_tls_was_wanted(bed: Bed) -> None:
     ],
 )
 @pytest.mark.parametrize("demand", [VERIFY, POLICY])
-async def test_what_is_wrong_with_a_certificate_is_said(
-    bed: Bed, demand: TlsDemand, shown: Made, words: str
-) -> None:
+async def test_a_wrong_certificate_is_named(bed: Bed, demand: TlsDemand, shown: Made, words: str) -> None:
     sink = await bed.sink(showing(shown))
     results = TlsResults()
     courier = bed.courier(names=names(), observe_tls=results)
@@ -433,9 +431,7 @@ async def test_capabilities_are_asked_again_inside_tls(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("reply", ["421 4.7.0 too many connections", "554 5.7.1 bad reputation"])
-async def test_a_host_that_does_not_want_us_inside_tls_is_not_asked_in_clear_text(
-    bed: Bed, reply: str
-) -> None:
+async def test_a_host_that_refuses_us_inside_tls_is_not_asked_in_clear_text(bed: Bed, reply: str) -> None:
     sink = await bed.sink(showing(RIGHT), script=at_ehlo(2, reply))
     courier = bed.courier(names=names())
     outcome = await deliver(courier, sink, None)
@@ -468,9 +464,7 @@ async def resume(courier: SmtpCourier, sink: Sink, mode: TlsMode, count: int = 1
 
 
 @pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.VERIFY])
-async def test_later_connections_resume_until_the_certificate_must_be_shown_again(
-    bed: Bed, mode: TlsMode
-) -> None:
+async def test_later_connections_resume_until_a_certificate_is_wanted(bed: Bed, mode: TlsMode) -> None:
     context = RIGHT.server_context()
     sink, clock = await bed.sink(Manners(tls=context)), ManualClock()
     courier = bed.courier(names=names(), clock=clock)
@@ -588,9 +582,7 @@ def mail_lines(sink: Sink) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("mode", [TlsMode.NONE, TlsMode.OPPORTUNISTIC])
-async def test_it_waits_alone_where_other_mail_goes(
-    bed: Bed, mode: TlsMode, manners: Manners, words: str
-) -> None:
+async def test_it_waits_and_other_mail_goes(bed: Bed, mode: TlsMode, manners: Manners, words: str) -> None:
     sink, results = await bed.sink(manners), TlsResults()
     courier = bed.courier(names=names(), observe_tls=results)
     zone = replace(ZONE, tls=mode)
@@ -629,9 +621,7 @@ async def test_a_verified_host_takes_it_and_other_mail_has_other_connections(bed
 
 
 @pytest.mark.parametrize("demand", [TlsDemand(TlsMode.VERIFY), TlsDemand(TlsMode.VERIFY, because="mta-sts")])
-async def test_where_all_mail_is_verified_it_shares_connections_and_failures(
-    bed: Bed, demand: TlsDemand
-) -> None:
+async def test_where_all_mail_is_verified_it_shares_connections(bed: Bed, demand: TlsDemand) -> None:
     good, bad = await bed.sink(showing(RIGHT)), await bed.sink(CLEAR)
     courier = bed.courier(names=names())
     for wish in (False, True):

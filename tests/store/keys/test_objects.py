@@ -184,9 +184,7 @@ async def test_an_index_that_cannot_be_read_is_made_anew(queue: Queue) -> None:
     assert await all_rows(again) == {b"a": b"1", b"large": bytes(70_000)}
 
 
-async def test_an_index_is_not_opened_behind_the_end_of_its_keeper(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_index_is_not_opened_after_its_keeper(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by seed 50 of the simulation: its lock was kept, and the node never took mail again."""
     await (await queue.open()).close()
     engine = ObjectEngine(queue.place, queue.directory / "index", clock=SystemClock(), lease=30.0)

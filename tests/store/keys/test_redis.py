@@ -77,9 +77,7 @@ async def test_a_server_that_is_killed_under_load_loses_nothing(server: RedisSer
     await write_through_kills(await opened(server.url, patience=5.0), server, 3)
 
 
-async def test_a_full_server_refuses_new_mail_and_takes_outcomes(
-    server: RedisServer, opened: Opening
-) -> None:
+async def test_a_full_server_refuses_mail_and_takes_outcomes(server: RedisServer, opened: Opening) -> None:
     partition = await opened(server.url, patience=5.0)
     await partition.write(Write({b"old %d" % number: bytes(60_000) for number in range(100)}))
     server.configure("maxmemory", "6mb")
@@ -96,9 +94,7 @@ async def test_a_full_server_refuses_new_mail_and_takes_outcomes(
     assert room > 1_000_000
 
 
-async def test_a_server_that_stands_still_is_cut_off_and_its_batch_found_out(
-    server: RedisServer, opened: Opening
-) -> None:
+async def test_a_server_that_stands_still_is_cut_off_and_asked(server: RedisServer, opened: Opening) -> None:
     """It carries out later what was sent to it before the connection was given up."""
     partition = await opened(server.url, patience=20, timeout=0.5)
     await partition.write(Write({b"a": b"1"}))
@@ -215,9 +211,7 @@ async def test_replicas_that_do_not_confirm_are_told(server: RedisServer, opened
         await (await opened(server.url, replicas=1, timeout=0.4)).write(Write({b"a": b"1"}))
 
 
-async def test_a_right_that_is_taken_away_changes_nothing_and_is_named(
-    server: RedisServer, opened: Opening
-) -> None:
+async def test_a_right_that_is_taken_away_is_named_only(server: RedisServer, opened: Opening) -> None:
     trouble: list[StoreError] = []
     partition = await opened(server.url, failures=trouble)
     await partition.write(Write({b"a": b"1"}))
@@ -266,9 +260,7 @@ async def test_a_promise_that_is_broken_later_stops_writes_until_it_is_kept_agai
     await written(partition, b"a")
 
 
-async def test_an_idle_server_that_is_gone_is_noticed_without_mail(
-    server: RedisServer, opened: Opening
-) -> None:
+async def test_an_idle_server_that_left_is_noticed_alone(server: RedisServer, opened: Opening) -> None:
     trouble: list[StoreError] = []
     await opened(server.url, lease=1.0, failures=trouble)
     server.kill()
@@ -296,9 +288,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
     await shelf.close()
 
 
-async def test_below_min_free_space_new_mail_is_refused_and_mail_leaves(
-    server: RedisServer, tmp_path: Path
-) -> None:
+async def test_below_min_free_space_mail_is_refused_and_leaves(server: RedisServer, tmp_path: Path) -> None:
     settings = RedisSettings(url=server.url, prefix=PREFIX)
     async with Spool(tmp_path, backend=Backend.REDIS, redis=settings, clock=SystemClock()) as spool:
         await store_message(spool.store, 1)
@@ -441,9 +431,7 @@ def strict(authority: trustme.CA, ca: Path) -> Iterator[RedisServer]:
         yield server
 
 
-async def test_nothing_needs_more_rights_than_the_page_says(
-    strict: RedisServer, ca: Path, opened: Opening
-) -> None:
+async def test_nothing_needs_more_rights_than_said(strict: RedisServer, ca: Path, opened: Opening) -> None:
     partition = await opened(
         strict.url, ca_file=ca, user="zonerelay", password=PASSWORD, lease=1.0, replicas=0
     )
@@ -476,9 +464,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(strict: RedisSer
 
 
 @pytest.mark.parametrize("other", [{"password": ""}, {"user": "nobody"}, {"prefix": "others:"}])
-async def test_who_may_not_is_told_so(
-    strict: RedisServer, ca: Path, opened: Opening, other: dict[str, str]
-) -> None:
+async def test_rights_are_told(strict: RedisServer, ca: Path, opened: Opening, other: dict[str, str]) -> None:
     with pytest.raises(StoreOpenError) as caught:
         await opened(strict.url, ca_file=ca, **{"user": "zonerelay", "password": PASSWORD, **other})
     assert PASSWORD not in str(caught.value)
