@@ -23,7 +23,17 @@ from zonerelay.control.client import ControlClient, written
 from zonerelay.control.runner import ResponseStream, Runner
 from zonerelay.operations import answers as messages
 from zonerelay.operations import requests
-from zonerelay.operations.answers import Count, DeliveryRow, EndFrame, Frame, Pong, Progress
+from zonerelay.operations.answers import (
+    BodyPiece,
+    Count,
+    DeliveryRow,
+    EndFrame,
+    Frame,
+    MessageBody,
+    Pong,
+    Progress,
+    StreamGap,
+)
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import (
     ControlError,
@@ -32,7 +42,17 @@ from zonerelay.operations.errors import (
     NotFoundError,
     NotRunningError,
 )
-from zonerelay.operations.requests import Ping, QueueList, QueueShow, QueueTrace, Request, Resolve, Status
+from zonerelay.operations.requests import (
+    Ping,
+    QueueCat,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    Request,
+    Resolve,
+    Status,
+    Tail,
+)
 
 
 def row(number: int) -> DeliveryRow:
@@ -71,6 +91,13 @@ class Fake:
                 await self._look_again(answer)
             case QueueShow():
                 raise NotFoundError("no such message")
+            case QueueCat():
+                await answer.send(MessageBody(message_id=request.message_id, sender="", size=100))
+                await answer.send(BodyPiece(octets=b"its beginning"))
+                raise ControlError("the disk is broken")
+            case Tail():
+                await answer.send(StreamGap(count=7))
+                raise ControlError("worker 1 has ended")
             case Status():
                 await self.go.wait()
             case _:
@@ -243,6 +270,22 @@ async def test_more_requests_than_the_limit_are_told_to_wait(
     writer.close()
     await writer.wait_closed()
     await relay.server.close()
+
+
+async def test_the_reason_for_the_end_of_an_event_stream_is_its_last_event(relay: Relay) -> None:
+    answer = await raw(relay.path, b"GET /v1/tail HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.index(b'"count":7') < answer.index(b'"why":"worker 1 has ended"')
+    assert answer.endswith(b"0\r\n\r\n")
+
+
+async def test_a_body_that_ends_early_looks_broken(relay: Relay) -> None:
+    path = f"/v1/queue/messages/{'0' * 16}/body"
+    answer = await raw(
+        relay.path, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    )
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.endswith(b"its beginning\r\n")
 
 
 async def test_a_silent_client_is_let_go(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:

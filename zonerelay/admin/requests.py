@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,8 @@ from aiohttp.typedefs import Handler
 
 from zonerelay.admin.problems import ApiError, too_large
 from zonerelay.control.runner import OnError
+from zonerelay.operations.answers import Frame, Progress, StreamGap
+from zonerelay.operations.errors import ControlError
 from zonerelay.routing.addresses import Networks
 
 _QUIET = logging.getLogger("zonerelay.admin.http")
@@ -38,6 +41,12 @@ OPTIONS: dict[str, Any] = {
 }
 """The options of aiohttp's servers."""
 
+
+EVENT_STREAM = "text/event-stream"
+BEAT = 0.25
+"""Seconds after which a quiet event stream begins, so that a refusal until then has a status of its own."""
+QUIET_BEATS = 60
+"""The number of beats after which a quiet event stream sends a comment."""
 
 VISIT: ContextVar[RequestIdentity] = ContextVar("visit")
 """The visit of the request that the current task answers."""
@@ -124,6 +133,39 @@ async def answered(request: web.Request, handler: Handler, on_error: OnError) ->
     except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
         on_error("admin-http", error)
         return plain(500, "an unexpected error occurred; see `trouble` in the relay's log")
+
+
+async def event_stream(
+    request: web.BaseRequest,
+    frames: AsyncGenerator[Frame, None],
+    event: Callable[[Frame], bytes],
+    admitted: AbstractAsyncContextManager[None],
+    fields: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """Send frames, with a Progress every `BEAT` seconds, as server-sent events until they end, the client
+    disconnects, or the block `admitted` ends. A ControlError is raised, or the last event of a stream that
+    has begun.
+    """
+    headers = {"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no", **(fields or {})}
+    response, quiet = web.StreamResponse(headers=headers), 0
+    async with admitted, aclosing(frames):
+        with suppress(ConnectionError):
+            try:
+                async for frame in frames:
+                    if not response.prepared:
+                        await response.prepare(request)
+                        await response.write(b": zonerelay\n\n")
+                    quiet += isinstance(frame, Progress)
+                    if not isinstance(frame, Progress):
+                        await response.write(event(frame))
+                    elif quiet % QUIET_BEATS == 0:
+                        await response.write(b": still here\n\n")
+            except ControlError as error:
+                if not response.prepared:
+                    raise
+                await response.write(event(StreamGap(why=str(error))))
+    response.force_close()
+    return response
 
 
 async def dress(_request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from zonerelay.admin.operators import Operators
+from zonerelay.admin.requests import BEAT, EVENT_STREAM, event_stream
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
@@ -33,11 +34,7 @@ from zonerelay.telemetry.logs.redact import UnsearchableError
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
-EVENTS = "text/event-stream"
 MESSAGE = "message/rfc822"
-BEAT = 0.25
-QUIET_BEATS = 60
-"""The number of beats after which a quiet event stream sends a comment. A beat is `BEAT` seconds."""
 HEARTBEAT = 1.0
 """Seconds after which a quiet stream of lines sends a sign of life."""
 STALL = 600.0
@@ -261,38 +258,34 @@ async def _body(call: ApiCall, request: requests.Request) -> Answer:
         await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
-    asked = call.asked(request)
-    async with aclosing(call.operators.asking.frames(asked)) as frames:
-        async for frame in frames:
-            if isinstance(frame, answers.MessageBody):
-                await response.prepare(call.request)
-            elif isinstance(frame, answers.BodyPiece):
-                await response.write(frame.octets)
-    await response.write_eof()
+    try:
+        async with aclosing(call.operators.asking.frames(call.asked(request))) as frames:
+            async for frame in frames:
+                if isinstance(frame, answers.MessageBody):
+                    await response.prepare(call.request)
+                elif isinstance(frame, answers.BodyPiece):
+                    await response.write(frame.octets)
+    except ControlError:
+        if not response.prepared:
+            raise
+        if call.request.transport is not None:  # only a connection that breaks shows that the rest is missing
+            call.request.transport.abort()
+    else:
+        await response.write_eof()
     return response
 
 
 async def _follow(call: ApiCall, request: requests.Request) -> Answer:
     """Send server-sent events until the relay stops, the client disconnects, or the token becomes invalid."""
-    fields = {"Content-Type": EVENTS, "X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
-        return web.Response(headers=fields)
-    response, quiet = web.StreamResponse(headers=fields), 0
+        return web.Response(headers={"Content-Type": EVENT_STREAM})
     frames = call.operators.asking.frames(call.asked(request), beat=BEAT)
-    async with call.admitted(), aclosing(frames):
-        async for frame in frames:
-            if not response.prepared:  # from here on, an error can only be reported in the stream
-                await response.prepare(call.request)
-                await response.write(b": zonerelay\n\n")
-            if not isinstance(frame, answers.Progress):
-                kind = str(frame.__struct_config__.tag).encode("ascii")
-                await response.write(b"event: %b\ndata: %b\n\n" % (kind, msgspec.json.encode(frame)))
-                continue
-            quiet += 1
-            if quiet % QUIET_BEATS == 0:
-                await response.write(b": still here\n\n")
-    response.force_close()
-    return response
+    return await event_stream(call.request, frames, _event, call.admitted())
+
+
+def _event(frame: answers.Frame) -> bytes:
+    kind = str(frame.__struct_config__.tag).encode("ascii")
+    return b"event: %b\ndata: %b\n\n" % (kind, msgspec.json.encode(frame))
 
 
 # --- operations that the HTTP process answers without the relay ------------------------------------------
@@ -360,7 +353,7 @@ def _verb(operation: Operation) -> Verb:
     answer: Any = document if alone is None else alone[1]
     if operation.preview:
         answer = document | answers.Count
-    media = {ResponseKind.STREAM: EVENTS, ResponseKind.BODY: MESSAGE}.get(operation.shape, JSON)
+    media = {ResponseKind.STREAM: EVENT_STREAM, ResponseKind.BODY: MESSAGE}.get(operation.shape, JSON)
     return Verb(
         method=operation.method,
         path=operation.path,

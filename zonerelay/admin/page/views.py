@@ -15,6 +15,7 @@ from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse, term
 from zonerelay.admin.page.flow import flow_of, plot_of
 from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
+from zonerelay.admin.requests import BEAT, EVENT_STREAM, event_stream
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration, when
@@ -22,7 +23,7 @@ from zonerelay.control.history import HistorySearch, ask, in_words, of_interest,
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.envelope import is_message_id
 from zonerelay.operations import answers, requests
-from zonerelay.operations.errors import BusyError, ControlError, NotFoundError
+from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import LOOKUPS, OPERATORS
 from zonerelay.telemetry.events.records import MailEvent, TraceStep
 from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError, printable
@@ -38,7 +39,6 @@ FOUND = 200
 """Entries of the history on a page."""
 MAX_BODY = 256 * 1024
 """Bytes of a body that are shown."""
-BEAT = 15.0
 VERBS = ("retry", "hold", "release", "reroute", "bounce", "drop")
 EVENTS = (
     "accepted", "delivered", "deferred", "bounced", "expired", "dropped", "refused", "login-failed", "dsn",
@@ -247,27 +247,15 @@ async def tail_events(visitor: PageRequest) -> web.StreamResponse:
     wanted = requests.Tail(
         address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone")
     )
-    fields = {**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    session = visitor.session
+    session, sessions = visitor.session, visitor.sessions
     assert session is not None
-    response = web.StreamResponse(headers=fields)
+    admitted = visitor.operators.one_more(session.token, lambda: session in sessions.open())
+    frames = visitor.frames(wanted, beat=BEAT)
     try:
-        sessions = visitor.sessions
-        async with visitor.operators.one_more(session.token, lambda: session in sessions.open()):
-            await response.prepare(visitor.request)
-            await response.write(b": it begins\n\n")
-            try:
-                async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
-                    async for frame in frames:
-                        await response.write(_event(frame))
-            except ControlError as error:
-                await response.write(b"retry: 60000\n" + _event(answers.StreamGap(why=str(error))))
-    except BusyError as error:
-        raise PageError(503, "Busy", str(error)) from error
-    except ConnectionError:
-        pass
-    response.force_close()
-    return response
+        return await event_stream(visitor.request, frames, _event, admitted, FIELDS)
+    except ControlError as error:
+        body = b"retry: 60000\n" + _event(answers.StreamGap(why=str(error)))
+        return web.Response(body=body, headers={**FIELDS, "Content-Type": EVENT_STREAM})
 
 
 def _event(frame: answers.Frame) -> bytes:
@@ -285,5 +273,5 @@ def _event(frame: answers.Frame) -> bytes:
         case answers.StreamGap():
             what = frame.why or f"{frame.count:,} events are missing here: they came too fast"
         case _:
-            return b": beat\n\n"
+            return b": the end\n\n"
     return b"data: " + msgspec.json.encode({**shown, "what": printable(what)}) + b"\n\n"
