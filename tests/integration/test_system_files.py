@@ -184,7 +184,7 @@ async def test_a_changed_resolv_conf_counts_for_the_next_question(
             assert own_address(82) in asked.watch.state()
             assert new.count("two.example", "MX") == 1
             assert old.count("two.example", "MX") == 0
-            # What dnspython asks goes by the new file, too: here for a name of the search list.
+            # The search list is that of the new file, too.
             change(resolv_conf, f"search corp.example\nnameserver {own_address(82)}\n")
             assert (await asked.addresses("host", ipv6=False)).ips == ("192.0.2.7",)
         finally:

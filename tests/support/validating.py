@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.debian import ready_package
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.servers import running_server
-from zonerelay.routing.dns import dnspython_client  # noqa: F401 - it reads what dnspython alone refuses
+from zonerelay.routing.dns import dnspython_reader  # noqa: F401 - it reads what dnspython alone refuses
 
 PROGRAM = "usr/sbin/unbound"
 TTL = 60

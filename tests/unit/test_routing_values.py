@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 from pathlib import Path
 
 import dns.edns
@@ -21,7 +22,6 @@ from hypothesis import strategies as st
 
 from tests.support.dns_oracle import read_alike
 from zonerelay.config.endpoints import NameServer, parse_listen
-from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.addresses import (
     OwnAddresses,
@@ -45,11 +45,9 @@ from zonerelay.routing.dns.answers import (
     RecordType,
     TlsaRecord,
     is_plain_name,
-    is_truncated,
     question,
-    read_answer,
 )
-from zonerelay.routing.dns.resolver import AnswerCache, Hosts, servers_of
+from zonerelay.routing.dns.resolver import AnswerCache, Hosts, read_answer, system_names
 from zonerelay.smtp.server.paths import literal_address
 
 
@@ -213,7 +211,7 @@ def test_localhost_needs_neither_dns_nor_a_hosts_file(tmp_path: Path) -> None:
     assert hosts.lookup("notlocalhost") == ()
 
 
-# Which name servers the machine has: as dnspython reads /etc/resolv.conf, without dnspython
+# Which name servers the machine has: as dnspython reads /etc/resolv.conf
 
 
 @pytest.mark.parametrize(
@@ -230,7 +228,7 @@ def test_servers_of_the_machine(text: str, tmp_path: Path) -> None:
     file = tmp_path / "resolv.conf"
     file.write_text(text)
     theirs = dns.resolver.Resolver(str(file)).nameservers
-    assert servers_of(DnsSettings(), str(file)) == [NameServer(str(each)) for each in theirs]
+    assert system_names(str(file)).servers == [NameServer(str(each)) for each in theirs]
 
 
 @pytest.mark.parametrize("text", [None, "", "search example.com\n"])
@@ -238,17 +236,31 @@ def test_a_machine_that_names_none_asks_itself(text: str | None, tmp_path: Path)
     file = tmp_path / "resolv.conf"
     if text is not None:
         file.write_text(text)
-    assert servers_of(DnsSettings(), str(file)) == [NameServer("127.0.0.1")]
+    assert system_names(str(file)).servers == [NameServer("127.0.0.1")]
 
 
-def test_another_protocol_than_dns_is_left_to_dnspython(tmp_path: Path) -> None:
+def test_a_server_that_is_no_address_is_skipped_as_libc_does(tmp_path: Path) -> None:
     file = tmp_path / "resolv.conf"
-    file.write_text("nameserver 192.0.2.1\nnameserver https://dns.example/query\n")
-    assert servers_of(DnsSettings(), str(file)) == []
+    file.write_text("nameserver https://dns.example/query\nnameserver 192.0.2.1\n")
+    assert system_names(str(file)).servers == [NameServer("192.0.2.1")]
 
 
-def test_configured_servers_come_first() -> None:
-    assert servers_of(DnsSettings(servers=("[2001:db8::1]:5353",))) == [NameServer("2001:db8::1", 5353)]
+@pytest.mark.parametrize(
+    ("text", "search"),
+    [
+        ("search a.example b.example\n", ["a.example", "b.example"]),
+        ("domain a.example\nsearch b.example\n", ["b.example"]),
+        ("search b.example\ndomain a.example\n", ["a.example"]),
+        ("nameserver 192.0.2.1\n", ["machine.example"]),
+    ],
+)
+def test_the_search_list_is_the_last_one_or_the_domain_of_the_machine(
+    text: str, search: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "relay.machine.example")
+    file = tmp_path / "resolv.conf"
+    file.write_text(text)
+    assert system_names(str(file)).search == search
 
 
 class Asked:
@@ -313,7 +325,7 @@ async def test_closing_gives_up_what_is_being_asked() -> None:
         await caller
 
 
-# Our reader of DNS answers says what dnspython says, or nothing
+# Our reader of plain DNS answers says what dnspython says, or nothing
 
 
 NAME = "mail.example.com"
@@ -345,8 +357,10 @@ def packet(kind: str, *answer: str, authority: tuple[str, ...] = (), name: str =
     return made
 
 
-def reading(made: dns.message.Message, kind: RecordType[object]) -> ParsedAnswer[object] | None:
-    return read_alike(made.to_wire(), NAME, kind)
+def reading(made: dns.message.Message, kind: RecordType[object]) -> ParsedAnswer[object]:
+    wire = made.to_wire()
+    read_alike(wire, NAME, kind)
+    return read_answer(wire, NAME, kind)
 
 
 def test_plain_answers_of_every_kind() -> None:
@@ -382,7 +396,7 @@ def test_a_denial_lives_as_long_as_its_soa_says() -> None:
     made.flags |= dns.flags.AD
     assert reading(made, KINDS["MX"]) == ParsedAnswer(DnsStatus.NXDOMAIN, (), 50.0, authentic=True)
     found = reading(packet("MX"), KINDS["MX"])
-    assert found == ParsedAnswer(DnsStatus.NODATA, (), float(dns_answers.NO_SOA_TTL))
+    assert found == ParsedAnswer(DnsStatus.NODATA, (), 300.0)
 
 
 @pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED])
@@ -399,7 +413,6 @@ def unusual() -> dict[str, dns.message.Message]:
     made = {
         "another question": packet("MX", name="other.example"),
         "another type": packet("A"),
-        "a letter that is rare": packet("MX", f"{NAME} 9 MX 10 m\\*x.example."),
         "a circle": packet("MX", f"{NAME} 9 CNAME b.example.", f"b.example 9 CNAME {NAME}."),
         "too many aliases": packet("MX", f"{NAME} 9 CNAME a0.example.", *long),
         "no such name, and data": packet("MX", f"{NAME} 9 MX 10 mx.example."),
@@ -419,18 +432,37 @@ def unusual() -> dict[str, dns.message.Message]:
     return made
 
 
+UNUSUAL = {
+    "truncated": DnsStatus.NO_TCP,
+    "a code of EDNS": DnsStatus.SERVFAIL,
+    "another failure": DnsStatus.SERVFAIL,
+    "two aliases of one name": DnsStatus.NODATA,
+}
+"""All others are invalid."""
+
+
 @pytest.mark.parametrize("what", unusual())
-def test_what_is_unusual_is_left_to_others(what: str) -> None:
-    wire = unusual()[what].to_wire()
-    assert read_answer(wire, NAME, MX) is None
-    assert is_truncated(wire) is (what == "truncated")
+def test_unusual_answers_are_read_by_dnspython(what: str) -> None:
+    made = unusual()[what]
+    assert read_alike(made.to_wire(), NAME, MX) is None
+    assert reading(made, KINDS["MX"]).status is UNUSUAL.get(what, DnsStatus.BAD)
 
 
-def test_no_packet_that_was_cut_off_and_none_with_more_behind_it_is_plain() -> None:
-    wire = packet("MX", f"{NAME} 9 CNAME b.example.", "b.example 9 MX 10 mx.example.").to_wire()
-    assert read_answer(wire, NAME, MX) is not None
-    assert [n for n in range(len(wire)) if read_answer(wire[:n], NAME, MX) is not None] == []
-    assert read_answer(wire + b"\0", NAME, MX) is None
+def test_unusable_records_are_left_out_and_alone_they_are_invalid() -> None:
+    odd, usual = f"{NAME} 9 MX 10 m\\*x.example.", f"{NAME} 9 MX 10 mx.example."
+    assert reading(packet("MX", odd, usual), KINDS["MX"]).records == (MxRecord(10, "mx.example"),)
+    assert reading(packet("MX", odd), KINDS["MX"]).status is DnsStatus.BAD
+
+
+def test_no_packet_that_was_cut_off_is_an_answer() -> None:
+    for made in (
+        packet("MX", f"{NAME} 9 CNAME b.example.", "b.example 9 MX 10 mx.example."),
+        packet("MX", f"{NAME} 9 MX 10 mx.example."),
+    ):
+        made.use_edns(False)
+        wire = made.to_wire()
+        assert read_answer(wire, NAME, MX).status is DnsStatus.OK
+        assert {read_answer(wire[:n], NAME, MX).status for n in range(len(wire))} == {DnsStatus.BAD}
 
 
 def test_a_question_is_what_dnspython_would_ask() -> None:

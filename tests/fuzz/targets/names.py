@@ -18,5 +18,5 @@ CODE_AT = 12 + len(NAME) + 2
 
 def answers(data: bytes) -> None:
     """A packet, read as the answer to the question that is in it, so that few are dismissed for that."""
-    kind = KINDS.get(int.from_bytes(data[CODE_AT : CODE_AT + 2]), MX)
+    kind: RecordType[Any] = KINDS.get(int.from_bytes(data[CODE_AT : CODE_AT + 2]), MX)
     read_alike(data, NAME, kind)

@@ -1,7 +1,7 @@
 """DNS: `resolver.Resolver` is the entry point, and `answers` has the values that it returns.
 
-`resolver` joins equal queries, reads the hosts file, sends queries over UDP with `answers`, and detects
-outages. `dnspython_client` handles the queries and answers that are not plain.
+`resolver` joins equal queries, reads the hosts file, sends queries with `answers`, and detects outages.
+`dnspython_reader` reads the answers that are not plain.
 
 Code outside imports `resolver` and `answers`.
 """

@@ -1,4 +1,4 @@
-"""DNS answers as values that distinguish the kinds of failure, and queries and plain answers as bytes. Pure.
+"""DNS answers as values that distinguish the kinds of failure, and queries and answers as bytes. Pure.
 
 `destinations/mx.py` decides which of them bounce mail: that a name does not exist is stated by the domain
 itself, while a silent name server is a temporary failure.
@@ -6,15 +6,13 @@ itself, while a silent name server is a temporary failure.
 The caches hold tens of thousands of these values. They contain only strings and numbers, so they are in no
 reference cycle and the garbage collector need not inspect them (`gc=False`).
 
-Bytes (RFC 1035 4, RFC 6891 6.1, RFC 2308 5): a relay sends the same few kinds of queries all day, each about
-a new domain. A complete DNS library (any type, any class, every flag) costs as much CPU for that as the rest
-of a delivery. `read_answer` parses only the form that nearly every answer has, and returns None for all
-others, which dnspython handles (`dnspython_client.py`). It interprets answers as dnspython does; the tests
-compare the two.
+Bytes (RFC 1035 4, RFC 6891 6.1): a relay sends the same few kinds of queries all day, each about a new
+domain. A complete DNS library costs as much CPU for that as the rest of a delivery. So `read_plain` parses
+the forms that most answers have, and dnspython parses all others (`dnspython_reader.py`). Both interpret
+answers in the same way; the tests compare them.
 
-An answer is plain if the server reports a failure, or if it is one complete answer to one query in class IN,
-with the code "no error" or "no such name", names of letters, digits, hyphens and underscores, aliases that
-form a chain, and records of the length that their type has. The rest of the packet has to be well-formed too.
+An answer is plain if it has only MX, A or AAAA records of the name itself, or if it is a denial with only the
+zone's SOA record (RFC 2308 5). What follows these records is not parsed.
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ from __future__ import annotations
 import enum
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from struct import Struct, error
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from struct import Struct
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -100,43 +99,35 @@ class Addresses(msgspec.Struct, frozen=True):
     canonical: str = ""
 
 
-# The types of DNS records that mail needs, each with a parser of its data, and names in packets. Pure.
-#
-# The parsers raise `ComplexAnswerError` for rare or malformed data. Then dnspython parses the whole answer.
+# The types of DNS records that mail needs, each with converters of its data. Pure.
 
 _PREFERENCE = Struct("!H")
 _POINTER = 0xC0
 _MAX_LABEL, _MAX_NAME = 63, 253
 MAX_TEXT = 4096
-"""Bytes of the data of one TXT record."""
+"""Bytes of one TXT record. Longer text serves no purpose here."""
 _PLAIN_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.ASCII)
 _PLAIN_LABEL = re.compile(rb"[a-zA-Z0-9_-]*")
 
 
-class ComplexAnswerError(Exception):
-    """The answer needs a complete DNS library."""
-
-
-def need(is_plain: bool) -> None:
-    """Raise ComplexAnswerError unless the condition holds."""
-    if not is_plain:
-        raise ComplexAnswerError
-
-
 class RecordType(NamedTuple, Generic[Record]):
-    """A DNS record type. `read` parses its data in a packet, between two offsets, and `order` brings the
+    """A DNS record type. `convert` converts a record of dnspython, which is of the class for the type, and
+    raises ValueError if the record is not usable. `read` parses the data of a record in a packet, between two
+    offsets. It raises ValueError, IndexError or struct.error for rare or malformed data. `order` brings the
     records of an answer into their order.
-
-    `read` raises ComplexAnswerError, IndexError and struct.error.
     """
 
     name: str
     code: int
-    read: Callable[[bytes, int, int], Record]
+    convert: Callable[[Any], Record]
+    read: Callable[[bytes, int, int], Record] | None = None
     order: Callable[[tuple[Record, ...]], Sequence[Record]] = tuple
 
 
-# --- names
+def need(condition: bool) -> None:
+    """Raise ValueError unless the condition holds."""
+    if not condition:
+        raise ValueError
 
 
 def is_plain_name(name: str) -> bool:
@@ -146,18 +137,27 @@ def is_plain_name(name: str) -> bool:
     return len(name) <= _MAX_NAME and _PLAIN_NAME.fullmatch(name) is not None
 
 
-def scan_name(packet: bytes, at: int) -> tuple[str, int]:
-    """Return the name in lower case without the final dot, and the offset after it.
+def plain_host(name: object) -> str:
+    """Return a name of dnspython in lower case without the final dot. Raise ValueError if it is neither plain
+    nor the root.
+    """
+    text = str(name).removesuffix(".").lower()
+    need(not text or is_plain_name(text))
+    return text
+
+
+def _name(packet: bytes, at: int, end: int) -> str:
+    """Return the name that takes all of the bytes in lower case without the final dot.
 
     Pointers lead backwards (RFC 1035 4.1.4).
     """
     labels: list[bytes] = []
-    end = 0
+    after = 0
     least = at
     size = 0
     while length := packet[at]:
         if length >= _POINTER:
-            end = end or at + 2
+            after = after or at + 2
             at = (length - _POINTER) << 8 | packet[at + 1]
             need(at < least)
             least = at
@@ -168,65 +168,34 @@ def scan_name(packet: bytes, at: int) -> tuple[str, int]:
         need(len(label) == length and size <= _MAX_NAME + 1 and _PLAIN_LABEL.fullmatch(label) is not None)
         labels.append(label)
         at += 1 + length
-    return b".".join(labels).decode("ascii").lower(), end or at + 1
-
-
-def read_name(packet: bytes, start: int, end: int) -> str:
-    """Return the name that consists of all of the bytes."""
-    name, at = scan_name(packet, start)
-    need(at == end)
-    return name
-
-
-# --- data
+    need((after or at + 1) == end)
+    return b".".join(labels).decode("ascii").lower()
 
 
 def _mx(packet: bytes, start: int, end: int) -> MxRecord:
     (preference,) = _PREFERENCE.unpack_from(packet, start)
-    return MxRecord(preference, read_name(packet, start + _PREFERENCE.size, end))
+    return MxRecord(preference, _name(packet, start + _PREFERENCE.size, end))
 
 
-def _ipv4(packet: bytes, start: int, end: int) -> str:
-    need(end - start == 4)
-    return socket.inet_ntop(socket.AF_INET, packet[start:end])
+def _ip(packet: bytes, start: int, end: int) -> str:
+    """Return an address. Raise ValueError unless it has the length of one."""
+    return socket.inet_ntop(socket.AF_INET if end - start == 4 else socket.AF_INET6, packet[start:end])
 
 
-def _ipv6(packet: bytes, start: int, end: int) -> str:
-    need(end - start == 16)
-    return socket.inet_ntop(socket.AF_INET6, packet[start:end])
+def _text(record: Any) -> str:
+    text = b"".join(record.strings)
+    need(len(text) <= MAX_TEXT)
+    return text.decode("utf-8", "replace")
 
 
-def _tlsa(packet: bytes, start: int, end: int) -> TlsaRecord:
-    need(end - start >= 3)
-    usage, selector, matching = packet[start : start + 3]
-    return TlsaRecord(usage, selector, matching, packet[start + 3 : end])
-
-
-def _text(packet: bytes, start: int, end: int) -> str:
-    """Return the character-strings (RFC 1035 3.3.14), joined. Longer text than `MAX_TEXT` serves no purpose
-    here.
-    """
-    need(start < end <= start + MAX_TEXT)
-    strings = []
-    while start < end:
-        after = start + 1 + packet[start]
-        strings.append(packet[start + 1 : after])
-        start = after
-    need(start == end)
-    return b"".join(strings).decode("utf-8", "replace")
-
-
-MX = RecordType("MX", 15, _mx, sorted)
-CNAME = RecordType("CNAME", 5, read_name)
-A = RecordType("A", 1, _ipv4)
-AAAA = RecordType("AAAA", 28, _ipv6)
-TLSA = RecordType("TLSA", 52, _tlsa)
+MX = RecordType("MX", 15, lambda mx: MxRecord(mx.preference, plain_host(mx.exchange)), _mx, sorted)
+CNAME = RecordType("CNAME", 5, lambda alias: plain_host(alias.target))
+A = RecordType[str]("A", 1, attrgetter("address"), _ip)
+AAAA = RecordType[str]("AAAA", 28, attrgetter("address"), _ip)
+TLSA = RecordType("TLSA", 52, lambda tlsa: TlsaRecord(tlsa.usage, tlsa.selector, tlsa.mtype, tlsa.cert))
 TXT = RecordType("TXT", 16, _text)
 
 
-MAX_ALIASES = 15
-NO_SOA_TTL = 300
-"""Seconds for which a denial without an SOA record is cached, as in dnspython."""
 MAX_TTL = 2**31 - 1
 TRY_TIMEOUT = 2.0
 """Seconds for one name server, out of the `dns.timeout` for all of them."""
@@ -235,17 +204,17 @@ EDNS_PAYLOAD = 1232
 
 _HEADER = Struct("!HHHHHH")
 _TYPE_AND_CLASS = Struct("!HH")
-_RECORD = Struct("!HHIH")
+_RECORD = Struct("!HHHIH")
 _OPT = Struct("!BHHIH")
-_MINIMUM = Struct("!I")
 _IN = 1
-_SOA, _OPT_TYPE, _TSIG = 6, 41, 250
+_SOA, _OPT_TYPE = 6, 41
+_SOA_SIZE = 22  # two names of a byte, and five numbers
 _RESPONSE, _TRUNCATED, _RECURSION_DESIRED, _AUTHENTIC = 0x8000, 0x0200, 0x0100, 0x0020
 _OPCODE, _RCODE = 0x7800, 0x000F
-_NO_ERROR, _FAILED, _NO_SUCH_NAME, _REFUSED = 0, 2, 3, 5
+_NO_ERROR, _NO_SUCH_NAME = 0, 3
 _DNSSEC_OK = 0x8000
-_SOA_NUMBERS = 20
-_SOA_MINIMUM = 16
+_TO_THE_QUESTION = 0xC00C
+"""A pointer to the name in the question."""
 
 
 class ParsedAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
@@ -268,26 +237,13 @@ def question(number: int, name: str, code: int, *, wants_dnssec: bool, edns: boo
     need DO. Without `edns` the packet has no OPT record.
     """
     flags = _RECURSION_DESIRED | (_AUTHENTIC if wants_dnssec else 0)
-    labels = b"".join(len(label).to_bytes() + label for label in name.encode("ascii").split(b"."))
     option = _OPT.pack(0, _OPT_TYPE, EDNS_PAYLOAD, _DNSSEC_OK if wants_dnssec else 0, 0) if edns else b""
-    header = _HEADER.pack(number, flags, 1, 0, 0, 1 if edns else 0)
-    return header + labels + b"\0" + _TYPE_AND_CLASS.pack(code, _IN) + option
+    return _HEADER.pack(number, flags, 1, 0, 0, 1 if edns else 0) + _asked(name, code) + option
 
 
-def read_answer(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record] | None:
-    """Return the answer to the query for `kind` of `name`, or None if it is not plain."""
-    try:
-        return _read(packet, name, kind)
-    except (ComplexAnswerError, error, IndexError):
-        return None
-
-
-def read_data(data: bytes, kind: RecordType[Record]) -> Record | None:
-    """Return the record with this data, in which no name is compressed, or None if it is not plain."""
-    try:
-        return kind.read(data, 0, len(data))
-    except (ComplexAnswerError, error, IndexError):
-        return None
+def _asked(name: str, code: int) -> bytes:
+    labels = b"".join(len(label).to_bytes() + label for label in name.encode("ascii").split(b"."))
+    return labels + b"\0" + _TYPE_AND_CLASS.pack(code, _IN)
 
 
 def is_truncated(packet: bytes) -> bool:
@@ -295,146 +251,39 @@ def is_truncated(packet: bytes) -> bool:
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 
-def _read(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
-    _, flags, questions, answers, denials, more = _HEADER.unpack_from(packet)
-    rcode = flags & _RCODE
-    need(flags & (_RESPONSE | _OPCODE | _TRUNCATED) == _RESPONSE)
-    is_failed = rcode in (_FAILED, _REFUSED)
-    need(is_failed or rcode in (_NO_ERROR, _NO_SUCH_NAME))
-    records = _RecordReader(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
-    # Some servers that fail omit the question.
-    need(questions == 1 or (is_failed and not questions))
-    found, aliases = _sort(packet, records.take(answers), kind)
-    soas = {
-        row.owner: min(row.ttl, _soa_minimum(packet, row))
-        for row in records.take(denials, once=_SOA)
-        if row.code == _SOA
-    }
-    records.pass_additional(more)
-    need(records.at == len(packet))
-    if is_failed:
-        return ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
-
-    canonical, ttl = _follow(name, found, aliases)
-    authentic = bool(flags & _AUTHENTIC)
-    alias = canonical if canonical != name else ""
-    here = found.get(canonical)
-    if here is None:
-        status = DnsStatus.NODATA if rcode == _NO_ERROR else DnsStatus.NXDOMAIN
-        ttl = min(ttl, _denial_ttl(canonical, soas))
-        return ParsedAnswer(status, (), float(ttl), authentic, "" if rcode else alias)
-    need(rcode == _NO_ERROR)
-    ttl = min(ttl, *(row.ttl for row in here))
-    # A record that occurs twice counts as one record.
-    distinct = dict.fromkeys(kind.read(packet, row.start, row.end) for row in here)
-    return ParsedAnswer(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
-
-
-def _pass_question(packet: bytes, name: str, code: int) -> int:
-    asked, at = scan_name(packet, _HEADER.size)
-    need(asked == name and _TYPE_AND_CLASS.unpack_from(packet, at) == (code, _IN))
-    return at + _TYPE_AND_CLASS.size
-
-
-# --- records
-
-
-class _ResourceRecord(NamedTuple):
-    """One DNS record."""
-
-    owner: str
-    code: int
-    ttl: int
-    start: int
-    end: int
-
-
-class _RecordReader:
-    """The sections after the question, in order."""
-
-    def __init__(self, packet: bytes, at: int) -> None:
-        self._packet = packet
-        self.at = at
-
-    def take(self, count: int, once: int = CNAME.code) -> Iterator[_ResourceRecord]:
-        """Yield the records of a section in class IN. An owner may have the type `once` only once."""
-        owners = set()
-        for _ in range(count):
-            owner, code, class_, ttl, start = self._header()
-            need(code not in (_OPT_TYPE, _TSIG))
-            if class_ != _IN:
-                continue
-            if code == once:
-                need(owner not in owners)
-                owners.add(owner)
-            # RFC 2181 8: a TTL with the first bit set is 0.
-            yield _ResourceRecord(owner, code, ttl if ttl <= MAX_TTL else 0, start, self.at)
-
-    def pass_additional(self, count: int) -> None:
-        """Check the section. It is used only for the upper bits of the code (RFC 6891 6.1.3)."""
-        options = 0
-        for _ in range(count):
-            owner, code, _, ttl, start = self._header()
-            need(code != _TSIG)
-            if code == _OPT_TYPE:
-                options += 1
-                need(not owner and options == 1 and not ttl >> 24)
-                self._pass_options(start)
-
-    def _header(self) -> tuple[str, int, int, int, int]:
-        owner, at = scan_name(self._packet, self.at)
-        code, class_, ttl, length = _RECORD.unpack_from(self._packet, at)
+def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
+    """Return a plain answer to the query for `kind` of `name`. Raise ValueError, IndexError or struct.error
+    if it is not plain.
+    """
+    _, flags, questions, answers, denials, _ = _HEADER.unpack_from(packet)
+    asked, code, is_authentic = _asked(name, kind.code), flags & _RCODE, bool(flags & _AUTHENTIC)
+    at = _HEADER.size + len(asked)
+    need(flags & (_RESPONSE | _OPCODE | _TRUNCATED) == _RESPONSE and questions == 1)
+    need(packet[_HEADER.size : at].lower() == asked)
+    if not answers:
+        need(code in (_NO_ERROR, _NO_SUCH_NAME) and denials == 1)
+        owner, *of, seconds, length = _RECORD.unpack_from(packet, at)
+        end = at + _RECORD.size + length
+        # The owner is the name or a name above it.
+        need(of == [_SOA, _IN] and 0 <= owner - _TO_THE_QUESTION <= len(name))
+        need(length >= _SOA_SIZE and end <= len(packet))
+        status = DnsStatus.NODATA if code == _NO_ERROR else DnsStatus.NXDOMAIN
+        ttl = min(_ttl(seconds), int.from_bytes(packet[end - 4 : end]))
+        return ParsedAnswer(status, (), float(ttl), is_authentic)
+    need(code == _NO_ERROR)
+    ttl, records = MAX_TTL, dict[Record, None]()
+    for _ in range(answers):
+        *of, seconds, length = _RECORD.unpack_from(packet, at)
         start = at + _RECORD.size
-        self.at = start + length
-        need(self.at <= len(self._packet))
-        return owner, code, class_, ttl, start
-
-    def _pass_options(self, at: int) -> None:
-        while at < self.at:
-            _, length = _TYPE_AND_CLASS.unpack_from(self._packet, at)
-            at += _TYPE_AND_CLASS.size + length
-        need(at == self.at)
+        at = start + length
+        if kind.read is None or of != [_TO_THE_QUESTION, kind.code, _IN] or at > len(packet):
+            raise ValueError
+        # A record that occurs twice counts as one record.
+        records[kind.read(packet, start, at)] = None
+        ttl = min(ttl, _ttl(seconds))
+    return ParsedAnswer(DnsStatus.OK, tuple(records), float(ttl), is_authentic)
 
 
-def _sort(
-    packet: bytes, rows: Iterator[_ResourceRecord], kind: RecordType[Record]
-) -> tuple[dict[str, list[_ResourceRecord]], dict[str, tuple[str, int]]]:
-    """Return the records of the kind by owner, and the target of each alias with its TTL."""
-    found: dict[str, list[_ResourceRecord]] = {}
-    aliases: dict[str, tuple[str, int]] = {}
-    for row in rows:
-        if row.code == kind.code:
-            found.setdefault(row.owner, []).append(row)
-        elif row.code == CNAME.code:
-            aliases[row.owner] = read_name(packet, row.start, row.end), row.ttl
-    return found, aliases
-
-
-def _follow(
-    name: str, found: dict[str, list[_ResourceRecord]], aliases: dict[str, tuple[str, int]]
-) -> tuple[str, int]:
-    """Return the end of the aliases and the smallest of their TTLs."""
-    ttl = MAX_TTL
-    for _ in range(MAX_ALIASES + 1):
-        alias = None if name in found else aliases.get(name)
-        if alias is None:
-            return name, ttl
-        name, ttl = alias[0], min(ttl, alias[1])
-    raise ComplexAnswerError
-
-
-def _denial_ttl(name: str, soas: dict[str, int]) -> int:
-    """Return the TTL in the zone's SOA (RFC 2308 5), whose owner is the name or one above it."""
-    while True:
-        ttl = soas.get(name)
-        if ttl is not None:
-            return ttl
-        if not name:
-            return NO_SOA_TTL
-        name = name.partition(".")[2]
-
-
-def _soa_minimum(packet: bytes, row: _ResourceRecord) -> int:
-    at = scan_name(packet, scan_name(packet, row.start)[1])[1]
-    need(at + _SOA_NUMBERS == row.end)
-    return int(_MINIMUM.unpack_from(packet, at + _SOA_MINIMUM)[0])
+def _ttl(seconds: int) -> int:
+    """Return a TTL. One with the first bit set is 0 (RFC 2181 8)."""
+    return seconds if seconds <= MAX_TTL else 0

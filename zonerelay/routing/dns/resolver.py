@@ -16,11 +16,9 @@ the network is down), the previous name servers are used, and then the one on th
 Every failure is a value. `destinations/mx.py` decides what it means for mail, and `NameServerWatch` whether
 it is an outage of the name servers.
 
-The relay queries the name servers directly over UDP (`NameServers`), which costs a fifth of the CPU, and
-through dnspython (`dnspython_client.py`) if that returns no plain answer (`answers.py`). The servers are
-queried in turn, `TRY_TIMEOUT` seconds each, repeatedly until the time is up. A server that reports a failure
-is skipped. If every remaining server is silent, TimeoutError is raised. An answer that is not plain
-(truncated, malformed, an unreachable server) is not interpreted: dnspython sends the query again.
+The servers are queried in turn, `TRY_TIMEOUT` seconds each, repeatedly until the time is up (`NameServers`).
+A server that is unreachable or returns a failure or a malformed answer is skipped. A truncated answer is
+fetched again over TCP.
 
 Some servers, and firewalls in front of them, refuse or drop a query with EDNS (RFC 6891 7). So a query
 without an answer is repeated without EDNS, and a server that answers then is queried without EDNS for
@@ -37,15 +35,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import re
 import socket
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -61,7 +59,6 @@ from zonerelay.routing.dns import answers
 from zonerelay.routing.dns.answers import TRY_TIMEOUT, Addresses, DnsAnswer, DnsStatus, ParsedAnswer, Record
 
 if TYPE_CHECKING:
-    from zonerelay.routing.dns.dnspython_client import DnspythonClient
     from zonerelay.telemetry.events.events import NameServerEvents
 
 
@@ -189,44 +186,49 @@ class NameServerWatch:
 
 EDNS_PAUSE = 600.0
 """Seconds without EDNS for a server that answers only without it."""
-LONGEST = 4096
-"""Bytes. A longer packet is truncated and therefore not plain."""
+LONGEST = 65_535
+"""Bytes of a packet, whatever EDNS says."""
 IDS = 1 << 16
+LEAST_TIME = 0.1  # seconds for a query that is repeated over TCP although the time is nearly up
 
 RESOLV_CONF = "/etc/resolv.conf"
 LOCAL_SERVER = "127.0.0.1"
 """Queried when no name server is configured, as libc does."""
 
-_NAME_SERVER = re.compile(r"\s*nameserver\s+(\S+)")
 _UNREACHABLE = b""
-_TRUNCATED = ParsedAnswer[Any](DnsStatus.NO_TCP, (), 0.0)  # Any: it has no records
+_GRAVEST = (DnsStatus.SERVFAIL, DnsStatus.NO_TCP, DnsStatus.BAD)
+"""Of several failures, the first of these is reported."""
 
 
-def servers_of(
-    settings: DnsSettings, resolv_conf: str = RESOLV_CONF, *, before: Sequence[NameServer] = ()
-) -> list[NameServer]:
-    """Return the configured name servers, or the system's, or those `before` and the one on this machine.
-    Return none if the system names one by anything but its address, because dnspython supports other
-    protocols than DNS over UDP and TCP.
+class SystemNames(NamedTuple):
+    """The content of resolv.conf: name servers, and the search list."""
+
+    servers: list[NameServer]
+    search: list[str]
+
+
+def system_names(resolv_conf: str, *, before: Sequence[NameServer] = ()) -> SystemNames:
+    """Return the system's name servers and search list. If the file has no server, return those `before` and
+    the one on this machine. If it has no search list, return the domain of this machine, as libc does.
     """
-    if settings.servers:
-        return [parse_name_server(server) for server in settings.servers]
     try:
         lines = Path(resolv_conf).read_text("utf-8", "replace").splitlines()
     except OSError:
         lines = []
-    named = [found[1] for line in lines if (found := _NAME_SERVER.match(line))]
-    if not named:
-        return list(dict.fromkeys((*before, NameServer(LOCAL_SERVER))))
-    try:
-        return [NameServer(name) for name in named if ipaddress.ip_address(name)]
-    except ValueError:
-        return []
+    servers: list[NameServer] = []
+    search = [socket.gethostname().partition(".")[2]]
+    for line in lines:
+        match line.split():
+            case ["nameserver", address, *_]:
+                with contextlib.suppress(ValueError):
+                    servers.append(NameServer(str(ipaddress.ip_address(address))))
+            case ["search" | "domain", *search]:
+                pass
+    return SystemNames(servers or list(dict.fromkeys((*before, NameServer(LOCAL_SERVER)))), search)
 
 
 class NameServers:
-    """Sends DNS queries to the name servers over UDP and TCP. `random` must be unpredictable. Without
-    `servers` no query is sent here.
+    """Sends DNS queries to the name servers over UDP and TCP. `random` must be unpredictable.
 
     `silent` is called when a server has not answered in time, or is unreachable.
     """
@@ -246,18 +248,21 @@ class NameServers:
 
     async def ask(
         self, name: str, kind: answers.RecordType[Record], *, lifetime: float
-    ) -> ParsedAnswer[Record] | None:
-        """Send a query and return the answer, with the status NO_TCP if it is truncated, or None if dnspython
-        has to send the query. `name` is plain. Raise TimeoutError after `lifetime` seconds.
+    ) -> ParsedAnswer[Record]:
+        """Send a query and return the answer: the first one that is definite, or a failure. `name` is plain.
+        The status is TIMEOUT after `lifetime` seconds, and if no server is reachable.
         """
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
         with_edns: dict[_Server, bool] = {}  # what this query has learned
+        failures: list[DnsStatus] = []
         while turns:
             left = ends - clock()
             if left <= 0:
-                raise TimeoutError
+                # A silent server may have an answer, which the failure of another one does not deny.
+                failures = [each for each in failures if each is DnsStatus.NO_TCP]
+                break
             server = turns[0]
             edns = self._wants_dnssec or with_edns.get(server, clock() >= server.plain_until)
             number = self._random.randrange(IDS)
@@ -274,24 +279,26 @@ class NameServers:
                 self._silent()
                 turns.popleft()
                 continue
-            reading = answers.read_answer(packet, name, kind)
-            truncated = reading is None and answers.is_truncated(packet)
-            is_answer = truncated or (reading is not None and reading.status.is_definite)
+            found = read_answer(packet, name, kind)
+            is_truncated = found.status is DnsStatus.NO_TCP
+            is_answer = is_truncated or found.status.is_definite
             if may_do_without and not is_answer:
                 with_edns[server] = False
                 continue
-            if truncated and not edns and server not in with_edns:
+            if is_truncated and not edns and server not in with_edns:
                 # A lost packet may have looked like a refusal, and EDNS allows larger answers.
                 with_edns[server] = True
                 continue
             if is_answer and server in with_edns:
                 server.plain_until = 0.0 if edns else clock() + EDNS_PAUSE
-            if reading is None:
-                return _TRUNCATED if truncated else None
+            if is_truncated and (whole := await _exchange_by_tcp(server.place, query, ends - clock())):
+                found = read_answer(whole, name, kind)
+            if found.status.is_definite:
+                return found
+            failures.append(found.status)
             turns.popleft()
-            if reading.status is not DnsStatus.SERVFAIL or not turns:
-                return reading
-        return None
+        status = next((each for each in _GRAVEST if each in failures), DnsStatus.TIMEOUT)
+        return ParsedAnswer(status, (), 0.0)
 
 
 class _Server(msgspec.Struct, eq=False):
@@ -306,9 +313,8 @@ async def _exchange(server: NameServer, packet: bytes, seconds: float) -> bytes 
     unreachable, or None after a timeout.
     """
     loop = asyncio.get_running_loop()
-    family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+        with _socket(server, socket.SOCK_DGRAM) as sock:
             # A connected socket receives packets only from the server, and reports an error if no server is
             # there.
             sock.connect((server.address, server.port))
@@ -323,6 +329,44 @@ async def _exchange(server: NameServer, packet: bytes, seconds: float) -> bytes 
         return None
     except OSError:
         return _UNREACHABLE
+
+
+async def _exchange_by_tcp(server: NameServer, packet: bytes, seconds: float) -> bytes:
+    """Send a query over TCP. Return the response, or an empty packet if there is none in time."""
+    loop = asyncio.get_running_loop()
+    found = b""
+    try:
+        with _socket(server, socket.SOCK_STREAM) as sock:
+            async with asyncio.timeout(min(TRY_TIMEOUT, max(LEAST_TIME, seconds))):
+                await loop.sock_connect(sock, (server.address, server.port))
+                await loop.sock_sendall(sock, len(packet).to_bytes(2) + packet)
+                while len(found) < 2 or len(found) < 2 + int.from_bytes(found[:2]):
+                    part = await loop.sock_recv(sock, LONGEST)
+                    if not part:
+                        return b""
+                    found += part
+    except OSError:
+        return b""
+    return found[2:] if found[2:4] == packet[:2] else b""
+
+
+def _socket(server: NameServer, kind: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
+    return socket.socket(family, kind | socket.SOCK_NONBLOCK)
+
+
+def read_answer(packet: bytes, name: str, kind: answers.RecordType[Record]) -> ParsedAnswer[Record]:
+    """Return the answer to the query for `kind` of `name`. Its status is NO_TCP if it does not fit into a
+    packet, so that TCP is needed.
+    """
+    if answers.is_truncated(packet):
+        return ParsedAnswer(DnsStatus.NO_TCP, (), 0.0)
+    try:
+        return answers.read_plain(packet, name, kind)
+    except (ValueError, IndexError, struct.error):
+        from zonerelay.routing.dns import dnspython_reader  # noqa: PLC0415 - most relays never need dnspython
+
+        return dnspython_reader.read(packet, name, kind)
 
 
 # Names that need no DNS: `localhost` (RFC 6761 6.3) and the names in the machine's hosts file.
@@ -426,7 +470,6 @@ FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as in Postfix since 3.9: a name with more addresses is an attack, not a mail system
 MAX_CONCURRENT = 200
 ANSWERS = 4  # of a domain: MX, A, AAAA, and TXT or TLSA
-LEAST_TIME = 0.1  # seconds for a query that is repeated although the time is nearly up
 
 
 class Resolver:
@@ -454,9 +497,13 @@ class Resolver:
         self._random = SystemRandom() if random is None else random
         self._observer = observer
         self.watch = NameServerWatch("", self._probe, observer)
-        self._thorough: DnspythonClient | None = None
-        self._resolv_conf: FileState = file_state(RESOLV_CONF)
-        self._servers = self._use(servers_of(settings, RESOLV_CONF))
+        self._resolv_conf: FileState = ()
+        self._search: list[str] = []
+        self._named: list[NameServer] = []
+        if settings.servers:
+            self._use([parse_name_server(server) for server in settings.servers])
+        else:
+            self._notice_changes()
         self._cache = AnswerCache(ANSWERS * settings.cache_size, clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
@@ -466,26 +513,20 @@ class Resolver:
         """
         self.watch.on_restored = lambda: call(FAILURE_TTL)
 
-    def _use(self, servers: list[NameServer]) -> NameServers:
-        """Use the present name servers. Raise ValueError if resolv.conf names a server in an unknown form."""
-        self._thorough = None if servers else _thorough(self.settings, servers)
-        self.watch.servers = ", ".join(map(str, servers)) or "the system's"
-        self._probe_time = TRY_TIMEOUT * max(1, len(servers))
+    def _use(self, servers: list[NameServer]) -> None:
+        self.watch.servers = ", ".join(map(str, servers))
+        self._probe_time = TRY_TIMEOUT * len(servers)
         self._named = servers
-        return NameServers(
+        self._servers = NameServers(
             servers, self._random, wants_dnssec=self.settings.trust_ad, silent=self.watch.silent
         )
 
     def _notice_changes(self) -> None:
-        """Apply changes of resolv.conf. An invalid file changes nothing."""
-        if self.settings.servers:
-            return
-        state = file_state(RESOLV_CONF)
-        if state == self._resolv_conf:
-            return
-        self._resolv_conf = state
-        with contextlib.suppress(ValueError):
-            self._servers = self._use(servers_of(self.settings, RESOLV_CONF, before=self._named))
+        """Apply changes of resolv.conf."""
+        if not self.settings.servers and (state := file_state(RESOLV_CONF)) != self._resolv_conf:
+            self._resolv_conf = state
+            servers, self._search = system_names(RESOLV_CONF, before=self._named)
+            self._use(servers)
 
     async def mx(self, domain: str) -> DnsAnswer[answers.MxRecord]:
         """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
@@ -568,30 +609,16 @@ class Resolver:
         self._notice_changes()
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
-        found: ParsedAnswer[Record] | None = None
+        name = name.lower()  # DKIM selectors may have capitals
+        found = ParsedAnswer[Record](DnsStatus.BAD, (), 0.0)
         # libc's search list applies to addresses of names without dots.
-        search = kind in (answers.A, answers.AAAA) and "." not in name and not self.settings.servers
-        if answers.is_plain_name(name) and not search:
-            try:
-                found = await self._servers.ask(name, kind, lifetime=lifetime)
-            except TimeoutError:
-                return ParsedAnswer(DnsStatus.TIMEOUT, (), 0.0)
-        truncated = found is _TRUNCATED
-        if found is not None and not truncated:
-            return found
-        left = max(LEAST_TIME, ends - clock())
-        if self._thorough is None:
-            self._thorough = _thorough(self.settings, self._named)
-        reading = await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
-        if truncated and reading.status is DnsStatus.TIMEOUT:
-            return _TRUNCATED
-        return reading
-
-
-def _thorough(settings: DnsSettings, servers: Sequence[NameServer]) -> DnspythonClient:
-    from zonerelay.routing.dns.dnspython_client import DnspythonClient  # noqa: PLC0415 - most relays never need dnspython
-
-    return DnspythonClient(settings, servers, RESOLV_CONF)
+        search = self._search if kind in (answers.A, answers.AAAA) and "." not in name else ()
+        for each in (*(f"{name}.{suffix}" for suffix in search), name):
+            if answers.is_plain_name(each):
+                found = await self._servers.ask(each, kind, lifetime=ends - clock())
+            if found.status not in (DnsStatus.NXDOMAIN, DnsStatus.BAD):
+                break
+        return found
 
 
 def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:
