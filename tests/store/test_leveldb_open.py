@@ -163,6 +163,27 @@ async def wait_for_sweep(spool: Spool) -> None:
     await spool.store.probe()
 
 
+async def test_a_start_removes_a_long_overflow_index_without_stepping_over_what_it_removed(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await spool.store.close()
+    envelopes = [envelope_for(message_id(number)) for number in range(2500)]
+    keys = [delivery_for(each, "user@full.example").key for each in envelopes]
+    raw_rows(spool.settings.path, then=[(records.domain_key(key, "full.example"), b"") for key in keys])
+    rows, starts = LevelDb.rows, list[bytes]()
+
+    def noted(self: LevelDb, start: bytes, *arguments: Any, **more: Any) -> Any:
+        starts.append(start)
+        return rows(self, start, *arguments, **more)
+
+    monkeypatch.setattr(LevelDb, "rows", noted)
+    await spool.open()
+    passes = [start for start in starts if start.startswith(records.DOMAIN_PREFIX)]
+    assert len(set(passes)) == len(passes) >= 3
+    await spool.store.close()
+    assert not any(key.startswith(records.DOMAIN_PREFIX) for key in raw_rows(spool.settings.path))
+
+
 async def test_open_count_is_stored_only_while_it_differs_from_the_envelope(spool: Spool) -> None:
     envelope = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.net")
     deliveries = [delivery_for(envelope, recipient.address) for recipient in envelope.recipients]

@@ -37,8 +37,7 @@ from zonerelay.store.contract import (
     StoredBeforeError,
     StoreError,
 )
-from zonerelay.store.keys.partition import Partition
-from zonerelay.store.keys.port import PAGE_ROWS, SharedEngine
+from zonerelay.store.keys.port import PAGE_ROWS, Apply, KeyReader, SharedEngine, clear
 from zonerelay.store.nodes import NodeStore
 
 QUEUE = queue_of("default")
@@ -438,15 +437,14 @@ async def test_a_failed_adoption_comes_later(crew: list[Machine], monkeypatch: p
     await two.start()
     await put(one, 1, "a@example.net")
     failed: list[bytes] = []
-    clear = Partition.clear
 
-    async def fail_once(partition: Partition, start: bytes, end: bytes) -> None:
+    async def fail_once(reader: KeyReader, start: bytes, end: bytes, write: Apply) -> None:
         if not failed:
             failed.append(start)
             raise StoreError("the store does not answer")
-        await clear(partition, start, end)
+        await clear(reader, start, end, write)
 
-    monkeypatch.setattr(Partition, "clear", fail_once)
+    monkeypatch.setattr("zonerelay.store.nodes.clear", fail_once)
     await one.die()
     assert await two.claim() == ["a@example.net"]
     assert failed

@@ -26,7 +26,7 @@ import os
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,7 +37,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
-from zonerelay.store.keys.port import KeyReader, Write, pages
+from zonerelay.store.keys.port import Apply, KeyReader, Write, pages
 
 KEPT = 1000
 """The number of findings of one kind that are kept in full. Later ones are only counted."""
@@ -178,10 +178,6 @@ PREFIXES = (
 Value = bytes | StoreCorruptError
 FaultReport = tuple[DamageKind, str, str]
 """A fault of a message: its kind, the key, and the description."""
-
-
-Apply = Callable[[Write], Awaitable[None]]
-"""Applies a write durably and atomically. Raises StoreError."""
 
 
 class FoundMessage(msgspec.Struct, kw_only=True):

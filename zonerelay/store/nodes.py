@@ -55,7 +55,7 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.partition import Partition, SeenFile, open_partition
-from zonerelay.store.keys.port import FencedError, Keeper, NodeTakenError, SharedEngine, Write
+from zonerelay.store.keys.port import FencedError, Keeper, NodeTakenError, SharedEngine, Write, clear
 from zonerelay.store.queue.body import BodyWriter
 from zonerelay.store.queue.in_flight import in_batches
 from zonerelay.store.queue.partition_keeper import open_queue
@@ -185,7 +185,7 @@ class NodeStore:
 
         try:
             for prefix in (REQUESTS, ANSWERS):  # left by an earlier process
-                await partition.clear(prefix, records.after(prefix))
+                await clear(partition, prefix, records.after(prefix), partition.write)
         except BaseException:
             await partition.abandon()  # while its lease continues, nobody would deliver the mail
             raise

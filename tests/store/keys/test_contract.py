@@ -28,6 +28,7 @@ from zonerelay.store.keys.port import (
     Write,
     WriteBatch,
     WrongStoreError,
+    clear,
     pages,
 )
 
@@ -173,7 +174,7 @@ async def test_large_ranges_take_little_memory(opened: Opened) -> None:
             count += sum(key.startswith(b"big ") for key, _ in rows)
         _, walked = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        await partition.clear(b"big ", b"big!")
+        await clear(partition, b"big ", b"big!", partition.write)
         _, cleared = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -25,7 +25,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import OlderStateError, Write, pages
+from zonerelay.store.keys.port import OlderStateError, Write, clear, pages
 from zonerelay.store.redis.connection import Confirmation, RedisEndpoint, open_wire, subscribed
 from zonerelay.store.redis.engine import (
     RedisEngine,
@@ -87,7 +87,7 @@ async def test_a_full_server_refuses_mail_and_takes_outcomes(server: RedisServer
         await refused
     await outcome
     assert await partition.get([b"new", b"old 1", b"outcome"]) == [None, None, b"delivered"]
-    await partition.clear(b"old ", b"old!")
+    await clear(partition, b"old ", b"old!", partition.write)
     await partition.write(Write({b"new": b"1"}))
     room = await partition.room()
     assert room is not None

@@ -52,7 +52,6 @@ PATIENCE = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 BEATS = 4
 """Renewals in one lease, of which three may fail."""
-CLEAR_ROWS = 500
 _WIDTH = 512
 """The size of the file of the seen state in bytes."""
 
@@ -226,11 +225,6 @@ class Partition:
         write.check()
         rows = {key: value for key, value in write.changes.items() if value is not None}
         return self._tasks.start(self.keeper.stage(rows))
-
-    async def clear(self, start: bytes, end: bytes) -> None:
-        """Remove a large range in many batches. After a crash the rest remains."""
-        async for rows in port.pages(self, start, end, rows=CLEAR_ROWS, values=False):
-            await self.write(port.Write({key: None for key, _ in rows}, makes_room=True))
 
     def _start_commit(self, writes: Writes) -> None:
         async def run() -> None:

@@ -40,12 +40,12 @@ Space
     removals) is accepted longer than new mail, as far as the engine can. `room` returns the free space.
 
 Limits: keys up to MAX_KEY bytes (an index row of PostgreSQL ends at 2,704) that do not begin with NUL, values
-up to MAX_VALUE, and MAX_NODES partitions. `Partition.clear` removes large ranges in many batches.
+up to MAX_VALUE, and MAX_NODES partitions. `clear` removes large ranges in many batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -57,6 +57,7 @@ MAX_VALUE = 16 * 1024 * 1024
 MAX_NODES = 256
 PAGE_ROWS = 1000
 PAGE_OCTETS = 1024 * 1024
+CLEAR_ROWS = 500
 
 Row = tuple[bytes, bytes]
 Op = tuple[bytes, bytes | None]
@@ -262,6 +263,16 @@ async def pages(
         found, cursor = await reader.page(cursor, end, rows=rows, values=values)
         if found:
             yield found
+
+
+Apply = Callable[[Write], Awaitable[None]]
+"""Applies a write durably and atomically. Raises StoreError."""
+
+
+async def clear(reader: KeyReader, start: bytes, end: bytes, write: Apply) -> None:
+    """Remove a large range in many batches. After a crash the rest remains."""
+    async for rows in pages(reader, start, end, rows=CLEAR_ROWS, values=False):
+        await write(Write({key: None for key, _ in rows}, makes_room=True))
 
 
 def after(key: bytes) -> bytes:

@@ -29,12 +29,12 @@ from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.directories import ReaderThreads, ReserveFile
 from zonerelay.store.keys.group_commit import GroupCommitter, SubmittedChanges, WriterThread
-from zonerelay.store.keys.port import Op
+from zonerelay.store.keys.port import Op, clear
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches
-from zonerelay.store.leveldb.spool import LevelDb, SpoolReads, run_through
+from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys, SpoolReads, run_through
 from zonerelay.store.queue.keeper import MOST_KINDS, QueueKeeper
-from zonerelay.store.queue.reads import PAGE_ROWS, QueueReads
+from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.queue.store import PartitionStore
 
 MANY = 20_000
@@ -413,9 +413,8 @@ def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
     db.open()
     try:
         # The overflow index is emptied, because after a start the cursors find everything themselves.
-        hints = records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)
-        while keys := [key for key, _ in db.rows(*hints, limit=PAGE_ROWS)]:
-            db.write([[(key, None) for key in keys]])
+        keys, hints = SpoolKeys(db), records.DOMAIN_PREFIX
+        run_through(clear(keys, hints, records.after(hints), keys.write))
         reads = SpoolReads(db)
         last = run_through(reads.last_message_id())
         return last, not run_through(reads.queues()), run_through(reads.view())

@@ -40,7 +40,7 @@ import msgspec
 from zonerelay import durable
 from zonerelay.store import check, records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.keys.port import Op, Write
+from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage import directory as files
 from zonerelay.store.leveldb.damage.format import (
     Manifest,
@@ -138,7 +138,8 @@ def _prepare(spool: Path, work: Path, salvage: check.Salvage, tell: check.Tell) 
         _copy(source, target, tell, octets)
         # The files of the old database are kept, and with them the records.
         repair = check.RecordRepair(salvage, None, carry_out=True, takes_uploads=True)
-        done = repair.repaired(run_through(_mend(target, repair, tell)))
+        keys = SpoolKeys(target)
+        done = repair.repaired(run_through(check.mend(keys, repair, tell, keys.write)).deliveries)
     finally:
         source.close()
         target.close()
@@ -313,17 +314,6 @@ def _copy(source: LevelDb, target: LevelDb, tell: check.Tell, octets: int) -> No
     if last is not None:
         ops.append((records.META_LAST_ID, last.encode("ascii")))
     target.write([ops])
-
-
-async def _mend(target: LevelDb, repair: check.RecordRepair, tell: check.Tell) -> int:
-    """Repair the records of the new database and return the number of deliveries before. Raises StoreError,
-    also if the spool is still not valid.
-    """
-
-    async def write(write: Write) -> None:
-        target.write([list(write.changes.items())])
-
-    return (await check.mend(SpoolKeys(target), repair, tell, write)).deliveries
 
 
 # --- the exchange

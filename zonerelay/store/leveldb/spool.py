@@ -421,8 +421,8 @@ def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
 
 
 class SpoolKeys:
-    """Reads the keys of an open spool through the partition interface. Every method blocks. Damaged records
-    are omitted from pages.
+    """Reads and writes the keys of an open spool through the partition interface. Every method blocks.
+    Damaged records are omitted from pages.
     """
 
     def __init__(self, db: LevelDb, view: engine.View | None = None) -> None:
@@ -439,6 +439,9 @@ class SpoolKeys:
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return self._db.last_key(start, end)
+
+    async def write(self, write: port.Write) -> None:
+        self._db.write([list(write.changes.items())])
 
 
 class SpoolReads(QueueReads):

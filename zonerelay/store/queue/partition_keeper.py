@@ -17,7 +17,7 @@ from zonerelay.store import records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Partition
-from zonerelay.store.keys.port import FencedError, Op, Write
+from zonerelay.store.keys.port import FencedError, Op, Write, clear
 from zonerelay.store.queue.keeper import QueueKeeper
 from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.queue.store import PartitionStore
@@ -156,7 +156,8 @@ async def open_queue(
     """
     keeper = PartitionKeeper(partition, around, release, foreign, min_free_space)
     try:
-        await partition.clear(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX))
+        hints = records.DOMAIN_PREFIX
+        await clear(partition, hints, records.after(hints), partition.write)
         await partition.write(Write({records.META_FORMAT: records.FORMAT_VERSION}, makes_room=True))
         last = await keeper.reads.last_message_id()
         is_empty = not await keeper.reads.queues()
