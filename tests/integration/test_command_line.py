@@ -166,7 +166,7 @@ def test_whatever_a_command_prints_goes_through_the_same_filter(capsys: pytest.C
     for console in (output.console(), output.chatter()):
         console.print(f"a {HIDDEN}")
         console.print(output.facts([("name", HIDDEN)]))
-        console.print(output.table(["one"], [[HIDDEN]]))
+        console.print(output.table([{"one": HIDDEN}]))
     printed = capsys.readouterr()
     for text in printed:
         assert text.count("2J") == 3

@@ -21,7 +21,8 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Received
 from tests.unit.test_rates import fullest
-from zonerelay.cli.operate.queue import _delivery_cells
+from zonerelay.cli.operate.queue import delivery_table
+from zonerelay.cli.terminal import output
 from zonerelay.config.settings import (
     Backend,
     DestinationSettings,
@@ -149,11 +150,11 @@ async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path:
             assert {(each.state, each.waiting, each.turns_seconds) for each in queued} == {
                 ("ready", 4, 4 * 3600.0)
             }
-            shown = [str(cell) for cell in _delivery_cells(queued[0], time.time(), ["next", "last reply"])]
-            assert shown[0] == ""
-            assert re.fullmatch(
-                r"waits for its turn at a rate: in \S+, the last of 4 in about 4h.*", shown[1]
-            )
+            console = output.console()
+            with console.capture() as captured:
+                console.print(delivery_table(queued[:1]))
+            waits = "waits for its turn at a rate: in \\S+, the last of 4 in about 4h"
+            assert re.search(rf"  ready  +default  .*  {waits}", captured.get())
             (told,) = await running.rows(QueueExplain(message_id=queued[0].message_id), Explanation)
             assert told.queued is not None
             assert told.queued.next_turn is not None

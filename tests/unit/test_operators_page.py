@@ -223,7 +223,7 @@ def test_status_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -
     console = Console(file=written, width=width, highlight=False)
     monkeypatch.setattr(output, "console", lambda: console)
     monkeypatch.setattr(time, "time", lambda: NOW)
-    for part in page._parts(FOUND, Path("none.toml"), is_all=False, wide=width >= page.WIDE):
+    for part in page._parts(FOUND, Path("none.toml"), is_all=False):
         console.print(part)
     shown = written.getvalue()
     assert max(map(len, shown.splitlines())) <= width

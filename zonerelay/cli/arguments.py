@@ -270,7 +270,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("resume", "operate.queue:resume"),
         Command("acts", "operate.queue:acts"),
         Command("undo", "operate.queue:undo"),
-        *(Command(f"webhook {verb}", "operate.plain:show") for verb in ("list", "test", "replay")),
+        *(Command(f"webhook {verb}", "operate.responses:show") for verb in ("list", "test", "replay")),
         Command("sendmail", "", "Submit a message, like sendmail(1)", has_config=False),
     ),
     "People": (
@@ -472,7 +472,7 @@ def _completed(known: Iterable[Command]) -> Iterator[Command]:
         if all(each.top != command.top for each in known[number + 1 :]):
             for words in [words for words in of if words.partition(" ")[0] == command.top]:
                 operations = of.pop(words)
-                yield Command(words, "operate.plain:show", operations[0].help, operations=operations)
+                yield Command(words, "operate.responses:show", operations[0].help, operations=operations)
 
 
 def _overview() -> str:

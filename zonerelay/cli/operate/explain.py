@@ -60,32 +60,32 @@ def explain(arguments: Namespace) -> int:
     return FAILED if any(found.unroutable for found in answers) else OK
 
 
-def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
-    yield "address", text.clean(found.address)
-    yield "from", text.clean(found.sender)
+def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
+    yield "address", found.address
+    yield "from", found.sender
     for each in found.rewritten:
-        what = text.clean(each.problem) if each.problem else f"becomes {text.clean(each.becomes)}"
+        what = each.problem if each.problem else f"becomes {each.becomes}"
         yield f"as {each.what}", f"{what} ({each.by})"
-    yield "guard rails", Text(text.clean(found.guard_rails), style="yellow")
+    yield "guard rails", Text(found.guard_rails, style="yellow")
     if found.queued is not None:
         yield from _queued_facts(found.queued, now)
     else:
         rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
-        yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
+        yield "zone", f"{found.zone} ({rule}: {found.reason})"
     if found.priority not in ("", "normal"):
         yield "priority", found.priority
     yield from _route_facts(found)
     kept = " it is captured instead of being sent ([capture])" if found.next_hop == CAPTURE else ""
-    yield "next hop", f"{found.next_hop}{kept}" if found.next_hop else f"MX of {text.clean(found.route)}"
+    yield "next hop", f"{found.next_hop}{kept}" if found.next_hop else f"MX of {found.route}"
     if found.unroutable:
-        yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
+        yield "result", Text(f"{found.verdict}: {found.unroutable}", style="red")
     for host in found.hosts:
         yield from _host_facts(host)
     yield from _source_facts(found, now)
-    yield "log-in", text.clean(found.credential)
+    yield "log-in", found.credential
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
-        yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
+        yield "suspended", Text(f"next try {left}: {found.suspended_reply}", style="yellow")
     for order in found.orders:
         yield "order", order_line(order, now)
     yield from _change_facts(found.changes)
@@ -96,20 +96,20 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     limits: dict[str, int | str] = {**found.limits, **found.rates}
     if (largest := limits.get("max_message_size")) is not None:
         limits["max_message_size"] = text.size(int(largest))
-    yield "limits", "\n".join(f"{name} = {value}" for name, value in limits.items())
+    yield "limits", tuple(f"{name} = {value}" for name, value in limits.items())
 
 
-def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Fact]]:
     yield "message", row.message_id
     yield "zone", zone_of(row)
     due = text.until(row.next_attempt, now)
     yield "state", f"deferred, next attempt {due}" if row.state == "deferred" else row.state
     if row.next_turn is not None:
         yield "rate", text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
-    yield "last reply", text.clean(row.reply)
+    yield "last reply", row.reply
 
 
-def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
+def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
     """Yield the TLS requirement and its origin, if that is not the zone."""
     if found.destination:
         yield "destination", f"{found.destination} of the configuration (counted from 0)"
@@ -127,35 +127,34 @@ def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
         yield "mta-sts", _policy(found.mta_sts)
 
 
-def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
+def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Fact]]:
     """Yield the changes that are made to mail before it is sent, and its signatures."""
     if plan is None:
         return
     if plan.sender:
-        yield "sent as", f"{text.clean(plan.sender)} (SRS)"
-    for what, rules in (("removes", plan.removed), ("replaces", plan.replaced), ("adds", plan.added)):
-        yield what, "\n".join(map(text.clean, rules))
-    of = f"for {text.clean(plan.author)}" if plan.author else ""
+        yield "sent as", f"{plan.sender} (SRS)"
+    yield from (("removes", plan.removed), ("replaces", plan.replaced), ("adds", plan.added))
+    of = f"for {plan.author}" if plan.author else ""
     if of and plan.author_assumed:
         of += ", if this is the domain in From"
     for signature in plan.signed_by:
         yield "signs", f"{signature} {of}"
     if plan.unsigned:
-        waits = Text(f"{text.clean(plan.unsigned)}: the mail would be deferred", style="yellow")
-        yield "signs", waits if plan.must_sign else f"not: {text.clean(plan.unsigned)}"
+        waits = Text(f"{plan.unsigned}: the mail would be deferred", style="yellow")
+        yield "signs", waits if plan.must_sign else f"not: {plan.unsigned}"
 
 
-def _policy(policy: StsPlan) -> output.Cell:
+def _policy(policy: StsPlan) -> output.Fact:
     if policy.mode:
         until = text.when(policy.expires) if policy.expires is not None else "?"
         names = ", ".join(policy.mx) or "no hosts"
-        return text.clean(f"{policy.mode}, policy {policy.policy} until {until}: {names}")
+        return f"{policy.mode}, policy {policy.policy} until {until}: {names}"
     if policy.problem:
-        return Text(f"none: {text.clean(policy.problem)}", style="yellow")
+        return Text(f"none: {policy.problem}", style="yellow")
     return "the domain has no policy"
 
 
-def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
     """Yield the source of the zone that would be chosen, or the shares of all, and the reasons why some are
     not used.
     """
@@ -166,27 +165,27 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
         if each.refused_until is not None:
             what = "its IPv6 address was refused" if each.refused_ipv6_only else "refused"
             over = text.until(each.refused_until, now)
-            line = f"{what} by this destination, usable again {over}: {text.clean(each.refused_reply)}"
+            line = f"{what} by this destination, usable again {over}: {each.refused_reply}"
             yield "", Text(line, style="yellow")
         if each.absent:
             yield "", Text(f"not an address of this machine: {', '.join(each.absent)}", style="yellow")
 
 
-def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
+def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
     """Yield the result of each route; if many did not match, only of the last ones."""
     left_out = max(len(found.routes) - MAX_ROUTES, 0)
     if left_out:
         yield "routes", f"{left_out:,} more that do not match (--json has them all)"
     for check in found.routes[left_out:]:
         if check.matches:
-            yield f"route {check.rule}", f"yes, {text.clean(found.reason)}"
+            yield f"route {check.rule}", f"yes, {found.reason}"
         else:
             yield f"route {check.rule}", f"no, {', '.join(check.unmatched)} (to {check.zone})"
 
 
-def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
-    yield "host", f"{text.clean(host.name)} port {host.port}, preference {host.preference}"
-    yield "", Text(text.clean(host.problem), style="yellow")
+def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Fact]]:
+    yield "host", f"{host.name} port {host.port}, preference {host.preference}"
+    yield "", Text(host.problem, style="yellow")
     if host.tlsa:
         yield "", f"its certificate must match a TLSA record (DANE): {', '.join(host.tlsa)}"
     for each in host.addresses:
@@ -195,4 +194,4 @@ def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
         else:
             yield "", f"{each.address} from {each.source}"
         for line in each.learned:
-            yield "", text.clean(f"{each.address}: {line}")
+            yield "", f"{each.address}: {line}"

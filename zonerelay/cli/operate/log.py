@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from rich.console import RenderableType
 from rich.text import Text
 
 from zonerelay.cli.arguments import request_of
@@ -38,8 +39,6 @@ from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from rich.table import Table
 
     from zonerelay.config.settings import Settings
 
@@ -65,8 +64,7 @@ def find(arguments: Namespace) -> int:
         for each in (*found, *gaps):
             output.print_line(each)
     elif found:
-        console = output.console()
-        console.print(_table(found, wide=console.width >= output.WIDE))
+        output.console().print(_table(found))
     if answer.more:
         output.chatter().print(
             f"The newest {arguments.rows}; there are more (--limit, or a narrower search)."
@@ -136,26 +134,25 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
 
 
 def print_steps(found: Sequence[TraceStep], *, as_json: bool) -> None:
-    wide = output.console().width >= output.WIDE
-    output.print_rows(found, lambda steps: trace_table(steps, wide=wide), "", as_json=as_json)
+    output.print_rows(found, trace_table, "", as_json=as_json)
 
 
-def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
+def trace_table(steps: Sequence[TraceStep]) -> RenderableType:
     """Return a table with one event per row, whose details wrap. On a narrow terminal, the recipient is part
     of the details.
     """
-    columns = ["time", "event", "recipient", "detail"]
-    if not wide:
-        columns.remove("recipient")
-    rows: list[list[output.Cell]] = []
-    for step in steps:
-        whose, detail = text.clean(step.recipient), text.clean(step.text)
-        if wide:
-            rows.append([text.when(step.at), step.event, whose, Text(detail)])
-        else:
-            shown = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
-            rows.append([text.when(step.at), step.event, shown])
-    return output.table(columns, rows, cut=("recipient", "detail"))
+
+    def table(*, wide: bool) -> RenderableType:
+        rows = []
+        for step in steps:
+            row: dict[str, output.Cell] = {"time": text.when(step.at), "event": step.event}
+            if wide:
+                row["recipient"] = step.recipient
+            words = [step.text] if wide else filter(None, [step.recipient, step.text])
+            rows.append({**row, "detail": Text(": ".join(words), overflow="fold")})
+        return output.table(rows, cut=("recipient", "detail"))
+
+    return output.ByWidth(output.WIDE, *(partial(table, wide=wide) for wide in (True, False)))
 
 
 @_searches()
@@ -227,24 +224,18 @@ def pseudonym_of(settings: Settings, address: str) -> str:
     return pseudonym.partition("@")[2] if domain else pseudonym
 
 
-def _table(found: Sequence[HistoryEntry], *, wide: bool) -> Table:
-    columns = ["time", "id", "outcome", "from", "to", "host", "reply"]
-    if not wide:
-        columns = [name for name in columns if name not in ("from", "host")]
-    rows = []
-    for each in found:
-        tries = f" ×{each.attempts}" if each.attempts > 1 else ""
-        cells: dict[str, output.Cell] = {
-            "time": text.when(each.at)[: 19 if wide else 16],
-            "id": each.message_id or "-",
-            "outcome": Text(each.outcome + tries, style=_STYLES.get(each.outcome, "")),
-            "from": text.clean(each.sender),
-            "to": text.clean(each.recipient),
-            "host": text.clean(each.host),
-            "reply": text.clean(each.reply),
-        }
-        rows.append([cells[name] for name in columns])
-    return output.table(columns, rows, cut=("from", "to", "host", "reply"))
+@output.tabular(cut=("from", "to", "host", "reply"), wide=("from", "host"))
+def _table(row: HistoryEntry) -> output.Row:
+    tries = f" ×{row.attempts}" if row.attempts > 1 else ""
+    return {
+        "time": text.when(row.at)[:19],
+        "id": row.message_id or "-",
+        "outcome": Text(row.outcome + tries, style=_STYLES.get(row.outcome, "")),
+        "from": row.sender,
+        "to": row.recipient,
+        "host": row.host,
+        "reply": row.reply,
+    }
 
 
 _STYLES = {

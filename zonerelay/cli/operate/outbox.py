@@ -66,7 +66,7 @@ def status(arguments: Namespace) -> int:
         return OK
     facts = [(name, f"{found[name]:,}") for name in ("queued", "processing", "sent", "failed")]
     for name, seconds in (("oldest", found["oldest_seconds"]), ("due for", found["lag_seconds"])):
-        facts.append((name, text.span(seconds) if seconds else "–"))
+        facts.append((name, text.age(seconds)))
     facts.append(("relays", str(found["relays"])))
     output.console().print(output.facts(facts))
     return OK

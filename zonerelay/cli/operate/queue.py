@@ -15,15 +15,15 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 
 from msgspec.structs import replace
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from zonerelay.cli.arguments import request_of
+from zonerelay.cli.operate import responses
 from zonerelay.cli.relay import connect, load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
@@ -46,31 +46,21 @@ def list_deliveries(arguments: Namespace) -> int:
     limit = arguments.limit
     if limit is None:
         limit = 0 if arguments.json else DEFAULT_ROWS
-    frames, end = (
-        connect(arguments).stream(request_of(arguments, requests.QueueList, limit=limit)),
-        answers.EndFrame(),
-    )
-
-    def rows(saw: Callable[[answers.Frame], None]) -> Iterator[answers.DeliveryRow]:
-        nonlocal end
-        for frame in frames:
-            saw(frame)
-            if isinstance(frame, answers.DeliveryRow):
-                yield frame
-            elif isinstance(frame, answers.EndFrame):
-                end = frame
-
-    wide = output.console().width >= output.WIDE
-    while True:
+    frames = connect(arguments).stream(request_of(arguments, requests.QueueList, limit=limit))
+    end = None
+    while end is None:
+        page = list[answers.DeliveryRow]()
         with output.frames_seen("Scanning the queue") as saw:
-            page = list(islice(rows(saw), PAGE))
-        if not page:
-            break
-        shown = partial(delivery_table, now=time.time(), wide=wide)
-        output.print_rows(page, shown, "", as_json=arguments.json)
+            while len(page) < PAGE and end is None:
+                saw(frame := next(frames))
+                if isinstance(frame, answers.DeliveryRow):
+                    page.append(frame)
+                elif isinstance(frame, answers.EndFrame):
+                    end = frame
+        output.print_rows(page, delivery_table, "", as_json=arguments.json)
+    chatter = output.chatter()
     if arguments.json:
         return output.completeness(end)
-    chatter = output.chatter()
     if end.count == 0:
         chatter.print("No delivery matches.")
     elif end.more:
@@ -80,35 +70,22 @@ def list_deliveries(arguments: Namespace) -> int:
     return output.completeness(end)
 
 
-def delivery_table(rows: Iterable[answers.DeliveryRow], *, now: float, wide: bool) -> Table:
-    """Return a table with one delivery per row. A narrow terminal shows the recipient, but not the sender and
-    the zone.
-    """
-    columns = ["id", "age", "state", "next", "zone", "from", "to", "last reply"]
-    if not wide:
-        columns = [name for name in columns if name not in ("zone", "from")]
-    cells = (_delivery_cells(row, now, columns) for row in rows)
-    return output.table(columns, cells, cut=("from", "to", "last reply"))
-
-
-def _delivery_cells(row: answers.DeliveryRow, now: float, columns: Sequence[str]) -> list[output.Cell]:
-    tries = f" ×{row.attempts}" if row.attempts else ""
-    cells: dict[str, output.Cell] = {
+@output.tabular(cut=("from", "to", "last reply"), wide=("zone", "from"))
+def delivery_table(row: answers.DeliveryRow) -> output.Row:
+    """Return the cells of one delivery."""
+    now = time.time()
+    waits = row.state not in ("held", "active", "suspended", "dropped") and not row.next_turn
+    suspended = row.order and f"suspended by {row.order}"
+    return {
         "id": row.message_id,
         "age": text.span(now - row.created),
-        "state": output.state(row.state + tries),
-        "next": ""
-        if row.state in ("held", "active", "suspended", "dropped") or row.next_turn
-        else text.until(row.next_attempt, now),
+        "state": output.state(row.state + (f" ×{row.attempts}" if row.attempts else "")),
+        "next": text.until(row.next_attempt, now) if waits else "",
         "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
-        "to": text.clean(row.recipient),
-        "last reply": (row.order and f"suspended by {row.order}")
-        or _waits(row, now)
-        or text.clean(row.reply)
-        or _held_back(row, now),
+        "to": row.recipient,
+        "last reply": suspended or _waits(row, now) or row.reply or _held_back(row, now),
     }
-    return [cells[name] for name in columns]
 
 
 def _waits(row: answers.DeliveryRow, now: float) -> str:
@@ -118,7 +95,7 @@ def _waits(row: answers.DeliveryRow, now: float) -> str:
     if row.next_turn is not None:
         return text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
     left = f"{exact_span(row.phase_seconds)} " if row.phase_seconds else ""
-    return f"waits {left}for {text.clean(row.phase)}" if row.phase else ""
+    return f"waits {left}for {row.phase}" if row.phase else ""
 
 
 def _held_back(row: answers.DeliveryRow, now: float) -> str:
@@ -132,52 +109,41 @@ def show(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import left_queue
 
     with left_queue(arguments.config, arguments.message_id):
-        detail = connect(arguments).ask(request_of(arguments, requests.QueueShow), answers.MessageDetail)
-    if arguments.json:
-        output.print_document(detail)
-        return OK
-    now = time.time()
-    console = output.console()
+        request = request_of(arguments, requests.QueueShow)
+        return responses.one(arguments, request, answers.MessageDetail, _print_message)[1]
+
+
+def _print_message(detail: answers.MessageDetail) -> None:
+    now, console = time.time(), output.console()
     console.print(output.facts(_message_facts(detail, now)))
     for row in detail.deliveries:
         console.print()
         console.print(output.facts(_delivery_facts(row, now, detail.orders)))
-    return OK
 
 
-def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[str, output.Fact]]:
     yield "message", detail.message_id
     yield "accepted", f"{text.when(detail.created)}, {text.span(now - detail.created)} ago"
     yield "from", text.path(detail.sender)
     open_count = len(detail.deliveries)
     yield "recipients", f"{detail.recipients_accepted} accepted, {open_count} still in the queue"
-    extras = [
-        detail.body,
-        "SMTPUTF8" if detail.smtputf8 else "",
-        "requires TLS" if detail.require_tls else "",
-    ]
-    yield "size", ", ".join([text.size(detail.size), *filter(None, extras)])
-    yield (
-        "client",
-        text.clean(" ".join(filter(None, [detail.client, f"({detail.helo})" if detail.helo else ""]))),
-    )
-    yield (
-        "received with",
-        " ".join(
-            filter(None, [detail.protocol, detail.tls, f"on {detail.listener}" if detail.listener else ""])
-        ),
-    )
-    yield "user", text.clean(detail.user)
-    yield "envelope id", text.clean(detail.envid)
+    marks = (("SMTPUTF8", detail.smtputf8), ("requires TLS", detail.require_tls))
+    extras = (text.size(detail.size), detail.body, *(mark for mark, is_set in marks if is_set))
+    yield "size", ", ".join(filter(None, extras))
+    yield "client", text.words(detail.client, detail.helo and f"({detail.helo})")
+    listener = detail.listener and f"on {detail.listener}"
+    yield "received with", text.words(detail.protocol, detail.tls, listener)
+    yield "user", detail.user
+    yield "envelope id", detail.envid
     for name, value in detail.headers:
         if name.lower() in ("from", "to", "subject", "date", "message-id"):
-            yield name.lower(), text.clean(value)
+            yield name.lower(), value
 
 
 def _delivery_facts(
     row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow]
-) -> Iterator[tuple[str, output.Cell]]:
-    yield "to", text.clean(row.recipient)
+) -> Iterator[tuple[str, output.Fact]]:
+    yield "to", row.recipient
     yield "state", output.state(row.state)
     for order in orders:
         if order.id == row.order:
@@ -193,8 +159,8 @@ def _delivery_facts(
         yield "next attempt", due if due == "now" else f"{text.when(row.next_attempt)}, {due}"
     if row.last_attempt is not None:
         yield "last attempt", f"{text.when(row.last_attempt)}, {text.span(now - row.last_attempt)} ago"
-    yield "host", " ".join(filter(None, [row.host, f"[{row.peer}]" if row.peer else ""]))
-    yield "reply", text.clean(row.reply)
+    yield "host", text.words(row.host, row.peer and f"[{row.peer}]")
+    yield "reply", row.reply
     if row.in_doubt:
         yield "in doubt", "the connection was lost after the whole message was sent: it may have arrived"
 
@@ -203,10 +169,10 @@ def zone_of(row: answers.DeliveryRow) -> Text:
     """Return the zone of a queued message, and the zone that a new message would get, if it is a different
     one.
     """
-    why = f" (when it was accepted: {text.clean(row.routed)})" if row.routed else ""
+    why = f" (when it was accepted: {row.routed})" if row.routed else ""
     if not row.new_zone:
         return Text(row.zone + why)
-    new = f"a new message would go to zone {row.new_zone} ({text.clean(row.new_why)})"
+    new = f"a new message would go to zone {row.new_zone} ({row.new_why})"
     return Text(f"{row.zone}{why}; {new}; `queue reroute` moves it", "yellow")
 
 
@@ -233,33 +199,30 @@ def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
     request, relay = request_of(arguments, requests.Resolve), connect(arguments)
-    with output.frames_seen("Scanning the queue") as saw:
-        found, end = relay.all(request, answers.ResolvedAddress, saw)
-        if not found and not request.recent:
-            found, end = relay.all(replace(request, recent=True), answers.ResolvedAddress)
     nothing = "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
-    output.print_rows(found, _addresses, nothing, as_json=arguments.json)
-    return output.completeness(end) if found else FAILED
+    asked = partial(responses.rows, arguments, answer=answers.ResolvedAddress, table=_addresses, relay=relay)
+    found, status = asked(request, nothing=nothing if request.recent else "")
+    if not found and not request.recent:
+        found, status = asked(replace(request, recent=True), nothing=nothing)
+    return status if found else FAILED
 
 
-def _addresses(found: Iterable[answers.ResolvedAddress]) -> Table:
-    rows = ((text.clean(each.address), each.role, each.message_id) for each in found)
-    return output.table(["address", "role", "message"], rows)
+@output.tabular()
+def _addresses(row: answers.ResolvedAddress) -> output.Row:
+    return {"address": row.address, "role": row.role, "message": row.message_id}
 
 
 def summary(arguments: Namespace) -> int:
-    request, title = request_of(arguments, requests.QueueSummary), "Scanning the queue"
-    found, status = output.answered(connect(arguments), request, answers.Summary, title)
-    limit = len(found.rows) if arguments.limit == 0 else arguments.limit or SUMMARY_ROWS
-    output.print_one(found, partial(_tell_summary, limit), as_json=arguments.json)
-    return status
+    request = request_of(arguments, requests.QueueSummary)
+    return responses.one(arguments, request, answers.Summary, partial(_tell_summary, arguments.limit))[1]
 
 
-def _tell_summary(limit: int, found: answers.Summary) -> None:
+def _tell_summary(limit: int | None, found: answers.Summary) -> None:
     chatter = output.chatter()
     if not found.rows:
         chatter.print("No delivery matches.")
         return
+    limit = len(found.rows) if limit == 0 else limit or SUMMARY_ROWS
     output.console().print(summary_table(found, limit))
     if len(found.rows) > limit:
         chatter.print(f"… and {len(found.rows) - limit:,} more (--limit 0 shows them all).")
@@ -271,19 +234,20 @@ def _tell_summary(limit: int, found: answers.Summary) -> None:
         )
 
 
-def summary_table(found: answers.Summary, limit: int) -> Table:
+def summary_table(found: answers.Summary, limit: int) -> RenderableType:
     """Return a table of the summary, with ages in minutes as in qshape. Keys are cut to the width of the
     terminal.
     """
     other = () if found.other is None else (found.other,)
     ages = tuple(map(sum, zip(*(row.ages for row in (*found.rows, *other)), strict=True)))
     total = answers.SummaryRow(key="all", total=sum(ages), ages=ages)
-    columns = [found.by, "total", *map(str, found.minutes), f"{found.minutes[-1]}+"]
-    cells = [
-        [text.clean(row.key), *(text.short(count) if count else "·" for count in (row.total, *row.ages))]
-        for row in (total, *found.rows[:limit], *other)
-    ]
-    return output.table(columns, cells, cut=(found.by,), gap=1)
+
+    names = ("total", *map(str, found.minutes), f"{found.minutes[-1]}+")
+    rows = []
+    for row in (total, *found.rows[:limit], *other):
+        counts = (text.short(count) if count else "·" for count in (row.total, *row.ages))
+        rows.append({found.by: row.key, **dict(zip(names, counts, strict=True))})
+    return output.table(rows, cut=(found.by,), gap=1)
 
 
 def _resolve_address(arguments: Namespace) -> int:
@@ -340,11 +304,12 @@ def change(arguments: Namespace) -> int:
     in_bulk = not request.message_ids
     client = connect(arguments)
     if arguments.dry_run:
-        return _dry_run(client, request, as_json=arguments.json)
+        preview, view = _preview(request), partial(_tell_preview, request)
+        return responses.one(arguments, preview, answers.Count, view, relay=client)[1]
     if in_bulk and not arguments.yes and not _confirmed(client, request):
         return FAILED
-    changed, status = output.answered(client, request, answers.ChangeResult, arguments.verb.capitalize())
-    output.print_one(changed, partial(_tell, request), as_json=arguments.json)
+    view = partial(_tell, request)
+    changed, status = responses.one(arguments, request, answers.ChangeResult, view, relay=client)
     missing = not in_bulk and changed.matched == 0
     if missing:
         output.chatter().print("No such message in the queue: delivered, given up, or never here.")
@@ -355,9 +320,8 @@ def _is_final(request: requests.QueueChange) -> bool:
     return isinstance(request, requests.Bounce) or (isinstance(request, requests.Drop) and request.purge)
 
 
-def _preview(client: ControlClient, request: requests.QueueChange) -> answers.Count:
-    asked = replace(request, dry_run=True, sample=SAMPLE)
-    return output.answered(client, asked, answers.Count, "Counting")[0]
+def _preview(request: requests.QueueChange) -> requests.QueueChange:
+    return replace(request, dry_run=True, sample=SAMPLE)
 
 
 def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
@@ -366,12 +330,12 @@ def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
         raise CliError(
             "standard input is not a terminal: add --yes to confirm, or --dry-run to preview", USAGE
         )
-    found = _preview(client, request)
+    found = client.ask(_preview(request), answers.Count)
     chatter = output.chatter()
     if not found.matched:
         chatter.print("No delivery matches.")
         raise CliError("", OK)
-    chatter.print(delivery_table(found.sample, now=time.time(), wide=chatter.width >= output.WIDE))
+    chatter.print(delivery_table(found.sample))
     if found.matched > len(found.sample):
         chatter.print(f"… and {found.matched - len(found.sample):,} more")
     final = " This cannot be undone." if _is_final(request) else ""
@@ -382,22 +346,17 @@ def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
     return False
 
 
-def _dry_run(client: ControlClient, request: requests.QueueChange, *, as_json: bool) -> int:
-    found = _preview(client, request)
-    if as_json:
-        output.print_document(found)
-        return OK
+def _tell_preview(request: requests.QueueChange, found: answers.Count) -> None:
     console = output.console()
     if found.sample:
-        console.print(delivery_table(found.sample, now=time.time(), wide=console.width >= output.WIDE))
+        console.print(delivery_table(found.sample))
     final = ", which could not be restored" if _is_final(request) else ""
     what = f"{request.action} would change {text.deliveries(found.matched)}{final}"
     console.print(f"{what}; nothing was changed.")
-    return OK
 
 
 def _tell(request: requests.QueueChange | requests.Undo, changed: answers.ChangeResult) -> None:
-    done = "" if isinstance(request, requests.Undo) else request.done
+    done = getattr(request, "done", "")
     if (at := getattr(request, "at", None)) is not None:
         # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
         done = f"will be retried at {text.when(at)} ({text.until(at + 30, time.time())})"
@@ -410,33 +369,28 @@ def _tell(request: requests.QueueChange | requests.Undo, changed: answers.Change
 
 
 def acts(arguments: Namespace) -> int:
-    rows, end = connect(arguments).all(request_of(arguments, requests.Acts), answers.ActRow)
     nothing = "No changes by operators in the last 24 hours."
-    output.print_rows(rows, _act_table, nothing, as_json=arguments.json)
-    return output.completeness(end)
+    return responses.rows(arguments, request_of(arguments, requests.Acts), answers.ActRow, _acts, nothing)[1]
 
 
-def _act_table(rows: Sequence[answers.ActRow]) -> Table:
-    columns = ("act", "time", "by", "verb", "changed", "undo", "which")
-    return output.table(columns, map(_act_cells, rows), cut=("by", "which"))
-
-
-def _act_cells(row: answers.ActRow) -> tuple[str, ...]:
-    if row.undone_by:
-        undo = f"by {row.undone_by}"
-    else:
-        undo = "no" if row.no_undo else text.span(row.until - time.time())
+@output.tabular(cut=("by", "which"))
+def _acts(row: answers.ActRow) -> output.Row:
+    undo = "no" if row.no_undo else text.span(row.until - time.time())
     reason = f" ({row.reason})" if row.reason else ""
-    which = f"{row.what}{reason}" if row.finished else f"{row.what}{reason}, not finished"
-    at = text.when(row.at)[5:16]
-    changed = f"{row.changed:,}" if row.finished else f"up to {row.changed:,}"
-    return row.act, at, text.clean(row.who), row.action, changed, undo, text.clean(which)
+    return {
+        "act": row.act,
+        "time": text.when(row.at)[5:16],
+        "by": row.who,
+        "verb": row.action,
+        "changed": f"{'' if row.finished else 'up to '}{row.changed:,}",
+        "undo": f"by {row.undone_by}" if row.undone_by else undo,
+        "which": f"{row.what}{reason}{'' if row.finished else ', not finished'}",
+    }
 
 
 def undo(arguments: Namespace) -> int:
     request = request_of(arguments, requests.Undo)
-    changed, status = output.answered(connect(arguments), request, answers.ChangeResult, "Undo")
-    output.print_one(changed, partial(_tell, request), as_json=arguments.json)
+    changed, status = responses.one(arguments, request, answers.ChangeResult, partial(_tell, request))
     return FAILED if changed.busy else status
 
 
@@ -445,7 +399,8 @@ def undo(arguments: Namespace) -> int:
 
 def suspend(arguments: Namespace) -> int:
     if arguments.list:
-        return _list_orders(arguments)
+        nothing = "There are no active suspensions."
+        return responses.rows(arguments, requests.Orders(), answers.OrderRow, orders_table, nothing)[1]
     request = request_of(arguments, requests.Suspend, effect="hold" if arguments.hold else "suspend")
     if request.about == requests.Selectors():
         raise CliError(
@@ -455,17 +410,16 @@ def suspend(arguments: Namespace) -> int:
         raise CliError(
             "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
         )
-    answer, status = output.answered(connect(arguments), request, answers.OrderResult, "Suspend")
-    if arguments.json:
-        output.print_document(answer)
-        return status
+    return responses.one(arguments, request, answers.OrderResult, _tell_order)[1]
+
+
+def _tell_order(answer: answers.OrderResult) -> None:
     now, order = time.time(), answer.order
     end = "until resumed" if order.until is None else f"until {text.when(order.until)}"
     print(f"Order {order.id}{'' if answer.new else ', which was in force already'}: {what_of(order)}, {end}.")
     print(f"To end it: zonerelay resume {order.id}")
     for line in _clock(answer, now):
         output.chatter().print(line)
-    return status
 
 
 def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
@@ -483,8 +437,7 @@ def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
 
 def resume(arguments: Namespace) -> int:
     request = request_of(arguments, requests.Resume)
-    ended, status = output.answered(connect(arguments), request, answers.OrdersResult, "Resume")
-    output.print_one(ended, _tell_ended, as_json=arguments.json)
+    ended, status = responses.one(arguments, request, answers.OrdersResult, _tell_ended)
     return status if ended.orders else FAILED
 
 
@@ -497,14 +450,6 @@ def _tell_ended(ended: answers.OrdersResult) -> None:
         print(f"{text.deliveries(ended.released)} released that it held.")
 
 
-def _list_orders(arguments: Namespace) -> int:
-    orders, end = connect(arguments).all(requests.Orders(), answers.OrderRow)
-    now = time.time()
-    nothing = "There are no active suspensions."
-    output.print_rows(orders, lambda rows: orders_table(rows, now), nothing, as_json=arguments.json)
-    return output.completeness(end)
-
-
 def what_of(order: answers.OrderRow) -> str:
     """Return a description of the suspension or hold rule."""
     doing = "holds" if order.effect == "hold" else "rejects and suspends" if order.refuse else "suspends"
@@ -514,20 +459,19 @@ def what_of(order: answers.OrderRow) -> str:
 def order_line(order: answers.OrderRow, now: float) -> Text:
     """Return a one-line description of the suspension or hold rule."""
     end = "" if order.until is None else f" until {text.when(order.until)}"
-    line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
-    return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")
+    line = f"{order.id} by {order.who}, {text.span(now - order.since)} ago{end}: "
+    return Text(f"{line}{what_of(order)} ({order.reason})", style="yellow")
 
 
-def orders_table(orders: Sequence[answers.OrderRow], now: float) -> Table:
-    rows = [
-        (
-            order.id,
-            Text(what_of(order), style="yellow"),
-            text.clean(order.who),
-            text.span(now - order.since),
-            "–" if order.until is None else text.until(order.until, now),
-            text.clean(order.reason),
-        )
-        for order in orders
-    ]
-    return output.table(["order", "what", "by", "for", "ends", "reason"], rows, cut=("what", "reason"))
+@output.tabular(cut=("what", "reason"))
+def orders_table(row: answers.OrderRow) -> output.Row:
+    """Return the cells of one suspension or hold rule."""
+    now = time.time()
+    return {
+        "order": row.id,
+        "what": Text(what_of(row), style="yellow"),
+        "by": row.who,
+        "for": text.span(now - row.since),
+        "ends": "–" if row.until is None else text.until(row.until, now),
+        "reason": row.reason,
+    }

@@ -11,12 +11,12 @@ import time
 import tty
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.segment import Segments
-from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.operate.queue import orders_table
@@ -29,7 +29,6 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Status
 
 R = TypeVar("R")
-Part = Table | Text | Group
 
 WIDE = 150
 """Columns of a terminal from which a destination fits on one line."""
@@ -49,9 +48,7 @@ def status(arguments: Namespace) -> int:
     if arguments.json:
         output.print_document(found)
         return OK
-    console = output.console()
-    for part in _parts(found, config, is_all=arguments.all, wide=console.width >= WIDE):
-        console.print(part)
+    output.console().print(*_parts(found, config, is_all=arguments.all), sep="\n")
     return OK
 
 
@@ -88,28 +85,26 @@ def _left(keys: int, seconds: float) -> bool:
 
 
 def _watched(client: ControlClient, config: Path | None, *, is_all: bool) -> Group:
-    wide = output.console().width >= WIDE
     head = Text(f"{text.when(time.time())}, q ends", style="dim")
     try:
         found = client.ask(Status(), answers.RelayStatus)
     except ControlError as error:
         return Group(head, Text(text.clean_lines(str(error)), style="bold red"))
-    return Group(head, *_parts(found, config, is_all=is_all, wide=wide))
+    return Group(head, *_parts(found, config, is_all=is_all))
 
 
-def _parts(found: answers.RelayStatus, config: Path | None, *, is_all: bool, wide: bool) -> Iterator[Part]:
+def _parts(found: answers.RelayStatus, config: Path | None, *, is_all: bool) -> Iterator[RenderableType]:
     now = time.time()
     yield output.facts(_facts(found, config, now))
     orders = "orders (zonerelay suspend --list)"
-    yield from _section(found.orders, lambda rows: orders_table(rows, now), MAX_SHOWN, orders)
-    yield from _section(found.quotas, _quotas, MAX_SHOWN)
+    yield from _section(found.orders, orders_table, MAX_SHOWN, orders)
+    yield from _section(sorted(found.quotas, key=lambda row: -row.used / row.most), _quotas, MAX_SHOWN)
     yield from _section(found.zones, _zones)
     yield from _section(found.workers, _workers)
     shown = found.destinations
     if not is_all:
         shown = tuple(each for each in shown if each.matters)[:MAX_SHOWN]
-    view = _destinations if wide else _narrow
-    yield from _section(shown, lambda rows: view(rows, now, found.every))
+    yield from _section(shown, partial(_destinations, now=now, every=found.every))
     if found.destinations_total > len(shown):
         more = f"… and {found.destinations_total - len(shown):,} more destinations"
         yield Text(more if is_all else f"{more} (--all)")
@@ -118,12 +113,15 @@ def _parts(found: answers.RelayStatus, config: Path | None, *, is_all: bool, wid
     elif not found.every:
         yield Text("What waits for each destination is still being counted.")
     penalties = found.source_penalties
-    yield from _section(penalties, lambda rows: _penalties(rows, now), MAX_SHOWN, "refusals of sources")
+    yield from _section(penalties, _penalties, MAX_SHOWN, "refusals of sources")
 
 
 def _section(
-    rows: Sequence[R], view: Callable[[Sequence[R]], Part], most: int | None = None, others: str = ""
-) -> Iterator[Part]:
+    rows: Sequence[R],
+    view: Callable[[Sequence[R]], RenderableType],
+    most: int | None = None,
+    others: str = "",
+) -> Iterator[RenderableType]:
     """Yield an empty line and the view of the first rows, if there are any. `others` names the rest."""
     if rows:
         yield Text()
@@ -132,12 +130,10 @@ def _section(
         yield Text(f"… and {len(rows) - most:,} more {others}")
 
 
-def _quotas(rows: Sequence[answers.QuotaStatus]) -> Table:
-    shown = [
-        (text.clean(row.user), row.quota, text.amount(row.quota, row.used), text.amount(row.quota, row.most))
-        for row in sorted(rows, key=lambda row: -row.used / row.most)
-    ]
-    return output.table(["user", "quota", "used", "of"], shown, cut=("user",))
+@output.tabular(cut=("user",))
+def _quotas(row: answers.QuotaStatus) -> output.Row:
+    used, most = (text.amount(row.quota, number) for number in (row.used, row.most))
+    return {"user": row.user, "quota": row.quota, "used": used, "of": most}
 
 
 def _configuration(found: answers.RelayStatus, config: Path | None, now: float) -> Iterator[str]:
@@ -159,9 +155,9 @@ def _history(found: answers.RelayStatus, now: float) -> str:
     return f"{text.size(found.history_size)}{since}"
 
 
-def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Iterator[tuple[str, output.Fact]]:
     for problem in found.problems:
-        yield "problem", Text(text.clean(problem), style="bold red")
+        yield "problem", Text(problem, style="bold red")
     yield "relay", f"{found.hostname}, zonerelay {found.software}, process {found.pid}"
     yield "state", f"{found.state} for {text.span(found.uptime)}"
     if found.taken_up:
@@ -172,118 +168,96 @@ def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Itera
     if found.captured_messages is not None:
         size = text.size(found.captured_size or 0)
         yield "captured", f"{text.plural(found.captured_messages, 'message')}, {size}"
-    yield "free space", text.clean(found.guard)
-    yield "dns", text.clean(found.name_servers)
+    yield "free space", found.guard
+    yield "dns", found.name_servers
     if not found.counted:
         yield "queue", Text("still being counted: there is more than the figures say", style="yellow")
-    yield "limits", text.clean(found.limits)
+    yield "limits", found.limits
     yield "listeners", ", ".join(found.listeners)
     yield "clients", f"{text.plural(found.inbound_connections, 'connection')} open"
 
 
-def _zones(zones: Sequence[answers.ZoneStatus]) -> Table:
-    columns = ["zone", "ready", "active", "deferred", "held", "suspended", "oldest"]
-    rows = [
-        (
-            zone.name,
-            *(f"{getattr(zone, state):,}" for state in columns[1:-1]),
-            text.span(zone.oldest_seconds) if zone.oldest_seconds else "–",
-        )
-        for zone in zones
-    ]
-    return output.table(columns, rows)
+@output.tabular()
+def _zones(row: answers.ZoneStatus) -> output.Row:
+    counts = {state: getattr(row, state) for state in ("ready", "active", "deferred", "held", "suspended")}
+    return {"zone": row.name, **counts, "oldest": text.age(row.oldest_seconds)}
 
 
-def _workers(workers: Sequence[answers.WorkerStatus]) -> Table:
-    rows = [
-        (
-            str(each.worker),
-            str(each.pid or "–"),
-            Text(each.state, style="" if each.state == "running" else "yellow"),
-            text.span(each.uptime),
-            str(each.restarts),
-            text.clean(each.problem),
-        )
-        for each in workers
-    ]
-    return output.table(
-        ["worker", "process", "state", "for", "restarts", "last end"], rows, cut=("last end",)
-    )
+@output.tabular(cut=("last end",))
+def _workers(row: answers.WorkerStatus) -> output.Row:
+    return {
+        "worker": row.worker,
+        "process": str(row.pid or "–"),
+        "state": Text(row.state, style="" if row.state == "running" else "yellow"),
+        "for": text.span(row.uptime),
+        "restarts": row.restarts,
+        "last end": row.problem,
+    }
 
 
-def _penalties(penalties: Sequence[answers.SourcePenalty], now: float) -> Table:
-    rows = [
-        (
-            f"{each.source} (IPv6)" if each.ipv6_only else each.source,
-            each.destination,
-            Text(text.until(each.until, now), style="yellow"),
-            text.clean(each.reply),
-        )
-        for each in penalties
-    ]
-    columns = ["source", "refused by", "used again", "reply"]
-    return output.table(columns, rows, cut=("refused by", "reply"))
+@output.tabular(cut=("refused by", "reply"))
+def _penalties(row: answers.SourcePenalty) -> output.Row:
+    return {
+        "source": f"{row.source} (IPv6)" if row.ipv6_only else row.source,
+        "refused by": row.destination,
+        "used again": Text(text.until(row.until, time.time()), style="yellow"),
+        "reply": row.reply,
+    }
 
 
 def _why(each: answers.DestinationStatus, now: float, reply_class: str = "") -> str:
-    reply = text.clean(each.reply)
-    said = [f"{reply_class}: {reply}" if reply_class and reply else reply]
+    said = [f"{reply_class}: {each.reply}" if reply_class and each.reply else each.reply]
     if each.next_turn is not None:
         said.insert(0, text.turn(each.next_turn, each.ready, each.turns_seconds or 0.0, now))
     return "; ".join(filter(None, said))
 
 
-_FIGURES = ("conn", "rate", "ready", "deferred", "held", "oldest", "suspended")
-
-
-def _figures(each: answers.DestinationStatus, now: float, every: int) -> Sequence[str]:
+def _figures(each: answers.DestinationStatus, now: float, every: int) -> dict[str, str]:
     def count(deliveries: int) -> str:
         """Format a count. Of a sample, a count of 0 does not mean that there are none."""
         if deliveries or every == 1:
             return text.short(deliveries)
         return f"<{every}" if every else "?"
 
-    of = f"/{each.max_connections}" if each.max_connections else ""
-    rate = f" of {each.max_rate}" if each.max_rate else ""
-    return (
-        f"{each.active}{of}",
-        f"{text.short(each.per_minute)}/m{rate}",
-        count(each.ready),
-        count(each.deferred),
-        count(each.held),
-        text.span(each.oldest_seconds) if each.oldest_seconds else "–",
-        _suspended(each, now),
-    )
-
-
-def _suspended(each: answers.DestinationStatus, now: float) -> str:
     tried = "" if each.suspended_until is None else text.until(each.suspended_until, now)
-    return f"{each.suspended:,} suspended by operators" if each.suspended else tried
+    return {
+        "conn": f"{each.active}{f'/{each.max_connections}' if each.max_connections else ''}",
+        "rate": f"{text.short(each.per_minute)}/m{f' of {each.max_rate}' if each.max_rate else ''}",
+        **{state: count(getattr(each, state)) for state in ("ready", "deferred", "held")},
+        "oldest": text.age(each.oldest_seconds),
+        "suspended": f"{each.suspended:,} suspended by operators" if each.suspended else tried,
+    }
 
 
 def _narrow(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Group:
     """Return two lines per destination: its numbers, and its last reply."""
     rows = []
     for each in destinations:
-        zone = f" ({each.zone})" if each.zone != "default" else ""
-        cells = (f"{text.clean(each.destination)}{zone}", *_figures(each, now, every))
+        name = f"{each.destination}{f' ({each.zone})' if each.zone != 'default' else ''}"
         style = "" if each.suspended_until is None else "yellow"
-        rows.append([Text(cell, style, no_wrap=True, overflow="ellipsis") for cell in cells])
-    table = output.table(["destination", *_FIGURES], rows, cut=("destination", "rate", "suspended"), gap=1)
+        cells = {"destination": name, **_figures(each, now, every)}.items()
+        rows.append({title: Text(cell, style, no_wrap=True, overflow="ellipsis") for title, cell in cells})
+    table = output.table(rows, cut=("destination", "rate", "suspended"), gap=1)
     head, *lines = map(Segments, output.console().render_lines(table, new_lines=True))
     parts: list[Segments | Text] = [head]
     for each, line in zip(destinations, lines, strict=True):
         parts.append(line)
         if why := _why(each, now, each.reply_class):
-            parts.append(Text(f"  {why}", "dim", no_wrap=True, overflow="ellipsis"))
+            parts.append(Text(f"  {text.clean(why)}", "dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
-def _destinations(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Table:
-    rows: list[Sequence[output.Cell]] = []
+def _wide(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> RenderableType:
+    rows: list[output.Row] = []
     for each in destinations:
-        *figures, suspended = _figures(each, now, every)
-        ended = (Text(suspended, style="yellow"), each.reply_class, _why(each, now))
-        rows.append([text.clean(each.destination), each.zone, *figures, *ended])
-    columns = ["destination", "zone", *_FIGURES, "class", "last reply"]
-    return output.table(columns, rows, cut=("destination", "zone", "last reply"))
+        figures = _figures(each, now, every)
+        suspended = Text(figures["suspended"], style="yellow")
+        ended: output.Row = {"suspended": suspended, "class": each.reply_class, "last reply": _why(each, now)}
+        rows.append({"destination": each.destination, "zone": each.zone, **figures, **ended})
+    return output.table(rows, cut=("destination", "zone", "last reply"))
+
+
+def _destinations(
+    destinations: Sequence[answers.DestinationStatus], *, now: float, every: int
+) -> RenderableType:
+    return output.ByWidth(WIDE, *(partial(view, destinations, now, every) for view in (_wide, _narrow)))

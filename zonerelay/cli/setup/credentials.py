@@ -22,11 +22,10 @@ import stat
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.relay import load_needed, load_settings
@@ -128,13 +127,13 @@ def _list(arguments: Namespace, path: Path) -> None:
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
 
 
-def _table(users: Sequence[UserRow]) -> Table:
-    rows = ((text.clean(each.name), _senders_of(each), each.priority) for each in users)
-    return output.table(["user", "senders", "priority"], rows, cut=("senders",))
+@output.tabular(cut=("senders",))
+def _table(row: UserRow) -> output.Row:
+    return {"user": row.name, "senders": _senders_of(row), "priority": row.priority}
 
 
 def _senders_of(user: UserRow | User) -> str:
-    return ", ".join(map(text.clean, user.senders)) or "any"
+    return ", ".join(user.senders) or "any"
 
 
 def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
@@ -242,7 +241,7 @@ def _show_user(arguments: Namespace, path: Path) -> None:
         output.print_line(document)
         return
     rows: list[tuple[str, str]] = [
-        ("user", text.clean(name)),
+        ("user", name),
         ("senders", _senders_of(found)),
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: rotation not finished" if there.second_hash else "1"),
@@ -252,7 +251,7 @@ def _show_user(arguments: Namespace, path: Path) -> None:
         key, _, value = line.partition(" = ")
         used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
         whose = "" if key in own else ", the default"
-        rows.append((key, f"{text.clean(value)}{used}{whose}"))
+        rows.append((key, f"{value}{used}{whose}"))
     if problem:
         rows.append(("usage", f"unknown: {problem}"))
     output.console().print(output.facts(rows))
@@ -474,13 +473,13 @@ def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
         raise CliError(f"the user {user} is not in {path}; add it with: zonerelay user add {user}")
 
 
-def _token_table(tokens: Sequence[Token]) -> Table:
-    now = time.time()
-    rows = []
-    for each in tokens:
-        over = bool(each.expires) and each.expires <= now
-        expires: output.Cell = text.when(each.expires) if each.expires else "never"
-        if over:
-            expires = Text(f"{expires} (over)", style="red")
-        rows.append([each.name, each.scope, each.user or "-", text.when(each.created), expires])
-    return output.table(["name", "scope", "user", "made", "expires"], rows)
+@output.tabular()
+def _token_table(row: Token) -> output.Row:
+    expires = text.when(row.expires) if row.expires else "never"
+    return {
+        "name": row.name,
+        "scope": row.scope,
+        "user": row.user or "-",
+        "made": text.when(row.created),
+        "expires": Text(f"{expires} (over)", style="red") if 0 < row.expires <= time.time() else expires,
+    }

@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
-from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.relay import config_path, load_settings
@@ -251,13 +250,16 @@ def _is_wrong(finding: RecordFinding, signs: KeyActivity) -> bool:
     return signs is not KeyActivity.NO_MORE and finding.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
 
 
-def _table(rows: Sequence[CheckedKey]) -> Table:
-    cells = []
-    for entry, finding, signs in rows:
-        key, status = entry.key, finding.status
-        name = f"{key.algorithm.partition('-')[0]} {key.bits}" if key.algorithm == RSA else "ed25519"
-        style = "red" if _is_wrong(finding, signs) else "green" if status is RecordStatus.OK else ""
-        shown = Text(status, style)
-        cells.append((entry.option, _record_of(entry), name, signs, shown, text.clean(finding.detail)))
-    columns = ["key", "record", "algorithm", "signs", "status", "what is wrong"]
-    return output.table(columns, cells, cut=("what is wrong",))
+@output.tabular(cut=("what is wrong",))
+def _table(row: CheckedKey) -> output.Row:
+    entry, finding, signs = row
+    key = entry.key
+    style = "red" if _is_wrong(finding, signs) else "green" if finding.status is RecordStatus.OK else ""
+    return {
+        "key": entry.option,
+        "record": _record_of(entry),
+        "algorithm": f"rsa {key.bits}" if key.algorithm == RSA else "ed25519",
+        "signs": signs,
+        "status": Text(finding.status, style),
+        "what is wrong": finding.detail,
+    }

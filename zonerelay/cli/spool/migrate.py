@@ -368,11 +368,10 @@ def _print(process: int, done: MigrationResult) -> None:
         f" on both sides: {text.size(done.octets)} in {done.seconds:.1f} s."
     )
     if done.zones:
-        rows = [
-            (zone, f"{each.ready:,}", f"{each.deferred:,}", f"{each.held:,}")
-            for zone, each in sorted(done.zones.items())
-        ]
-        output.console().print(output.table(("zone", "ready", "deferred", "held"), rows))
+        zones = sorted(done.zones.items())
+        states = ("ready", "deferred", "held")
+        rows = ({"zone": zone, **{name: getattr(each, name) for name in states}} for zone, each in zones)
+        output.console().print(output.table(rows))
     if done.keys:
         print(f"{text.plural(done.keys, 'idempotency key')} copied along.")
     if done.already:

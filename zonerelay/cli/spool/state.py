@@ -142,14 +142,17 @@ def _print_check(report: SpoolReport) -> None:
     console.print()
     # Damage is listed first.
     shown = sorted(report.findings, key=lambda each: each.fault in checks.HARMLESS)[:MAX_SHOWN]
-    rows = ([*map(text.clean, (each.fault.value, each.message_id, each.where, each.what))] for each in shown)
-    columns = ("fault", "message", "where", "what")
-    console.print(output.table(columns, rows, cut=("where", "what")))
+    console.print(_findings(shown))
     if (more := sum(report.counts.values()) - len(shown)) > 0:
         console.print(f"… and {more:,} more; --json has a thousand of each kind")
 
 
-def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Cell]]:
+@output.tabular(cut=("where", "what"))
+def _findings(row: checks.Finding) -> output.Row:
+    return {"fault": row.fault.value, "message": row.message_id, "where": row.where, "what": row.what}
+
+
+def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Fact]]:
     spools = "" if report.spools == 1 else f" and {report.spools - 1} of other workers"
     yield "spool", f"{report.backend}, {report.path}{spools}"
     yield "state", Text("clean", style="green") if report.clean else Text("damaged", style="bold red")
@@ -239,7 +242,7 @@ def _print_repair(report: RepairReport) -> None:
             console.print(f"{title}: {text.clean(line)}")
         if (more := len(lines) - MAX_SHOWN + unnamed) > 0:
             console.print(f"… and {more:,} more{'' if unnamed else ', which --json has'}")
-    pairs: list[tuple[str, output.Cell]] = [
+    pairs: list[tuple[str, output.Fact]] = [
         ("deliveries", f"{report.before:,} before, {report.after:,} after"),
         ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),
         ("kept", ", ".join(report.kept)),

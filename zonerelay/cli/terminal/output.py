@@ -10,7 +10,8 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -21,10 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.cli.terminal.text import clean_lines
+from zonerelay.cli.terminal.text import clean, clean_lines
 
 if TYPE_CHECKING:
-    from zonerelay.control.client import ControlClient
     from zonerelay.operations.answers import EndFrame
 
 PIPE_WIDTH = 100_000
@@ -33,9 +33,13 @@ WIDE = 110
 DELAY = 1.0
 """Seconds that a command takes before it shows a progress bar."""
 
-Cell = str | Text
+Cell = str | int | Text
+Row = Mapping[str, Cell]
+"""The cells of a table's row by the names of its columns."""
+Fact = str | Text | tuple[str, ...]
 Reach = Callable[[float, float], None]
 """Takes how much is done, and the total, which is 0 if it is not known."""
+R = TypeVar("R")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -83,30 +87,63 @@ def console(stream: TextIO | None = None) -> Console:
     )
 
 
+@dataclass(frozen=True)
+class ByWidth:
+    """Shows one of two views, which depends on the width of the terminal."""
+
+    least: int
+    wide: Callable[[], RenderableType]
+    narrow: Callable[[], RenderableType]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield self.wide() if options.max_width >= self.least else self.narrow()
+
+
+def tabular(
+    *, cut: Collection[str] = (), wide: Collection[str] = (), gap: int = 2
+) -> Callable[[Callable[[R], Row]], Callable[[Iterable[R]], RenderableType]]:
+    """Return a decorator that makes a function of the cells of one row one of the table of several rows."""
+    return lambda cells: lambda rows: table(map(cells, rows), cut=cut, wide=wide, gap=gap)
+
+
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = (), gap: int = 2
-) -> Table:
-    """Return a table with one line per row. On a narrow terminal only the columns named in `cut` are
-    shortened with an ellipsis: a shortened id could not be copied into the next command.
+    rows: Iterable[Row], *, cut: Collection[str] = (), wide: Collection[str] = (), gap: int = 2
+) -> RenderableType:
+    """Return a table with one line per row. Only the columns named in `cut` are shortened with an ellipsis: a
+    shortened id could not be copied into the next command. Those in `wide` need a terminal of `WIDE` columns.
+    Cells may be untrusted text.
     """
+    if wide:
+        every = list(rows)
+        narrow = ({name: cell for name, cell in row.items() if name not in wide} for row in every)
+        return ByWidth(WIDE, *(partial(table, each, cut=cut, gap=gap) for each in (every, narrow)))
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
-    for name in columns:
-        # rich only narrows columns that may wrap; the cells below are then set not to wrap.
-        made.add_column(name.upper(), no_wrap=name not in cut)
-    one_line = partial(Text, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        made.add_row(*(one_line(cell) if isinstance(cell, str) else cell for cell in row))
+        for name in () if made.columns else row:
+            # rich only narrows columns that may wrap; the cells below are then set not to wrap.
+            made.add_column(name.upper(), no_wrap=name not in cut)
+        made.add_row(*map(_one_line, row.values()))
     return made
 
 
-def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
-    """Return a table of names and values, one pair per row; long values wrap."""
+def _one_line(cell: Cell) -> Text:
+    if isinstance(cell, Text):
+        cell.plain = clean(cell.plain)
+        return cell
+    return Text(clean(cell) if isinstance(cell, str) else f"{cell:,}", no_wrap=True, overflow="ellipsis")
+
+
+def facts(pairs: Iterable[tuple[str, Fact]]) -> Table:
+    """Return a table of names and values, one pair per row; long values wrap. Values may be untrusted text; a
+    tuple has one text per line.
+    """
     made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in pairs:
         if value:
-            made.add_row(name, value)
+            lines = "\n".join(map(clean, value if isinstance(value, tuple) else (str(value),)))
+            made.add_row(name, Text(lines, value.style if isinstance(value, Text) else ""))
     return made
 
 
@@ -156,15 +193,6 @@ def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
         yield saw
 
 
-def answered(client: ControlClient, request: msgspec.Struct, answer: type[S], title: str) -> tuple[S, int]:
-    """Send a request and show its progress. Return its answer, and the exit status, which tells whether all
-    parts of the relay have answered.
-    """
-    with frames_seen(title) as saw:
-        found, end = client.answered(request, answer, saw)
-    return found, completeness(end)
-
-
 def completeness(end: EndFrame) -> int:
     """Print what a list does not include, and return its exit status."""
     for missing in end.missing:
@@ -194,7 +222,7 @@ def print_line(row: object, stream: TextIO | None = None) -> None:
 
 
 def print_rows(
-    rows: Sequence[S], table_of: Callable[[Sequence[S]], Table], nothing: str, *, as_json: bool
+    rows: Sequence[S], table_of: Callable[[Sequence[S]], RenderableType], nothing: str = "", *, as_json: bool
 ) -> None:
     """Print rows as a table, or as JSON lines with `--json`. If there are none, tell the user `nothing`."""
     for row in rows if as_json else ():

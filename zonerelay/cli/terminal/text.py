@@ -23,6 +23,11 @@ def when(then: float) -> str:
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
+def age(seconds: float) -> str:
+    """Return an age, with a dash for 0, which means that nothing waits."""
+    return span(seconds) if seconds else "–"
+
+
 def amount(quota: str, number: int) -> str:
     """Return the number with the unit of a quota such as `octets_per_day`."""
     return size(number) if quota.startswith("octets") else f"{number:,}"
@@ -40,6 +45,11 @@ def path(sender: str | None) -> str:
     if sender is None:
         return "?"
     return clean(sender) or "<>"
+
+
+def words(*parts: str) -> str:
+    """Return the parts that are not empty, separated by spaces."""
+    return " ".join(filter(None, parts))
 
 
 def clean(text: str) -> str:

@@ -1,0 +1,94 @@
+"""Sends the requests of commands and prints their answers: with `--json` as JSON, otherwise in a view.
+
+`show` is the command of an operation that has no view of its own: rows are a table, anything else is names
+and values. A response whose `ok` is false is a failure.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import msgspec
+from rich.console import RenderableType
+
+from zonerelay.cli.arguments import request_of
+from zonerelay.cli.relay import connect
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED
+from zonerelay.control.client import ControlClient
+from zonerelay.operations.catalogue import OPERATIONS, operation_of
+from zonerelay.operations.operation import ResponseKind
+from zonerelay.operations.requests import Request
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def rows(
+    arguments: Namespace,
+    request: Request,
+    answer: type[S],
+    table: Callable[[Sequence[S]], RenderableType],
+    nothing: str = "",
+    *,
+    relay: ControlClient | None = None,
+) -> tuple[list[S], int]:
+    """Print the rows of an answer, or tell the user `nothing` if there are none. Return them, and the exit
+    status, which tells whether all parts of the relay have answered.
+    """
+    with output.frames_seen(operation_of(request).help) as saw:
+        found, end = (relay or connect(arguments)).all(request, answer, saw)
+    output.print_rows(found, table, nothing, as_json=arguments.json)
+    return found, output.completeness(end)
+
+
+def one(
+    arguments: Namespace,
+    request: Request,
+    answer: type[S],
+    view: Callable[[S], object],
+    *,
+    relay: ControlClient | None = None,
+) -> tuple[S, int]:
+    """Print an answer that is a single frame. Return it, and the exit status as `rows` does."""
+    with output.frames_seen(operation_of(request).help) as saw:
+        found, end = (relay or connect(arguments)).answered(request, answer, saw)
+    output.print_one(found, view, as_json=arguments.json)
+    return found, output.completeness(end)
+
+
+def show(arguments: Namespace) -> int:
+    words = " ".join(filter(None, (arguments.command, getattr(arguments, "verb", ""))))
+    operation = next(each for each in OPERATIONS if each.command == words)
+    request = cast(Request, request_of(arguments, operation.request))
+    answer = operation.reply or msgspec.Struct
+    if operation.shape is ResponseKind.ROWS:
+        return rows(arguments, request, answer, _table, "There are none.")[1]
+    found, status = one(arguments, request, answer, _print)
+    return FAILED if getattr(found, "ok", True) is False else status
+
+
+def _print(frame: msgspec.Struct) -> None:
+    given = [(name, value) for name in frame.__struct_fields__ if (value := _shown(name, frame))]
+    if len(given) == 1:  # for scripts
+        print(text.clean(str(getattr(frame, given[0][0]))))
+    else:
+        output.console().print(output.facts(given))
+
+
+def _table(found: Sequence[msgspec.Struct]) -> RenderableType:
+    values = msgspec.structs.asdict(found[0])
+    cut = [name for name, value in values.items() if isinstance(value, str)][1:]
+    return output.table(({name: _shown(name, row) for name in values} for row in found), cut=cut)
+
+
+def _shown(name: str, frame: msgspec.Struct) -> str:
+    """Return a value for people. A number that is not whole is a Unix time."""
+    match getattr(frame, name):
+        case None | ():
+            return ""
+        case float() as at:
+            return text.when(at)
+        case value:
+            return f"{value:,}" if type(value) is int else str(value)
