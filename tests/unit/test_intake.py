@@ -87,7 +87,8 @@ class Desk:
             queue_of("default", Priority.HIGH): QueueCounts(deferred=9999),
         }
         self.asked = 0
-        self.bursts = Bursts(self._counts, self.clock)
+        self.is_late = True
+        self.bursts = Bursts(self._counts, lambda zone: self.is_late and zone == "default", self.clock)
 
     def _counts(self) -> dict[QueueName, QueueCounts]:
         self.asked += 1
@@ -155,6 +156,14 @@ def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
     assert desk.asked == 1
     assert not desk.bursts._senders
     desk.counts[queue_of("default")].ready = LONG + 1
+    desk.clock.advance(LOOK_EVERY)
+    assert any(desk.over(mail("news@example.org"), MANY + 1))
+
+
+def test_a_long_queue_that_moves_fast_puts_nobody_behind(desk: Desk) -> None:
+    desk.is_late = False
+    assert not any(desk.over(mail("news@example.org"), 3 * MANY))
+    desk.is_late = True
     desk.clock.advance(LOOK_EVERY)
     assert any(desk.over(mail("news@example.org"), MANY + 1))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.support.plans import NOW, PlanBed
 from tests.support.queueing import NO_HOST, delivery, plan_claim, wants_claim
@@ -19,6 +20,7 @@ from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageRow, Precedence
 from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, RouteLookups, UnroutedMail
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
+from zonerelay.queue.zone.plan import LATE
 from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -464,3 +466,28 @@ def test_how_long_it_lasted_is_shown() -> None:
     metrics = Metrics()
     metrics.read(lambda: {"zonerelay_restrained_seconds_total": 12.5})
     assert "zonerelay_restrained_seconds_total 12.5" in metrics.exposition().decode()
+
+
+def test_new_mail_is_late_if_it_starts_late_or_not_at_all() -> None:
+    bed = PlanBed(next_hop="127.0.0.1:25", max_connections_per_destination=2)
+
+    def start(*, waited: float) -> bool:
+        new = [structs.replace(each, created=bed.now - waited) for each in bed.mail("a.example")]
+        bed.queue.add(new, bed.now)
+        bed.look_up()
+        assert bed.start()
+        bed.finish("a.example")
+        return bed.queue.is_new_mail_late(bed.now)
+
+    assert bed.queue.is_new_mail_late(bed.now)
+    assert not start(waited=LATE)
+    assert start(waited=LATE + 1)
+    bed.now += LATE
+    assert start(waited=0.0), "other new mail is on time now, but this is not known for long"
+    bed.now += 0.1
+    assert not bed.queue.is_new_mail_late(bed.now)
+    bed.now += LATE
+    assert bed.queue.is_new_mail_late(bed.now)
+    bed.add("a.example", due=bed.now - 1)
+    assert bed.start()
+    assert bed.queue.is_new_mail_late(bed.now), "it was deferred before"

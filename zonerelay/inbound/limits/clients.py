@@ -37,14 +37,16 @@ from zonerelay.store.contract import QueueCounts
 
 # Finds senders whose mail would delay all other mail while the queue is long. No I/O.
 #
-# While a queue holds more than `LONG` fresh deliveries, each sender may have `MANY` fresh recipients, and
-# `RATE` more in each second (a leaky bucket). Mail beyond that is stored as deferred mail that has become
-# due, like mail to a long list of recipients, until the bucket is no longer full. This also holds if the
-# queue has become short by then; otherwise the sender would keep the queue at just that length. Thus a sender
-# of a hundred thousand single messages does not delay the others, a sender of a few messages a second is
-# never delayed, and nothing is counted while the queue is short. A burst is remembered for `TIME` seconds
-# after its end. A sender is an envelope sender of one user or client. Addresses that contain the recipient or
-# a number (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender.
+# While a queue holds more than `LONG` fresh deliveries and these wait long for their first attempts (see
+# `LATE` in queue/zone/plan.py), each sender may have `MANY` fresh recipients, and `RATE` more in each second
+# (a leaky bucket). Mail beyond that is stored as deferred mail that has become due, like mail to a long list
+# of recipients, until the bucket is no longer full. This also holds if the queue has become short by then;
+# otherwise the sender would keep the queue at just that length. A long queue that moves fast delays nobody,
+# and to store mail as due and read it back costs half as much again as its delivery. Thus a sender of a
+# hundred thousand single messages does not delay the others, a sender of a few messages a second is never
+# delayed, and nothing is counted while the queue is short. A burst is remembered for `TIME` seconds after
+# its end. A sender is an envelope sender of one user or client. Addresses that contain the recipient or a
+# number (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender.
 #
 # Counts are lost at a restart. Only the `MAX_SENDERS` most recent senders are counted.
 
@@ -73,8 +75,15 @@ class _Sender(msgspec.Struct):
 class Bursts:
     """Counts the recent recipients of each sender of one worker, across all listeners."""
 
-    def __init__(self, counts: Callable[[], Mapping[QueueName, QueueCounts]], clock: Clock) -> None:
+    def __init__(
+        self,
+        counts: Callable[[], Mapping[QueueName, QueueCounts]],
+        is_late: Callable[[str], bool],
+        clock: Clock,
+    ) -> None:
+        """Create the counts. `is_late` returns whether the new mail of a zone waits long."""
         self._counts = counts
+        self._is_late = is_late
         self._clock = clock
         self._look_at = 0.0
         self._is_long = False
@@ -87,7 +96,9 @@ class Bursts:
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            self._is_long = any(count.ready > LONG for count in self._counts().values())
+            self._is_long = any(
+                count.ready > LONG and self._is_late(queue.zone) for queue, count in self._counts().items()
+            )
         if not self._is_long and now >= self._active_until:
             return False
         return self._count(envelope, now)

@@ -88,7 +88,8 @@ class Listeners:
     names of the zones that a policy may choose.
 
     `srs` returns the object for the current [srs] table, or None. `records` makes the store in which the
-    usage of users is counted. `open_http` loads the HTTP server of a listener.
+    usage of users is counted. `open_http` loads the HTTP server of a listener. `is_late` returns whether the
+    new mail of a zone waits long for its first attempt.
     """
 
     settings: InitVar[Settings]
@@ -106,6 +107,7 @@ class Listeners:
     open_http: OpenHttp
     srs: Callable[[], Srs | None] = lambda: None
     webhooks: Callable[[], AcceptanceReporter | None] = lambda: None
+    is_late: Callable[[str], bool] = lambda _: True
     orders: InitVar[SuspensionCheck | None] = None
     inherited: InheritedSockets = NOTHING
     share_failure: Callable[[str], None] = lambda _: None
@@ -125,7 +127,7 @@ class Listeners:
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
-            bursts=Bursts(self.store.counts, clock),
+            bursts=Bursts(self.store.counts, self.is_late, clock),
             orders=orders,
             guard=self.guard,
         )

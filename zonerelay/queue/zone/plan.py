@@ -75,6 +75,8 @@ MANY_PUT_OFF = 50
 """The number of deliveries put off together for a suspended destination from which claims pass over it,
 because there may be many more.
 """
+LATE = 2.0
+"""Seconds. New mail that waits longer for its first attempt is late."""
 MAX_DOMAINS = 10_000
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
@@ -123,6 +125,8 @@ class ZonePlan:
         self._works: set[Work] = set()
         self.look_ups = destinations.RouteLookups()
         """The lookups of routes. Each domain that is taken from it must end in `found` or `unroutable`."""
+        self._new_started = self._late_started = 0.0
+        """When new mail started last (Unix time), and when it did so late."""
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._to_hold: list[tuple[Delivery, Order]] = []
@@ -269,6 +273,12 @@ class ZonePlan:
     def has_requests(self) -> bool:
         """Whether `look_ups`, `take_parked`, `take_to_hold` or `take_returned` would return something."""
         return bool(self.look_ups.is_wanted or self._parked or self._returned or self._to_hold)
+
+    def is_new_mail_late(self, now: float) -> bool:
+        """Return whether new mail has started late within the last `LATE` seconds, or has not started at all.
+        Without new mail the answer is meaningless.
+        """
+        return now - self._new_started > LATE or now - self._late_started <= LATE
 
     def plan_claim(self, now: float) -> ClaimRequest | None:
         """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
@@ -624,7 +634,12 @@ class ZonePlan:
         )
         window = self.window.of(priority)
         window.left(deliveries)
-        self._throttle.started(is_fresh=window.is_fresh(deliveries[0]))
+        is_fresh = window.is_fresh(deliveries[0])
+        self._throttle.started(is_fresh=is_fresh)
+        if is_fresh:
+            self._new_started = now
+            if now - deliveries[0].created > LATE:
+                self._late_started = now
         ticket = self.round_robin.start(destination, tick)
         work = Work(
             destination,
