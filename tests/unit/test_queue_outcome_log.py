@@ -78,18 +78,18 @@ async def test_a_write_is_bounded_and_splits_no_entry(bench: Bench, monkeypatch:
 async def test_nobody_gets_room_while_the_store_refuses(bench: Bench) -> None:
     bench.store.refuses = True
     bench.put("a")
-    while bench.journal.has_room:
+    while bench.journal._room.is_set():
         await asyncio.sleep(0)
     bench.put("b")
     for _ in range(50):
         await asyncio.sleep(0)
-    assert not bench.journal.has_room
+    assert not bench.journal._room.is_set()
     assert bench.done == []
     assert len(bench.journal.keys()) == 2
     bench.store.refuses = False
     assert await bench.journal.drain(1.0)
     assert sorted(bench.done) == ["a", "b"]
-    assert bench.journal.has_room
+    assert bench.journal._room.is_set()
     assert not bench.journal.keys()
 
 
@@ -102,7 +102,7 @@ async def test_a_write_that_waits_for_the_store_goes_by_a_clock_that_was_set_bac
     deferred = finish.delivery.deferred(ahead + 60.0, Attempt(ahead, Reply(451, "4.4.1", "no answer")))
     bench.journal.reserve(1)
     bench.journal.put(AtomicWrite([Postpone(deferred)], 1))
-    while bench.journal.has_room:
+    while bench.journal._room.is_set():
         await asyncio.sleep(0)
     bench.store.refuses = False
     assert await bench.journal.drain(1.0)
@@ -130,7 +130,7 @@ async def test_what_a_repaired_store_is_given_waits_for_no_company(bench: Bench)
     bench.store.refuses = True
     for _ in range(2):
         bench.put_lazily(3)
-        while bench.journal.has_room or len(bench.journal.keys()) < 3:
+        while bench.journal._room.is_set() or len(bench.journal.keys()) < 3:
             await asyncio.sleep(0.01)
     bench.store.refuses = False
     assert await bench.journal.drain(1.0)
@@ -142,7 +142,7 @@ async def test_nobody_gets_room_while_a_store_is_mute(bench: Bench, monkeypatch:
     monkeypatch.setattr(journal, "SILENT", 0.0)
     bench.store.silence = asyncio.Event()
     bench.put("a")
-    while bench.journal.has_room:
+    while bench.journal._room.is_set():
         await asyncio.sleep(0)
     assert bench.done == []
     bench.store.silence.set()
@@ -160,7 +160,7 @@ async def test_a_sick_entry_holds_up_nobody(bench: Bench) -> None:
         bench.put(name)
     while len(bench.done) < 3:
         await asyncio.sleep(0)
-    assert bench.journal.has_room
+    assert bench.journal._room.is_set()
     bench.store.sick.clear()
     assert await bench.journal.drain(1.0)
     assert sorted(bench.done) == ["a", "b", "c", "sick"]
@@ -168,11 +168,11 @@ async def test_a_sick_entry_holds_up_nobody(bench: Bench) -> None:
 
 async def test_room_ends_when_too_much_is_under_way(bench: Bench) -> None:
     bench.journal.reserve(journal.MAX_UNSETTLED - 1)
-    assert bench.journal.has_room
+    assert bench.journal._room.is_set()
     bench.put("a")
-    assert not bench.journal.has_room
+    assert not bench.journal._room.is_set()
     await bench.journal.drain(1.0)
-    assert bench.journal.has_room
+    assert bench.journal._room.is_set()
 
 
 async def test_an_announcement_that_raises_stops_nobody(bench: Bench) -> None:

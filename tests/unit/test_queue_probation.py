@@ -225,8 +225,8 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory(plan: Plan)
     assert plan.active()["good"] == 8
 
 
-def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.KNOWN", 2)
+def test_no_more_is_remembered_than_was_promised(plan: Plan) -> None:
+    plan.queue.round_robin._slow_start._past.limit = 2
     for name in ("a", "b", "c"):
         plan.add(name, 1)
         plan.active()

@@ -362,6 +362,7 @@ async def test_suspended_mail_is_warned_about_and_expires_too(bench: Bench) -> N
     await bench.put_off(await bench.relay.stored())
     left = {d.recipient: d.warned for d in await bench.relay.stored() if d.recipient != "a@example.org"}
     assert left == {"new@example.com": False, "late@example.com": True}
+    assert not any(map(bench.relay.settler.is_old, await bench.relay.stored())), "no warning is owed any more"
     assert sorted(str(event["kind"]) for event in bench.relay.sink.named("dsn")) == ["delayed", "failed"]
 
 

@@ -161,8 +161,7 @@ async def test_the_signature_is_over_what_is_sent(piece_size: int, hashed: bool)
     assert body.endswith(b"=\r\n" + RULED + b"\r\nHello.\r\n")
     assert verified(body, PUBLISHED) == [True, True]
     assert setting.bodies.open_now == 0
-    all_in_hand = piece_size >= 100
-    assert setting.bodies.reads == (1 if hashed or all_in_hand else 2)
+    assert setting.bodies.reads == (2 if hashed else 3)
 
 
 async def test_existing_signatures_stay() -> None:

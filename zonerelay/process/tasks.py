@@ -32,15 +32,13 @@ class Tasks:
         """Run the work to its end. A caller that may be cancelled shields the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        if (on_error := self._on_error) is not None:
-
-            def ended(task: asyncio.Task[T]) -> None:
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    on_error(error)
-
-            task.add_done_callback(ended)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if self._on_error is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until no task runs, including tasks that are started in the meantime. Return false after

@@ -86,6 +86,7 @@ from collections.abc import Callable
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker import ZoneAllowance
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, FairQueue, Precedence
 from zonerelay.queue.destination.destinations import Destination, Rates, Site, Standing, Ticket
@@ -233,7 +234,7 @@ class SlowStart:
             (Standing.SLOW, OrderedDict()),
         )
         self._at = 0
-        self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
+        self._past: BoundedDict[DestinationKey, bool] = BoundedDict(KNOWN)
 
     def _eighths(self, count: int) -> int:
         """Return how many connections are so many eighths of those of the zone."""
@@ -343,8 +344,6 @@ class SlowStart:
         kind = destination.standing
         if kind is Standing.QUICK or kind is Standing.SLOW:
             self._past[destination.key] = destination.is_slow
-            if len(self._past) > KNOWN:
-                self._past.popitem(last=False)
 
     def recall(self, destination: Destination) -> None:
         """Restore the remembered standing of a destination that is used again."""

@@ -66,7 +66,6 @@ class Account:
         self.host = ""
         self.address = ""
         self.epoch = 0
-        self.refused = False
         self._failures = 0
         self._until = 0.0
         self._material = ""
@@ -90,7 +89,7 @@ class Account:
         """Return whether a login may start. `material` is the digest of the present secrets. True may be the
         one try after a pause.
         """
-        if not self.refused:
+        if not self._failures:
             return True
         if material != self._material:
             self.forgive()
@@ -103,7 +102,6 @@ class Account:
     def refuse(self, problem: str, *, host: str, address: str, material: str, now: float) -> None:
         self.problem, self.host, self.address = problem, host, address
         self.doubt()
-        self.refused = True
         self.epoch += 1
         self._material = material
         self._until = now + min(FIRST_PAUSE * 2.0 ** min(self._failures, 30), LONGEST_PAUSE)
@@ -131,7 +129,6 @@ class Account:
 
     def forgive(self) -> None:
         """Allow a try as if there had been no refusal. The problem remains until a login succeeds."""
-        self.refused = False
         self._failures = 0
         self._until = 0.0
 

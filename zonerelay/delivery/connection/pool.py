@@ -12,7 +12,7 @@
   closed. If other workers wait for shared limits, connections that have been idle for `IN_THE_WAY` are
   closed, and a connection that another worker is to have is closed after its transaction.
 - Free capacity in a zone goes to the batch that has waited longest.
-- One timer closes idle connections on time. Taking a connection and giving it back do not touch a timer.
+- One alarm closes idle connections on time.
 - A connection ends with QUIT, limited by `quit_timeout`. A connection on which the peer has sent unexpected
   bytes is not used again.
 
@@ -40,6 +40,7 @@ from zonerelay.delivery.connection.session import OutgoingSession, Slot
 from zonerelay.delivery.peer import PoolKey, Terms
 from zonerelay.limits.worker import ZoneAllowance
 from zonerelay.model.delivery import queue_of
+from zonerelay.process.tasks import Alarm
 from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 NOTICE_TIME = 0.3
@@ -84,14 +85,11 @@ class ConnectionPool:
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
         """The time since when each slot is closing."""
-        # In the order of arrival: the one that has waited longest is checked first.
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._changed = asyncio.Event()
         # Waiters for capacity in a zone, in order. Otherwise a later one would take what was freed for an
         # earlier one.
         self._lines: dict[str, dict[object, None]] = {}
-        # The handle is not queried for its time: uvloop's fails with less than a millisecond left.
-        self._timer: asyncio.Handle | None = None
-        self._sweep_at = 0.0
+        self._next_sweep = Alarm(lambda: asyncio.get_running_loop().time(), self._sweep)
         self._closed = False
 
     def open_connections(self, label: str) -> int:
@@ -114,7 +112,7 @@ class ConnectionPool:
                     self._evict_at(terms.route)
                     if not self.open_at(terms):
                         break
-                    await self._change()
+                    await self._changed.wait()
         except TimeoutError:
             return None
         return session
@@ -126,7 +124,7 @@ class ConnectionPool:
             while (session := self.take(terms)) is None:
                 if self._has_room(terms, place):
                     return self._slot(terms)
-                await self._change()
+                await self._changed.wait()
             return session
         finally:
             self._leave_line(terms.zone.name, place)
@@ -136,7 +134,7 @@ class ConnectionPool:
         place = object()
         try:
             while not self._has_room(terms, place):
-                await self._change()
+                await self._changed.wait()
             return self._slot(terms)
         finally:
             self._leave_line(terms.zone.name, place)
@@ -192,7 +190,7 @@ class ConnectionPool:
         for session in there:
             self._dismiss(session)
         while not all(session.slot.released for session in there):
-            await self._change()
+            await self._changed.wait()
         if there:
             await asyncio.sleep(NOTICE_TIME)
         return bool(there)
@@ -204,13 +202,11 @@ class ConnectionPool:
         self._closed = True
         self.close_idle()
         closing = [slot for slots in self._closing.values() for slot in slots]
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._next_sweep.cancel()
         with contextlib.suppress(TimeoutError):  # a stop must not depend on what ends a connection
             async with asyncio.timeout(2 * self._quit_timeout):
                 while not all(slot.released for slot in closing):
-                    await self._change()
+                    await self._changed.wait()
 
     # Idle connections.
 
@@ -235,8 +231,7 @@ class ConnectionPool:
     def _keep(self, session: OutgoingSession, timeout: float, *, more: bool) -> None:
         slot = session.slot
         session.protocol.idle = True
-        loop = asyncio.get_running_loop()
-        session.idle_until = loop.time() + timeout
+        session.idle_until = asyncio.get_running_loop().time() + timeout
         waiting = self._idle_of.get(session.pool_key)
         if waiting is None:
             self._idle_of[session.pool_key] = {slot: session}
@@ -244,13 +239,8 @@ class ConnectionPool:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
         session.expects_more = more
-        if self._timer is None or self._sweep_at > session.idle_until:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._sweep_at = session.idle_until
-            self._timer = loop.call_at(self._sweep_at, self._sweep)
-        if self._waiters:
-            self.wake()
+        self._next_sweep.set(session.idle_until)
+        self.wake()
 
     def _forget(self, session: OutgoingSession) -> None:
         slot = session.slot
@@ -273,19 +263,13 @@ class ConnectionPool:
 
     def _sweep(self) -> None:
         """Close connections that have been idle too long. Within a zone the first is always the oldest."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._timer = None
-        upcoming: list[float] = []
+        now = asyncio.get_running_loop().time()
         for idle in list(self._idle_in.values()):
             for session in list(idle.values()):
                 if session.idle_until > now:
-                    upcoming.append(session.idle_until)
+                    self._next_sweep.set(session.idle_until)
                     break
                 self._dismiss(session)
-        if upcoming:
-            self._sweep_at = min(upcoming)
-            self._timer = loop.call_at(self._sweep_at, self._sweep)
 
     # Limits.
 
@@ -395,17 +379,8 @@ class ConnectionPool:
 
     def wake(self) -> None:
         """Let the waiters look again, because capacity may have become free, here or at another worker."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _change(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            await waiter
-        finally:
-            del self._waiters[waiter]
+        self._changed.set()
+        self._changed.clear()
 
 
 def _ahead(line: dict[object, None], place: object) -> int:

@@ -11,7 +11,8 @@ Policies:
   connection gets the same bytes. One task renders a message; other tasks wait for it.
 - A message that cannot be changed (a header without an end, a sender that becomes too long) is sent
   unchanged, which is logged. If the zone requires a signature, the message waits instead.
-- A body without a stored hash (our own reports, mail from before there were keys) is read once more.
+- The header is read before the message is sent, and the rest too if it has no stored hash (our own reports,
+  mail from before there were keys).
 - For hosts without 8BITMIME or SMTPUTF8 a message is first converted (`Conversion`), then changed and signed.
   A signature of its author would break, so the zone decides about such mail (`convert`).
 - Lines over 998 bytes are converted for every host, because some hosts refuse or break them, which also
@@ -19,10 +20,6 @@ Policies:
 
 StoreError is raised if the store fails, and RenderError with the deferral's reply. The caller turns any other
 exception into a deferral.
-
-`StoredPieces` reads a stored body that is examined before it is sent: its header, the hash of the rest, then
-its bytes. One object serves one reading. Chunks that were read for the examination are not read again as long
-as all of them are still available (`intact`). Memory holds the chunks of the header and one more.
 
 `Conversion` reads a stored message as it is after a conversion (`message/conversion`): in seven bits for
 hosts that accept nothing else, and without lines that some hosts refuse.
@@ -108,8 +105,7 @@ async def _converted(plan: ConversionPlan, pieces: Pieces) -> Pieces:
 # RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock during
 # this time (from cryptography 49 on), so a thread lets the loop continue. Switching to it and back costs
 # half as much as the signature. So the thread gets all digests of one loop iteration at once, and a single
-# digest is signed on the loop. All work but the signature is done before (tests/bench/dkim.py has the
-# measurements).
+# digest is signed on the loop. All work but the signature is done before.
 
 _AT_ONCE = 8  # digests that the thread gets at a time; their messages wait for the last one
 
@@ -189,75 +185,42 @@ _CRLF = b"\r\n"
 _END = b"\r\n\r\n"
 
 
-class StoredPieces:
-    """Reads a stored body in chunks. Call `header`, then perhaps `body_hash`, then `spliced` once, or
-    `close`.
+async def _header_of(pieces: Pieces, limit: int) -> bytes | None:
+    """Return all fields with the CRLF of the last one, or None if the end is not within `limit` and one
+    chunk. In a message without an empty line everything is header.
     """
-
-    __slots__ = ("_header_size", "_held", "_pieces", "intact")
-
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces = pieces
-        self._held: deque[bytes] = deque()
-        self._header_size = 0
-        self.intact = True
-        """Whether the whole body is still available. If a part was dropped, the body has to be read again."""
-
-    async def header(self, limit: int) -> bytes | None:
-        """Return all fields with the CRLF of the last one, or None if the end is not within `limit` and one
-        chunk.
-
-        In a message without an empty line everything is header.
-        """
-        block = b""
-        while piece := await anext(self._pieces, b""):
-            self._held.append(piece)
+    block = b""
+    async with aclosing(pieces):
+        async for piece in pieces:
             searched = max(len(block) - len(_END) + 1, 0)
             block = block + piece if block else piece
             end = 0 if block.startswith(_CRLF) else block.find(_END, searched) + len(_CRLF)
             if end != 1:
-                self._header_size = end
                 return block[:end]
             if len(block) > limit:
                 return None
-        self._header_size = len(block)
-        return block
+    return block
 
-    async def body_hash(self) -> str:
-        """Return the hash, in DKIM's relaxed form, of the body after the empty line."""
-        body = dkim.RelaxedBody()
-        skipped = self._header_size + len(_CRLF)
-        for piece in self._held:
-            body.feed(piece[skipped:])
-            skipped = max(skipped - len(piece), 0)
-        while piece := await anext(self._pieces, b""):
-            self.intact = False
-            body.feed(piece[skipped:])
-            skipped = max(skipped - len(piece), 0)
-        return body.digest()
 
-    async def spliced(self, header: bytes, skipped: int) -> Pieces:
-        """Yield `header`, then the stored body without its first `skipped` bytes. No chunk is empty."""
-        try:
-            while piece := await self._next():
-                if skipped >= len(piece):
-                    skipped -= len(piece)
-                    continue
-                if skipped:
-                    piece, skipped = piece[skipped:], 0
-                if header:
-                    piece, header = header + piece, b""
-                yield piece
-            if header:
-                yield header
-        finally:
-            await self.close()
+async def _hash_of(pieces: Pieces) -> str:
+    """Return the hash of a body in DKIM's relaxed form."""
+    body = dkim.RelaxedBody()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            body.feed(piece)
+    return body.digest()
 
-    async def close(self) -> None:
-        await self._pieces.aclose()
 
-    async def _next(self) -> bytes:
-        return self._held.popleft() if self._held else await anext(self._pieces, b"")
+async def _spliced(header: bytes, pieces: Pieces, skipped: int) -> Pieces:
+    """Yield `header`, then the pieces without their first `skipped` bytes. No chunk is empty."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            rest, skipped = piece[skipped:], max(skipped - len(piece), 0)
+            if rest:
+                yield header + rest
+                header = b""
+    if header:
+        yield header
 
 
 MAX_HEADER = 1024 * 1024
@@ -410,7 +373,8 @@ class Renderer:
         while (rendition := self._known(key, plan)) is None:
             other = self._rendering.get(key)
             if other is None:
-                return await self._make(plan, message, key)
+                rendition = await self._make(plan, message, key)
+                break
             await asyncio.wait([other])  # if the other task failed, this one tries
         return self._rendered(message, rendition)
 
@@ -437,44 +401,28 @@ class Renderer:
 
     # Rendering.
 
-    def _rendered(
-        self, message: Message, rendition: _Rendition, ahead: StoredPieces | None = None
-    ) -> RenderedMessage:
-        """Render the message. `ahead` is the part of the body that was read already, for the first reader."""
+    def _rendered(self, message: Message, rendition: _Rendition) -> RenderedMessage:
         read = self._reader(rendition.conversion)
-
-        def read_body(message_id: MessageId) -> Pieces:
-            nonlocal ahead
-            pieces, ahead = ahead, None
-            if pieces is None:
-                pieces = StoredPieces(read(message_id))
-            return pieces.spliced(rendition.header, rendition.skipped)
-
-        return RenderedMessage(rendition.of(message), read_body)
+        return RenderedMessage(
+            rendition.of(message),
+            lambda message_id: _spliced(rendition.header, read(message_id), rendition.skipped),
+        )
 
     def _reader(self, conversion: Conversion | None) -> ReadBody:
         return self._read_body if conversion is None else conversion.reader(self._read_body)
 
-    async def _make(self, plan: _ZoneChanges, message: Message, key: _Key) -> RenderedMessage:
+    async def _make(self, plan: _ZoneChanges, message: Message, key: _Key) -> _Rendition:
         done = self._rendering[key] = asyncio.get_running_loop().create_future()
-        pieces = None
         try:
             conversion = await self._conversion(plan.zone, message, seven_bit=key[2])
-            pieces = StoredPieces(self._reader(conversion)(message.id))
-            rendition = await self._rendition(plan, message, pieces, conversion)
-            if not pieces.intact:
-                await pieces.close()
-        except BaseException:
-            if pieces is not None:
-                await pieces.close()
-            raise
+            rendition = await self._rendition(plan, message, conversion)
         finally:
             del self._rendering[key]
             done.set_result(None)
         # A conversion alone is repeated, because its plan may have many parts.
         if plan.changes_all and self._plans.get(plan.zone.name) == plan and key not in self._kept:
             self._keep(key, rendition)
-        return self._rendered(message, rendition, pieces if pieces.intact else None)
+        return rendition
 
     async def _conversion(
         self, zone: ZoneSettings, message: Message, *, seven_bit: bool
@@ -494,22 +442,24 @@ class Renderer:
             return None
 
     async def _rendition(
-        self, plan: _ZoneChanges, message: Message, pieces: StoredPieces, conversion: Conversion | None
+        self, plan: _ZoneChanges, message: Message, conversion: Conversion | None
     ) -> _Rendition:
         if conversion is not None:
             message = conversion.of(message)
+        read = self._reader(conversion)
         now, until = self._clock.now(), self._clock.monotonic() + KEEP_FOR
         sender = self._sender(plan, message, now)
         old = new = b""
         if plan.changes_header:
-            header = await pieces.header(self._max_header)
+            header = await _header_of(read(message.id), self._max_header)
             if header is None:
                 self._events.sent_unchanged(message.id, plan.zone.name, "the header has no end")
                 self._not_signed(plan, "the header has no end")
             else:
                 old = header
                 new = edit_header(header, add=plan.add, replace=plan.replace, remove=plan.zone.header_remove)
-                new = await self._signature(plan, message, pieces, new, now) + new
+                body = _spliced(b"", read(message.id), len(old) + len(_CRLF))
+                new = await self._signature(plan, message, new, body, now) + new
                 if new == old:
                     old = new = b""
         return _Rendition(plan, new, len(old), sender, until, conversion)
@@ -529,7 +479,7 @@ class Renderer:
             return sender
 
     async def _signature(
-        self, plan: _ZoneChanges, message: Message, pieces: StoredPieces, header: bytes, now: float
+        self, plan: _ZoneChanges, message: Message, header: bytes, body: Pieces, now: float
     ) -> bytes:
         """Return the fields to prepend. Raise RenderError if the zone requires a signature and has no key."""
         if plan.keys is None:
@@ -546,7 +496,7 @@ class Renderer:
             self._not_signed(plan, "it comes from a stranger" if stranger else why)
             return b""
         try:
-            body_hash = message.body_hash or await pieces.body_hash()
+            body_hash = message.body_hash or await _hash_of(body)
             fields = await self._signing.sign(header, body_hash, keys, now=now)
         except Exception:
             self._events.metrics.dkim.add((FAILED,))

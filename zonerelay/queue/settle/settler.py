@@ -153,22 +153,13 @@ class DispositionPolicy:
         change = Postpone(structs.replace(later, warned=True) if warns else later)
         return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED if warns else None)
 
-    def needs_message(self, delivery: Delivery, now: float) -> bool:
-        """Return whether a deferral without an attempt may expire the delivery or owe a warning, which
-        depends on the sender.
-        """
-        age = now - delivery.created
-        # Which maximum age applies is known only when the sender is known.
-        return age >= self.retry.of(delivery.zone).shortest_lifetime - _TOO_CLOSE or (
-            not delivery.warned and self._is_late(delivery, now)
-        )
-
     def is_old(self, delivery: Delivery, now: float) -> bool:
-        """Return whether a delivery may expire or owe a warning, so that it must be checked from time to time
-        wherever it waits.
+        """Return whether a deferral without an attempt may expire the delivery or owe a warning, which
+        depends on the sender. Such a delivery must be checked from time to time wherever it waits.
         """
+        # Which maximum age applies is known only when the sender is known.
         expires = delivery.created + self.retry.of(delivery.zone).shortest_lifetime
-        return self._is_late(delivery, now) or expires - now <= _TOO_CLOSE
+        return expires - now <= _TOO_CLOSE or (not delivery.warned and self._is_late(delivery, now))
 
     def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
         """Return the Unix time until which a delivery is tried."""
@@ -337,7 +328,6 @@ class OutcomeLog:
         self._unsettled = 0
         self._refusing = False
         self._late: set[int] = set()
-        self.has_room = True
         self._room = asyncio.Event()
         self._room.set()
         self.room = self._room.wait
@@ -507,11 +497,7 @@ class OutcomeLog:
         return progress
 
     def _update_room(self) -> None:
-        has_room = self._unsettled < MAX_UNSETTLED and not self._refusing and not self._late
-        if has_room is self.has_room:
-            return
-        self.has_room = has_room
-        if has_room:
+        if self._unsettled < MAX_UNSETTLED and not self._refusing and not self._late:
             self._room.set()
         else:
             self._room.clear()
@@ -775,7 +761,7 @@ class Settler:
 
     async def _divide(self, work: UnattemptedDeliveries) -> None:
         def needs_message(delivery: Delivery) -> bool:
-            return work.until is None or self._policy.needs_message(delivery, self._clock.now())
+            return work.until is None or self.is_old(delivery)
 
         for some, together in work.parts(needs_message):
             await self._slices.next()

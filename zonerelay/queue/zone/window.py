@@ -121,6 +121,11 @@ class PriorityWindow:
             return 0
         return self.new_most - max(self.new_waiting, self.waiting - self._size)
 
+    @property
+    def wants_new(self) -> bool:
+        """Whether there is room for new mail that the store may hold."""
+        return self.has_new and self.new_room > 0
+
     def look(self, *, due: bool = True) -> None:
         """Note that the store may hold something, and with `due` also something that is due later."""
         self.has_more = self.has_new = True
@@ -334,7 +339,7 @@ class QueueWindow:
     def wants(self) -> bool:
         """Return whether the store is to be asked, for deliveries that have room or for a due time."""
         for window in self.windows.values():
-            if self._wants_more(window) or (window.has_new and window.new_room > 0):
+            if self._wants_more(window) or window.wants_new:
                 return True
         return self.wants_due()
 
@@ -349,15 +354,12 @@ class QueueWindow:
 
     def next(self, now: float) -> ClaimRequest | None:
         """Return the next claim, or None. Pass the number of its deliveries to `claimed`."""
-        wanted = [
-            each
-            for each, window in self.windows.items()
-            if self._wants_more(window) or (window.has_new and window.new_room > 0)
-        ]
+        windows = self.windows.items()
+        wanted = [each for each, window in windows if self._wants_more(window) or window.wants_new]
         if not wanted:
             return None
         window = self.windows[wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)]
-        is_new = window.has_new and window.new_room > 0
+        is_new = window.wants_new
         if is_new and window.new_is_next:
             window.new_is_next = False
             return self._newer(window)

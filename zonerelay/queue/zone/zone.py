@@ -313,8 +313,7 @@ class Zone:
 
     async def _claim_once(self) -> bool:
         """Make one request to the store. Return false if there is none left to make."""
-        if not self._settler.outcome_log.has_room:
-            await self._settler.outcome_log.room()
+        await self._settler.outcome_log.room()
         plan = self.plan.plan_claim(self._clock.now())
         try:
             if plan is not None:
@@ -475,8 +474,7 @@ class Zone:
         reached a courier.
         """
         try:
-            if not self._settler.outcome_log.has_room:
-                await self._settler.outcome_log.room()
+            await self._settler.outcome_log.room()
             try:
                 message = await self._store.read_message(work.message_id)
             except ClaimLostError:
