@@ -136,6 +136,17 @@ def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch:
     assert found.key == "default mx.d0.example:25"
 
 
+def test_what_an_operator_changed_during_a_claim_goes_back_to_the_store() -> None:
+    """The claim may have read it before the change."""
+    queue = make(next_hop="hop")
+    assert plan_claim(queue, {Priority.NORMAL}) is not None
+    queue.withdraw([number(1).key])
+    queue.give_back([number(1).key])
+    queue.add([number(1), number(2)], NOW)
+    assert queue.waiting == 1
+    assert list(itertools.chain.from_iterable(queue.drain())) == [number(2), number(1)]
+
+
 # Suspension
 
 
