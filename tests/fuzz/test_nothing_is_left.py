@@ -20,6 +20,7 @@ from zonerelay.config.settings import (
     ListenerTls,
     UnsafeListener,
 )
+from zonerelay.inbound.state import replies
 
 EVERYBODY = (ipaddress.ip_network("192.0.2.0/24"),)
 NEAR, BALANCER, FAR = "192.0.2.1", "192.0.2.200", "198.51.100.1"
@@ -98,9 +99,9 @@ def what_is_next(client: Client, choice: int) -> bytes:
         return b"EHLO x\r\n"
     if intake is not None or reply.endswith(b"Recipient OK"):
         return b"DATA\r\n" if choice % 2 else CHUNKS[choice // 2 % len(CHUNKS)]
-    if grants.offers_starttls and (grants.must_start_tls or choice % 2):
+    if replies.STARTTLS in grants.offer and (grants.must_start_tls or choice % 2):
         return b"STARTTLS\r\n"
-    if grants.offers_auth and not grants.may_relay:
+    if replies.AUTH in grants.offer and not grants.may_relay:
         return b"AUTH PLAIN " + PLAIN + b"\r\n"
     return TRANSACTION
 

@@ -23,7 +23,7 @@ from tests.support.event_log import EventLog, events_into
 from tests.support.tls_client import TlsClient, trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.listen.listeners import earliest
-from zonerelay.inbound.tls import certificates
+from zonerelay.inbound.tls import certificate_files
 from zonerelay.inbound.tls.asking import AskingContext
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
@@ -279,7 +279,7 @@ def test_a_renewed_certificate_serves_new_sessions_and_leaves_old_ones_alone(tmp
     assert client.send(b"NOOP\r\n") == b"NOOP\r\n"
     assert client.decrypt(client.channel.send(b"250 2.0.0 OK\r\n")) == b"250 2.0.0 OK\r\n"
     half_way.channel.receive(half_way.answer(half_way.channel.take_output()))
-    assert half_way.channel.established
+    assert half_way.channel.info
     assert fingerprint(half_way) == old.fingerprint
 
 
@@ -425,7 +425,7 @@ def test_files_that_hold_the_same_are_parsed_once(tmp_path: Path, monkeypatch: p
         parsed.append(certificate)
         return parse_pair(certificate, key, texts)
 
-    monkeypatch.setattr(certificates, "parse_pair", counted)
+    monkeypatch.setattr(certificate_files, "parse_pair", counted)
     old, new = make("a.example.org"), make("a.example.org")
     house = House(tmp_path, old)
     for _ in range(3):

@@ -15,6 +15,7 @@ from zonerelay.inbound.state.transaction import (
     MAX_NAMED,
     MAX_NOTES,
     NO_EDITS,
+    ClientRewrites,
     MailTransaction,
     RewriteRules,
     wishes_of_both,
@@ -46,7 +47,7 @@ def rule(
 def becomes(
     rules: list[RewriteSettings], address: str, *, user: str = "", kind: RewriteScope = RewriteScope.RECIPIENT
 ) -> str:
-    return RewriteRules(rules).of(LISTENER, user).find(kind, Mailbox(address))[0]
+    return ClientRewrites(RewriteRules(rules), LISTENER, user).find(kind, Mailbox(address))[0]
 
 
 TABLE = [
@@ -88,7 +89,7 @@ def test_first_rule_that_matches(rules: list[RewriteSettings], address: str, wan
 
 @pytest.mark.parametrize("where", list(RewriteScope))
 def test_rules_by_place(where: RewriteScope) -> None:
-    rewrites = RewriteRules([rule("b", "1@y", where)]).of(LISTENER, "")
+    rewrites = ClientRewrites(RewriteRules([rule("b", "1@y", where)]), LISTENER, "")
     kinds = RewriteScope.ALL.kinds
     changed = {kind.value for kind in kinds if rewrites.find(kind, Mailbox("a@b"))[1]}
     every = {"sender", "recipient", "header"}
@@ -97,7 +98,7 @@ def test_rules_by_place(where: RewriteScope) -> None:
 
 
 def test_mail_that_no_rule_is_for_is_not_looked_at() -> None:
-    rewrites = RewriteRules([rule("b", user="x", where="header")]).of(LISTENER, "w")
+    rewrites = ClientRewrites(RewriteRules([rule("b", user="x", where="header")]), LISTENER, "w")
     assert not any(rewrites.changes(place) for place in RewriteScope.ALL.kinds)
 
 
@@ -117,7 +118,7 @@ ADDRESSES = st.tuples(
 @given(st.lists(st.lists(PATTERNS, min_size=1, max_size=3), max_size=6), ADDRESSES)
 def test_it_is_the_first_whose_patterns_match(rules: list[list[str]], address: str) -> None:
     first = next((at for at, patterns in enumerate(rules, 1) if AddressPatterns(patterns).match(address)), 0)
-    found = RewriteRules([rule(patterns) for patterns in rules]).of(LISTENER, "")
+    found = ClientRewrites(RewriteRules([rule(patterns) for patterns in rules]), LISTENER, "")
     assert found.find(RewriteScope.SENDER, Mailbox(address))[1] == first
 
 
@@ -134,7 +135,7 @@ def test_ten_thousand_rules_cost_what_ten_cost() -> None:
     def seconds(count: int) -> float:
         rules = [rule(f"n{n}@old{n % 50}.example", f"m{n}@new.example") for n in range(count)]
         rules += [rule("*", f"u{n}@new.example", user=f"u{n}") for n in range(count)]
-        rewrites = RewriteRules(rules).of(LISTENER, "u7")
+        rewrites = ClientRewrites(RewriteRules(rules), LISTENER, "u7")
         times = []
         for _ in range(5):
             began = time.process_time()

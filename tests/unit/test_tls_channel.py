@@ -41,7 +41,7 @@ def asking(tmp_path: Path) -> TlsContext:
 def established(context: TlsContext) -> TlsClient:
     client = TlsClient(TlsChannel(context))
     client.shake()
-    assert client.channel.established
+    assert client.channel.info
     return client
 
 
@@ -60,7 +60,7 @@ def fault_of(context: TlsContext, *received: bytes) -> str:
 def test_any_cut_of_the_wire_is_the_same(context: TlsContext, version: ssl.TLSVersion, cut: Cut) -> None:
     client = TlsClient(TlsChannel(context), trusting(version), cut=cut)
     assert client.shake() == b""
-    assert client.channel.established
+    assert client.channel.info
     assert client.send(b"EHLO client.example\r\n") == b"EHLO client.example\r\n"
     assert client.send(b"NOOP\r\nNOOP\r\n" * 2000) == b"NOOP\r\nNOOP\r\n" * 2000
     assert client.decrypt(client.channel.send(b"250 2.0.0 OK\r\n")) == b"250 2.0.0 OK\r\n"
@@ -110,7 +110,7 @@ def test_tickets_of_tls_1_3_go_with_the_first_answer(context: TlsContext, versio
     client = TlsClient(TlsChannel(context), trusting(version))
     client.channel.receive(client.hello())
     client.channel.receive(client.answer(client.channel.take_output()))
-    assert client.channel.established
+    assert client.channel.info
     # TLS 1.2 has tickets in the server's last flight, for which the client waits.
     assert (client.channel.take_output() == b"") is (version is ssl.TLSVersion.TLSv1_3)
     assert len(client.channel.send(b"250 2.0.0 OK\r\n")) > (150 if version is ssl.TLSVersion.TLSv1_3 else 20)
@@ -120,7 +120,7 @@ def test_clear_text_behind_starttls_never_becomes_a_command(context: TlsContext)
     client = TlsClient(TlsChannel(context))
     with pytest.raises(TlsFault, match="clear text"):
         client.channel.receive(b"MAIL FROM:<a@b.example>\r\n" + client.hello())
-    assert not client.channel.established
+    assert not client.channel.info
     with pytest.raises(TlsFault, match="clear text"):
         client.channel.receive(b"\x16\x03\x01")
 
@@ -256,7 +256,7 @@ def test_nothing_is_said_in_clear_text_before_the_handshake_is_complete(context:
     flight = client.channel.send(b"421 4.4.2 Too slow\r\n")
     assert flight.startswith(b"\x16\x03\x03")
     client.channel.receive(client.answer(flight))
-    assert client.channel.established
+    assert client.channel.info
     assert client.decrypt(client.channel.take_output()) == b""
 
 

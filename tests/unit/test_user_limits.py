@@ -33,7 +33,7 @@ from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.limits.authority import AuthorityError
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Mailbox, MessageId, Origin, Recipient
+from zonerelay.model.envelope import Mailbox, MessageId, Origin, Priority, Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.routing.zones.zones import ZoneChoice
@@ -249,9 +249,7 @@ def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
     )
     for name in ("a@y.example", "b@z.example"):
         transaction.recipients[name] = Recipient(address=Mailbox(name))
-    envelope = transaction.envelope(
-        MessageId("1" * 16), 1.0, Origin(client_address="", helo="", protocol="SMTP")
-    )
+    envelope = transaction.envelope(MessageId("1" * 16), 1.0, Origin(protocol="SMTP"), Priority.NORMAL)
 
     def of(capture_zone: str) -> list[tuple[str, bool]]:
         found, _ = deliveries_of(

@@ -28,7 +28,7 @@ from zonerelay.delivery.source import SourceSelection
 from zonerelay.delivery.tls.plan import requirements
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.state.context import dropped_headers
-from zonerelay.inbound.state.transaction import RewriteRules, ZoneHeader
+from zonerelay.inbound.state.transaction import ClientRewrites, RewriteRules, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header import Header
 from zonerelay.message.srs import Srs, SrsError
@@ -324,7 +324,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
             plans.append(answers.RewritePlan(what="recipient", becomes=first, by=SRS))
         if rewriting is None:
             return recipient, sender
-        rewrites = rewriting.of("" if listener is None else listener.address, request.user)
+        rewrites = ClientRewrites(rewriting, "" if listener is None else listener.address, request.user)
         found = []
         for kind, address in ((RewriteScope.SENDER, sender), (RewriteScope.RECIPIENT, recipient)):
             other, rule = rewrites.find(kind, Mailbox(address))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -44,6 +44,7 @@ from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.telemetry.events.events import Events
 
 Content = TypeVar("Content")
+Answer = TypeVar("Answer")
 
 
 class WatchedFile(Generic[Content]):
@@ -126,7 +127,7 @@ class Allowance(msgspec.Struct, frozen=True):
         if (
             rails.mode is not UserMode.LISTED
             and rails.recipients
-            and not _patterns(rails.recipients).match(recipient)
+            and not patterns_of(rails.recipients).match(recipient)
         ):
             return _no("7.1", "This user may not write to this recipient")
         return self._no_room((0, so_far + 1, 0))
@@ -148,7 +149,7 @@ class Allowance(msgspec.Struct, frozen=True):
     def is_captured(self, recipient: Mailbox) -> bool:
         """Return whether mail for this recipient is captured instead of being sent."""
         if self.rails.mode is UserMode.LISTED:
-            return not _patterns(self.rails.recipients).match(recipient)
+            return not patterns_of(self.rails.recipients).match(recipient)
         return self.rails.mode is UserMode.CAPTURE
 
     def _no_room(self, more: tuple[int, int, int]) -> Refusal | None:
@@ -212,12 +213,8 @@ class Guard:
         rails = await self.rails_of(user)
         if rails is None:
             return UNREADABLE
-        try:
-            usage = await self._quotas.usage(user) if rails.quotas else None
-        except AuthorityError as error:
-            self._events.error("quotas", error)
-            return UNCOUNTED
-        return Allowance(user, rails, usage)
+        usage = await self._asked(self._quotas.usage(user)) if rails.quotas else None
+        return usage if isinstance(usage, Refusal) else Allowance(user, rails, usage)
 
     async def log_in_refusal(self, user: str, client_address: str) -> Refusal | None:
         """Return why a user who knows the password may not log in, or None."""
@@ -228,20 +225,22 @@ class Guard:
         """Count a message that is about to be accepted, or return the reason why it is rejected."""
         if allowance.usage is None:
             return None
-        try:
-            full = await self._quotas.take(allowance.user, allowance.rails, (1, recipients, octets))
-        except AuthorityError as error:
-            self._events.error("quotas", error)
-            return UNCOUNTED
-        return None if full is None else _used_up(full)
+        sent = (1, recipients, octets)
+        full = await self._asked(self._quotas.take(allowance.user, allowance.rails, sent))
+        return _used_up(full) if isinstance(full, ExhaustedQuota) else full
 
     async def give_back(self, allowance: Allowance, recipients: int, octets: int) -> None:
         """Remove a message from the counts, because it was not accepted."""
         if allowance.usage is not None:
-            try:
-                await self._quotas.give_back(allowance.user, allowance.rails, (1, recipients, octets))
-            except AuthorityError as error:
-                self._events.error("quotas", error)
+            sent = (1, recipients, octets)
+            await self._asked(self._quotas.give_back(allowance.user, allowance.rails, sent))
+
+    async def _asked(self, question: Awaitable[Answer]) -> Answer | Refusal:
+        try:
+            return await question
+        except AuthorityError as error:
+            self._events.error("quotas", error)
+            return UNCOUNTED
 
     def nearly_used(self) -> Iterator[tuple[str, str, int, int]]:
         for user, level in self._quotas.seen():
@@ -281,5 +280,5 @@ def _used_up(full: ExhaustedQuota) -> Refusal:
     return Refusal(Reason.QUOTA, full.reply(), 0.0 if never else full.seconds, full.limit)
 
 
-_patterns = lru_cache(1024)(AddressPatterns)
+patterns_of = lru_cache(1024)(AddressPatterns)
 _networks = lru_cache(1024)(Networks)

@@ -61,18 +61,9 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, LookupResult
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.transaction import NO_EDITS, ClientRewrites, HeaderEdits, MailTransaction
+from zonerelay.message import header as headers
 from zonerelay.message.dkim.signature import BodyHash
-from zonerelay.message.header import (
-    Fields,
-    Header,
-    HeaderScanner,
-    HeaderTooLargeError,
-    authors,
-    edit_header,
-    lacks_author,
-    parse_header,
-    trace_fields,
-)
+from zonerelay.message.header import Fields, Header, HeaderScanner
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, mailboxes, path
 from zonerelay.model.reply import Reply
@@ -396,7 +387,7 @@ class Intake:
     def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
         try:
             scanner.feed(piece)
-        except HeaderTooLargeError:
+        except headers.HeaderTooLargeError:
             self.refuse(replies.header_too_big(self._settings.max_header_size))
             return
         if scanner.header is not None:
@@ -423,7 +414,7 @@ class Intake:
             self.refuse(context.guarded(self.transaction.over_quota))
         elif header.received > self._settings.max_received:
             self.refuse(replies.MAIL_LOOP)
-        elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
+        elif client_state.is_bound and not client_state.may_write_as(headers.authors(header, held)):
             self.refuse(replies.FROM_NOT_YOURS)
         else:
             rewrites = self.transaction.rewrites
@@ -448,7 +439,7 @@ class Intake:
         if rewritten == whole:
             return held
         block = rewritten[len(lead) :]
-        self._header = parse_header(block).without(self._context.dropped)
+        self._header = headers.parse_header(block).without(self._context.dropped)
         return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
@@ -486,13 +477,14 @@ class Intake:
         names = header.names - {name.lower() for name in edits.remove} | {
             name.lower() for name, _ in edits.add
         }
-        rest = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
+        rest = headers.edit_header(header.lead + held, add=edits.add, remove=edits.remove)
         return self._own_fields(structs.replace(header, names=names, lead=b"")) + rest
 
     def _own_fields(self, header: Header) -> bytes:
         """Return Received and the missing fields, with the separator that `header` needs."""
-        hide_client = self._settings.hide_client
-        return trace_fields(self.envelope, header, hostname=self._context.hostname, hide_client=hide_client)
+        return headers.trace_fields(
+            self.envelope, header, hostname=self._context.hostname, hide_client=self._settings.hide_client
+        )
 
     async def _decide_header(self) -> None:
         """Call the policy with the header. Bytes that arrive in the meantime are queued after it."""
@@ -657,7 +649,7 @@ class Intake:
     def _stored_fields(self) -> Fields:
         """Return the fields of the message, including the Message-ID and author that were added here."""
         fields = self._header.fields
-        if lacks_author(self.envelope, self._header):
+        if headers.lacks_author(self.envelope, self._header):
             fields = (*fields, ("From", path(self.envelope.sender)))
         if "message-id" in self._header.names:
             return fields

@@ -38,14 +38,7 @@ from zonerelay.inbound.policy import Policy, PolicyContext
 from zonerelay.inbound.policy.api import WholeMessage
 from zonerelay.inbound.policy.runner import PolicyRunner, load_authenticator, load_policy
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import (
-    AcceptanceReporter,
-    AskedPolicy,
-    ListenerContext,
-    SharedContext,
-    SuspensionCheck,
-    TlsContexts,
-)
+from zonerelay.inbound.state import context as contexts
 from zonerelay.inbound.state.transaction import RewriteRules
 from zonerelay.limits.shared import RecordStore
 from zonerelay.message.srs import Srs
@@ -106,9 +99,9 @@ class Listeners:
     records: InitVar[Callable[[], RecordStore]]
     open_http: OpenHttp
     srs: Callable[[], Srs | None] = lambda: None
-    webhooks: Callable[[], AcceptanceReporter | None] = lambda: None
+    webhooks: Callable[[], contexts.AcceptanceReporter | None] = lambda: None
     is_late: Callable[[str], bool] = lambda _: True
-    orders: InitVar[SuspensionCheck | None] = None
+    orders: InitVar[contexts.SuspensionCheck | None] = None
     inherited: InheritedSockets = NOTHING
     share_failure: Callable[[str], None] = lambda _: None
 
@@ -117,14 +110,14 @@ class Listeners:
         settings: Settings,
         resolver: Resolver,
         records: Callable[[], RecordStore],
-        orders: SuspensionCheck | None,
+        orders: contexts.SuspensionCheck | None,
     ) -> None:
         events, clock = self.events, self.clock
         self._users: Authenticator | None = None
         self._credentials = settings.auth.credentials
         self.guard = Guard(self._credentials, records, events=events, clock=clock)
         """The object that enforces the limits of users for mail from every source."""
-        self._shared = SharedContext(
+        self._shared = contexts.SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(self.store.counts, self.is_late, clock),
@@ -135,7 +128,7 @@ class Listeners:
         self._socket: SubmitSocket | None = None
         """The socket on which another process submits mail, by the rules of the first listener."""
         self._farewells = Tasks()
-        self._retiring: dict[asyncio.Task[None], AskedPolicy] = {}
+        self._retiring: dict[asyncio.Task[None], contexts.AskedPolicy] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
         events.metrics.read(
             lambda: {
@@ -175,7 +168,7 @@ class Listeners:
             found.append(self._users.problem)
         return tuple(dict.fromkeys((*found, *self.guard.problems())))
 
-    def _in_use(self) -> Iterator[TlsContexts]:
+    def _in_use(self) -> Iterator[contexts.TlsContexts]:
         yield from (found for kept in self._kept if (found := kept.context.certificates) is not None)
 
     # Starting, reloading and stopping.
@@ -314,7 +307,7 @@ class Listeners:
         policy = self._policy(settings)
         is_http = settings.protocol is ListenerProtocol.HTTP
         make = partial(HttpListener, open_http=self.open_http) if is_http else Listener
-        context = ListenerContext(
+        context = contexts.ListenerContext(
             **self._shared.fields(),
             settings=_bounded(settings, policy),
             hostname=self.hostname,
@@ -349,7 +342,7 @@ class Listeners:
         if former is not None and former is not policy:
             self._retire(former, kept)
 
-    def _certificates(self, settings: ListenerSettings) -> TlsContexts | None:
+    def _certificates(self, settings: ListenerSettings) -> contexts.TlsContexts | None:
         if settings.tls is ListenerTls.NONE:
             return None
         # The OpenSSL bindings use more memory than everything else here, so they are loaded only if TLS is
@@ -376,7 +369,7 @@ class Listeners:
             else None,
         )
 
-    def _retire(self, policy: AskedPolicy, listener: SomeListener) -> None:
+    def _retire(self, policy: contexts.AskedPolicy, listener: SomeListener) -> None:
         """Close the policy when no session uses it any more. An application may keep a session
         open all day.
         """
@@ -395,7 +388,7 @@ class Listeners:
         await _close(kept.context.policy)
 
 
-async def _close(policy: AskedPolicy | None) -> None:
+async def _close(policy: contexts.AskedPolicy | None) -> None:
     if isinstance(policy, PolicyRunner):
         await policy.close()
 
@@ -405,7 +398,7 @@ _files = attrgetter("tls", "certificate", "key", "allow_certificates")
 _policy_of = attrgetter("policy", "policy_file", "policy_timeout", "authenticator")
 
 
-def _bounded(settings: ListenerSettings, policy: AskedPolicy | None) -> ListenerSettings:
+def _bounded(settings: ListenerSettings, policy: contexts.AskedPolicy | None) -> ListenerSettings:
     """Limit the message size to the size that a handler may hold in memory."""
     if policy is None or WholeMessage not in policy.asked:
         return settings

@@ -97,7 +97,6 @@ class Conversation(SubmittingClient):
         settings = context.settings
         super().__init__(context, ClientState(settings, context.grants, client, tls))
         self.max_commands = settings.max_commands
-        self._max_errors = settings.max_errors
         self._errors = 0
         self.held_back: ServerReply | None = None
         self.in_clear = self.client_state.grants.must_start_tls  # most commands require TLS first
@@ -114,7 +113,8 @@ class Conversation(SubmittingClient):
             if not self.client_state.grants.may_relay:
                 client = client_key(self.client_state.client.address)
                 self.delay = self.context.error_delays.made(client, self.context.clock.monotonic())
-            if self._errors >= self._max_errors and answer.then is not NextAction.CLOSE and not of_message:
+            too_many = self._errors >= self.context.settings.max_errors
+            if too_many and answer.then is not NextAction.CLOSE and not of_message:
                 return self.refuse(replies.TOO_MANY_ERRORS, command)
         return answer
 
@@ -230,7 +230,7 @@ class Conversation(SubmittingClient):
 
     def _auth(self, argument: str) -> ServerReply:
         client_state = self.client_state
-        if not client_state.grants.offers_auth:
+        if replies.AUTH not in client_state.grants.offer:
             off = self.context.settings.auth is ListenerAuth.OFF
             return self.refuse(replies.NOT_OFFERED if off else replies.AUTH_NEEDS_TLS, "AUTH")
         if not client_state.helo:
@@ -295,7 +295,7 @@ class Conversation(SubmittingClient):
             return self.refuse(replies.NO_ARGUMENT, "STARTTLS")
         if self.client_state.tls is not None:
             return self.refuse(replies.TLS_ALREADY, "STARTTLS")
-        if not self.client_state.grants.offers_starttls:
+        if replies.STARTTLS not in self.client_state.grants.offer:
             return self.refuse(replies.NOT_OFFERED, "STARTTLS")
         self.reset()
         return replies.START_TLS

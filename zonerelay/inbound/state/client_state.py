@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 import msgspec
 
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import Idempotency, ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
+from zonerelay.inbound.access.guard import patterns_of
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import NULL_SENDER, Mailbox, Origin, Priority
-from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server import params
 from zonerelay.smtp.server.proxy_protocol import XClient
 
@@ -41,8 +41,6 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
     may_relay: bool
     must_log_in: bool
     must_start_tls: bool
-    offers_starttls: bool
-    offers_auth: bool
     mail_parameters: frozenset[str]
     rcpt_parameters: frozenset[str]
     offer: tuple[str, ...]
@@ -56,7 +54,6 @@ def _grants(
     """
     must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
     may_relay = proven or (may_relay and not must_log_in)
-    starttls = settings.tls is ListenerTls.STARTTLS and not secure
     auth = settings.auth is not ListenerAuth.OFF and (
         secure or UnsafeListener.CLEARTEXT_AUTH in settings.unsafe
     )
@@ -66,7 +63,7 @@ def _grants(
     hold = submits and settings.max_hold > 0
     offers = {
         "DSN": submits,
-        "STARTTLS": starttls,
+        replies.STARTTLS: settings.tls is ListenerTls.STARTTLS and not secure,
         replies.AUTH: auth,
         replies.FUTURE_RELEASE: hold,
         replies.XCLIENT: may_xclient,
@@ -75,8 +72,6 @@ def _grants(
         may_relay=may_relay,
         must_log_in=must_log_in,
         must_start_tls=settings.require_tls and not secure,
-        offers_starttls=starttls,
-        offers_auth=auth,
         mail_parameters=params.MAIL_PARAMETERS
         | (params.DSN_MAIL_PARAMETERS if submits else frozenset())
         | (params.AUTH_MAIL_PARAMETERS if auth else frozenset())
@@ -208,7 +203,7 @@ class ClientState:
         if not self.is_bound or sender == NULL_SENDER:
             return True
         assert self.user is not None
-        return _patterns(tuple(self.user.senders)).match(sender)
+        return patterns_of(tuple(self.user.senders)).match(sender)
 
     @property
     def is_lenient(self) -> bool:
@@ -234,6 +229,3 @@ class ClientState:
             if not found.clear:
                 addresses += _ANY_ADDRESS.findall(author)
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
-
-
-_patterns = lru_cache(1024)(AddressPatterns)

@@ -41,16 +41,9 @@ from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
 from zonerelay.inbound.state.transaction import MailTransaction, RewriteRules, ZoneHeader, renamed
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.message.srs import Srs
+from zonerelay.model import envelope as model
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import (
-    Mailbox,
-    Message,
-    MessageIdSource,
-    Origin,
-    Recipient,
-    domain_of,
-    recipient_key,
-)
+from zonerelay.model.envelope import Mailbox, Origin
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.smtp.server.paths import CommandError, forward_path, require_ascii, reverse_path
@@ -152,7 +145,7 @@ class SuspensionCheck(Protocol):
 class AcceptanceReporter(Protocol):
     """Interface: creates messages that report accepted mail to other programs."""
 
-    def accepted(self, message: Message) -> list[OwnMessage]:
+    def accepted(self, message: model.Message) -> list[OwnMessage]:
         """Return the messages to store together with this message."""
 
 
@@ -202,7 +195,7 @@ class ListenerContext(SharedContext):
     settings: ListenerSettings
     hostname: str
     store: QueueStore
-    ids: MessageIdSource
+    ids: model.MessageIdSource
     choose_zone: ChooseZone
     events: Events
     clock: Clock
@@ -248,7 +241,7 @@ class ListenerContext(SharedContext):
                 return LookupResult(allowance=await question.guard.allowance(question.user))
             domains = self.sender_domains if self.settings.check_sender_domain else None
             if isinstance(question, Mail) and domains is not None:
-                reply = await domains.check(domain_of(Mailbox(question.sender)))
+                reply = await domains.check(model.domain_of(Mailbox(question.sender)))
                 if reply is not None:
                     return LookupResult(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
             return LookupResult(await self._decide(question))
@@ -300,7 +293,7 @@ class ListenerContext(SharedContext):
         client_state: ClientState,
         *,
         step: str,
-        given: Recipient | None = None,
+        given: model.Recipient | None = None,
         given_address: str = "",
     ) -> tuple[ServerReply, str] | None:
         """Change the envelope as an aiosmtpd handler wants it, or return the refusal and its cause. `step` is
@@ -322,8 +315,8 @@ class ListenerContext(SharedContext):
         except CommandError as error:
             return self._unusable(step, f"it set an invalid address: {error.reply}")
         for mailbox in added:
-            recipient = Recipient(address=mailbox) if given is None else renamed(given, mailbox)
-            wanted.setdefault(recipient_key(mailbox), recipient)
+            recipient = model.Recipient(address=mailbox) if given is None else renamed(given, mailbox)
+            wanted.setdefault(model.recipient_key(mailbox), recipient)
         addresses = [each.address for each in wanted.values()]
         if given is not None and given_address not in changes.removed:
             addresses.append(given.address)

@@ -258,6 +258,7 @@ FRESH = 60.0  # seconds for which an EHLO reply that contains a date (RFC 4865) 
 
 # The lines of the EHLO reply that not every client gets. The first one gets its values when it is sent.
 FUTURE_RELEASE = "FUTURERELEASE"
+STARTTLS = "STARTTLS"
 AUTH = f"AUTH {' '.join(MECHANISMS)}"
 XCLIENT = f"XCLIENT {KEYWORDS}"
 

@@ -43,17 +43,8 @@ from zonerelay.inbound.policy import Decision
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.message.header import Fields, change_addresses
-from zonerelay.model.envelope import (
-    Envelope,
-    Mailbox,
-    MessageId,
-    Notify,
-    Origin,
-    Priority,
-    Recipient,
-    mailboxes,
-    recipient_key,
-)
+from zonerelay.model import envelope as model
+from zonerelay.model.envelope import Mailbox, Notify, Recipient, recipient_key
 from zonerelay.routing.addresses import Networks, ascii_domain, networks_of
 from zonerelay.routing.zones.address_patterns import AddressTable
 from zonerelay.smtp.client.transaction import original_recipient
@@ -136,7 +127,7 @@ class MailTransaction:
         """Apply the user's mode to the envelope, which is complete and rewritten."""
         if self.allowance is None:
             return
-        self.named = mailboxes(self.recipients.values())
+        self.named = model.mailboxes(self.recipients.values())
         rails = self.allowance.rails
         mailbox = Mailbox(rails.mailbox)
         if rails.mode is UserMode.REDIRECT:
@@ -151,13 +142,13 @@ class MailTransaction:
                 self.rewritten.append(("recipient mode=copy", mailbox))
 
     def envelope(
-        self, message_id: MessageId, created: float, origin: Origin, priority: Priority = Priority.NORMAL
-    ) -> Envelope:
+        self, message_id: model.MessageId, created: float, origin: model.Origin, priority: model.Priority
+    ) -> model.Envelope:
         mail = self.mail
         if mail.smtputf8:
             # RFC 6531 4.3: UTF8SMTP, with A and S as for ESMTP.
             origin = structs.replace(origin, protocol=origin.protocol.replace("ESMTP", "UTF8SMTP"))
-        return Envelope(
+        return model.Envelope(
             id=message_id,
             sender=mail.sender,
             recipients=tuple(self.recipients.values()),
@@ -257,13 +248,9 @@ class RewriteRules:
                 for pattern in settings.address:
                     table.add(pattern, at)
 
-    def of(self, listener: str, user: str) -> ClientRewrites:
-        """Return the rules for the mail of one client. `user` is `""` without a login."""
-        return ClientRewrites(self, listener, user)
-
-    def rewrite(self, transaction: MailTransaction, origin: Origin) -> None:
+    def rewrite(self, transaction: MailTransaction, origin: model.Origin) -> None:
         """Rewrite the addresses of the envelope, which is complete."""
-        rewrites = self.of(origin.listener, origin.user)
+        rewrites = ClientRewrites(self, origin.listener, origin.user)
         if rewrites.changes(RewriteScope.HEADER):
             transaction.rewrites = rewrites
         sender, rule = rewrites.find(RewriteScope.SENDER, transaction.mail.sender)
@@ -275,7 +262,7 @@ class RewriteRules:
 
 
 class ClientRewrites:
-    """The [[rewrite]] rules that apply to the mail of one client."""
+    """The [[rewrite]] rules that apply to the mail of one client. `user` is `""` without a login."""
 
     __slots__ = ("_listener", "_rules", "_tables", "rules_of_header")
 

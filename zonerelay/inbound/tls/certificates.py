@@ -22,14 +22,8 @@ from typing import TypeVar
 from cryptography.hazmat.primitives import serialization
 
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.tls.certificate_files import (
-    CertificateError,
-    CertificatePair,
-    Texts,
-    is_exposed,
-    parse_pair,
-    read_texts,
-)
+from zonerelay.inbound.tls import certificate_files
+from zonerelay.inbound.tls.certificate_files import CertificateError, CertificatePair
 from zonerelay.inbound.tls.channel import TlsChannel, TlsContext
 from zonerelay.model.clock import Clock
 from zonerelay.process.files import FileState, file_state
@@ -165,7 +159,7 @@ class CertificateEntry:
         # Taken before reading, so that a change during reading is noticed at the next check.
         self._seen = self._states()
         self._try_again = now + TRY_AGAIN
-        texts = read_texts(self.certificate, self.key)
+        texts = certificate_files.read_texts(self.certificate, self.key)
         try:
             found = self._parsed(texts)
         except OSError as error:
@@ -178,11 +172,11 @@ class CertificateEntry:
         return file_state(self.certificate), file_state(self.key)
 
 
-def _parsed(certificate: Path, key: Path, ask_certificate: bool, texts: Texts) -> CertificatePair | str:
+def _parsed(certificate: Path, key: Path, ask: bool, texts: tuple[bytes, bytes]) -> CertificatePair | str:
     """Return a pair that OpenSSL accepts, or the error message. Raise OSError if no descriptor is left."""
     try:
-        pair = parse_pair(certificate, key, texts)
-        build_context([pair], ask_certificate=ask_certificate)
+        pair = certificate_files.parse_pair(certificate, key, texts)
+        build_context([pair], ask_certificate=ask)
     except CertificateError as error:
         return str(error)
     return pair
@@ -306,7 +300,7 @@ class Certificates:
             fingerprint=pair.fingerprint,
         )
         self._tell_expiring([entry])
-        if is_exposed(entry.key) and entry.key not in self._exposed_reported:
+        if certificate_files.is_exposed(entry.key) and entry.key not in self._exposed_reported:
             self._exposed_reported.add(entry.key)
             note = f"{entry.key}: the private key is readable by all users of this machine; run chmod o-r"
             self._events.lifecycle("advice", note=note)

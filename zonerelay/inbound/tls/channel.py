@@ -116,13 +116,12 @@ OUTPUT = 4 * 1024
 
 
 class TlsChannel:
-    """A TLS session without I/O. `established`, `closed` (the client has sent close_notify) and `info` are
-    for reading.
+    """A TLS session without I/O. `closed` (the client has sent close_notify) and `info` (set with the end of
+    the handshake) are for reading.
     """
 
     __slots__ = (
-        "_fault", "_has_tickets", "_in", "_octets", "_offered", "_out", "_session", "closed", "established",
-        "info",
+        "_fault", "_has_tickets", "_in", "_octets", "_offered", "_out", "_session", "closed", "info",
     )  # fmt: skip
 
     def __init__(self, context: TlsContext) -> None:
@@ -132,7 +131,6 @@ class TlsChannel:
         self._offered = "no known version"
         self._fault = ""  # not the exception, whose traceback would keep this object alive
         self._has_tickets = False  # in the output, and nothing else
-        self.established = False
         self.closed = False
         self.info: TlsInfo | None = None
 
@@ -159,7 +157,7 @@ class TlsChannel:
         """Encrypt `plain`, and return it after the pending output. Never raise an exception: before the
         handshake is complete, and after a fault, only the pending output is returned.
         """
-        if self.established and not self._fault:
+        if self.info is not None and not self._fault:
             try:
                 if len(plain) <= OUTPUT:
                     self._session.write(plain)
@@ -178,7 +176,7 @@ class TlsChannel:
 
     def close(self) -> bytes:
         """Return the pending output and close_notify. It may be called in every state, and repeatedly."""
-        if self.established and not self._fault:
+        if self.info is not None and not self._fault:
             try:
                 self._session.unwrap()
             except ssl.SSLWantReadError:
@@ -192,15 +190,14 @@ class TlsChannel:
         """Return the plaintext of at most PIECE bytes of input."""
         if self.closed or not piece:
             return b""  # RFC 8446 6.1: data after a closure alert must be ignored
-        if not self.established:
+        if self.info is None:
             self._admit(piece)
         self._in.write(piece)
         session = self._session
         plain: list[bytes] = []
         try:
-            if not self.established:
+            if self.info is None:
                 session.do_handshake()
-                self.established = True
                 self.info = _describe(session)
                 self._has_tickets = self.info.version == "TLSv1.3"
             while data := session.read(RECORD):

@@ -28,18 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 
 from zonerelay.config.settings import DkimSettings
 from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey
@@ -72,14 +65,16 @@ def new_private_key(algorithm: str) -> str:
         key = Ed25519PrivateKey.generate()
     else:
         key = rsa.generate_private_key(public_exponent=65537, key_size=GOOD_RSA_BITS)
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode("ascii")
 
 
 def load_private_key(pem: bytes) -> PrivateKey:
     """Read a key. Raise ValueError, whose text begins with a verb and follows a file's name."""
     try:
         # The library's own check takes longer than a hundred signatures; ours below finds a broken key too.
-        key = load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
+        key = serialization.load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
     except TypeError:
         raise ValueError("is encrypted; the relay requires an unencrypted key") from None
     except (ValueError, UnsupportedAlgorithm):
@@ -87,7 +82,7 @@ def load_private_key(pem: bytes) -> PrivateKey:
     if isinstance(key, RSAPrivateKey):
         return _rsa(key)
     if isinstance(key, Ed25519PrivateKey):
-        public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        public = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         return PrivateKey(ED25519, 256, public, key.sign)
     raise ValueError("is neither an RSA nor an Ed25519 key, the only types that DKIM supports")
 
@@ -106,7 +101,7 @@ def _rsa(key: RSAPrivateKey) -> PrivateKey:
         public.verify(sign(digest), digest, _PADDING, _HASHED)
     except (InvalidSignature, ValueError):
         raise ValueError("has an RSA key with inconsistent numbers") from None
-    spki = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    spki = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return PrivateKey(RSA, key.key_size, spki, sign)
 
 
@@ -146,7 +141,6 @@ class DkimKeys:
         self._ascii_domain = ascii_domain
         self._entries: dict[str, list[DkimEntry]] = {}
         self.entries: list[DkimEntry] = []
-        loaded: dict[Path, PrivateKey] = {}
 
         def load(pem: bytes) -> PrivateKey:
             """Return an already loaded key if possible, because testing a key is expensive."""
@@ -156,12 +150,11 @@ class DkimKeys:
             return key
 
         for at, each in enumerate(settings):
-            if each.key_file not in loaded:
-                try:
-                    loaded[each.key_file] = read_key(each.key_file, read, load)
-                except ValueError as error:
-                    raise ValueError(f"dkim[{at}].key_file: {error}") from None
-            entry = _entry(each, loaded[each.key_file], f"dkim[{at}]", ascii_domain)
+            try:
+                key = read_key(each.key_file, read, load)
+            except ValueError as error:
+                raise ValueError(f"dkim[{at}].key_file: {error}") from None
+            entry = _entry(each, key, f"dkim[{at}]", ascii_domain)
             self.entries.append(entry)
             self._entries.setdefault(entry.domain, []).append(entry)
 

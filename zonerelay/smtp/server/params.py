@@ -24,14 +24,8 @@ import msgspec
 
 from zonerelay.model.envelope import BodyType, Mailbox, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.paths import (
-    CommandError,
-    command_error,
-    forward_path,
-    read_leniently,
-    require_ascii,
-    reverse_path,
-)
+from zonerelay.smtp.server import paths
+from zonerelay.smtp.server.paths import CommandError, command_error
 
 # Parses the DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
 #
@@ -186,13 +180,13 @@ class MailCommand(msgspec.Struct, frozen=True):
 
 def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> MailCommand:
     """Parse `FROM:<path> [parameters]`."""
-    sender, rest = reverse_path(_after_keyword(argument, "FROM:"))
+    sender, rest = paths.reverse_path(_after_keyword(argument, "FROM:"))
     if not rest and sender.isascii():
         return MailCommand(sender)
     given = _parameters(rest, offered)
     given.pop("auth", None)
     if "smtputf8" not in given:
-        require_ascii(sender)
+        paths.require_ascii(sender)
     if given.keys() >= {"hold_for", "hold_until"}:
         raise CommandError(Reply(501, "5.4", "HOLDFOR and HOLDUNTIL cannot be combined"))  # RFC 4865 4.2, 9)
     return MailCommand(sender, **given)
@@ -202,9 +196,9 @@ def parse_rcpt(
     argument: str, *, smtputf8: bool = False, offered: Collection[str] = RCPT_PARAMETERS
 ) -> Recipient:
     """Parse `TO:<path> [parameters]`; `smtputf8` as declared in this transaction's MAIL."""
-    recipient, rest = forward_path(_after_keyword(argument, "TO:"))
+    recipient, rest = paths.forward_path(_after_keyword(argument, "TO:"))
     if not smtputf8:
-        require_ascii(recipient)
+        paths.require_ascii(recipient)
     if not rest:
         return Recipient(address=recipient)
     return Recipient(address=recipient, **_parameters(rest, offered))
@@ -213,7 +207,7 @@ def parse_rcpt(
 def by_the_grammar(argument: str) -> str:
     """Return the argument of MAIL or RCPT of a lenient client as others write it."""
     keyword, colon, rest = argument.partition(":")
-    return f"{keyword}{colon}{read_leniently(rest.lstrip(' '))}"
+    return f"{keyword}{colon}{paths.read_leniently(rest.lstrip(' '))}"
 
 
 def _after_keyword(argument: str, keyword: str) -> str:
