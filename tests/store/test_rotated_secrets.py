@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.support.waiting import until
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
+from zonerelay.store.objects import s3
 from zonerelay.store.objects.s3 import Bucket, RequestRejectedError
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -124,3 +126,33 @@ async def test_an_s3_key_that_was_replaced(service: tuple[Denying, str], secret:
     secret.write_text("new")
     await bucket.put("a", b"4")
     await bucket.close()
+
+
+async def test_clients_of_an_s3_key_that_stays_refused_are_closed(
+    service: tuple[Denying, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search for other credentials makes a client. An outage of hours must not fill the memory."""
+    denying, url = service
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "revoked")
+    monkeypatch.setattr(s3, "READ_AGAIN", 0.0)
+    monkeypatch.setattr(s3, "LONGEST_USE", -4.9)
+    bucket = Bucket(replace(s3_settings(url), access_key="", timeout=5.0), str)
+    make, opened = bucket._make, [0, 0]
+
+    @asynccontextmanager
+    async def counted(service: str, url: str) -> AsyncIterator[object]:
+        async with make(service, url) as client:
+            opened[:] = opened[0] + 1, opened[1] + 1
+            yield client
+            opened[0] -= 1
+
+    monkeypatch.setattr(bucket, "_make", counted)
+    denying.signed_by = lambda: "revoked"
+    for number in range(5):
+        with pytest.raises(RequestRejectedError):
+            await bucket.put("a", b"%d" % number)
+    assert opened[1] == 5
+    await until(lambda: opened[0] == 1)
+    await bucket.close()
+    assert opened == [0, 5]

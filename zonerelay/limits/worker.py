@@ -367,13 +367,14 @@ class Share(msgspec.Struct, eq=False):
         self.back += count
         self.revoked = max(0, self.revoked - count)
 
-    def claim(self) -> SlotClaim:
-        """Return the claim for the next request, which also returns slots."""
+    def claim(self, *, wanted: bool) -> SlotClaim:
+        """Return the claim for the next request, which also returns slots. Unless `wanted`, it does not
+        contain the requested slots.
+        """
         back, self.back = self.back, 0
-        self.declared = True
-        return SlotClaim(
-            self.site, self.destination, self.limit, self.slots, back, max(self.requested, self.slots)
-        )
+        self.declared = wanted or not self.requested
+        want = max(self.requested if wanted else 0, self.slots)
+        return SlotClaim(self.site, self.destination, self.limit, self.slots, back, want)
 
 
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
@@ -501,22 +502,13 @@ class ZoneAllowance:
 
     def claims(self, *, everything: bool) -> tuple[SlotClaim, ...]:
         self._zone_limit_declared = self.zone_limit
-        heads = list(self._first_requests())
+        heads = dict.fromkeys(self._first_requests())
+        shares = self._dirty | heads
         if everything:
-            shares = [
-                share for share in self._shares.values() if share.slots or share.connections or share in heads
-            ]
-        else:
-            shares = [*self._dirty, *(share for share in heads if share not in self._dirty)]
+            known = self._shares.values()
+            shares = {each: None for each in known if each.slots or each.connections or each in heads}
         self._dirty.clear()
-        return tuple(self._claim(share, wanted=share in heads) for share in shares)
-
-    def _claim(self, share: Share, *, wanted: bool) -> SlotClaim:
-        claim = share.claim()
-        if not wanted and share in self._requests:
-            share.declared = False
-            return SlotClaim(share.site, share.destination, share.limit, claim.keep, claim.back, claim.keep)
-        return claim
+        return tuple(share.claim(wanted=share in heads) for share in shares)
 
     def apply(self, held: tuple[SlotGrant, ...], waiters: int, now: float) -> list[float]:
         """Apply an answer. Return the waiting time in seconds of each request that was granted at least in

@@ -20,6 +20,7 @@ from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Position, Write, WriteBatch, pages
 from zonerelay.store.objects import engine as objects
+from zonerelay.store.objects import index
 from zonerelay.store.objects.disk import DirectoryPlace
 from zonerelay.store.objects.engine import Object, ObjectEngine, ObjectKeys
 from zonerelay.store.objects.s3 import Bucket
@@ -424,7 +425,7 @@ async def test_readers_beside_a_writer_that_snapshots_all_the_time_find_what_is_
     """Objects, entries and snapshots vanish between two of their requests."""
     monkeypatch.setattr(objects, "LEAST_LOG", 300)
     monkeypatch.setattr(objects, "SHARE", 0)
-    monkeypatch.setattr(objects, "PIECE", 400)
+    monkeypatch.setattr(index, "PIECE_ROWS", 10)
     choose = random.Random(5)
 
     class FarPlace(DirectoryPlace):

@@ -139,19 +139,15 @@ class OutboxWriter:
         self._written = written
         self._waiting: dict[tuple[int, str], RowWrite] = {}
         self._ends: dict[tuple[int, str], asyncio.Future[None]] = {}
-        self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        """Runs while writes are pending."""
 
     def put(self, write: RowWrite) -> None:
         """Queue a write. It replaces an earlier one of the same claim, because it includes that one's
         outcomes.
         """
         self._waiting[write.id, write.token] = write
-        self._idle.clear()
-        self._wanted.set()
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def store(self, write: RowWrite) -> None:
@@ -167,25 +163,20 @@ class OutboxWriter:
     def forget(self) -> None:
         """Drop all writes, because every claim was lost."""
         self._done(list(self._waiting.values()), set())
-        self._idle.set()
 
     async def close(self, timeout: float) -> None:
         """Write the remaining outcomes within `timeout`. The relay that takes over the other rows attempts
         them again.
         """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout)
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=timeout)
         await cancel_all(self._task)
 
     async def _run(self) -> None:
-        while True:
-            await self._wanted.wait()
+        while self._waiting:
             await asyncio.sleep(GATHERING)
-            self._wanted.clear()
-            while self._waiting:
-                if not await self._safely(list(self._waiting.values())[:MAX_TOGETHER]):
-                    await asyncio.sleep(PAUSE)
-            self._idle.set()
+            if not await self._safely(list(self._waiting.values())[:MAX_TOGETHER]):
+                await asyncio.sleep(PAUSE)
 
     async def _safely(self, batch: Sequence[RowWrite]) -> bool:
         try:

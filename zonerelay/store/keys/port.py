@@ -280,13 +280,15 @@ def after(key: bytes) -> bytes:
     return key + b"\0"
 
 
-def page_of(found: Iterable[Row], rows: int) -> KeyPage:
-    """Create a page from the rows of a range. Pass one more than `rows` if there are that many."""
+def page_of(found: Iterable[Row], rows: int, size: Callable[[bytes], int] = len) -> KeyPage:
+    """Create a page from the rows of a range. Pass one more than `rows` if there are that many. `size`
+    returns the size of a value.
+    """
     taken: list[Row] = []
     left = PAGE_OCTETS
     for key, value in found:
         if len(taken) == rows or left <= 0:
             return KeyPage(taken, after(taken[-1][0]))
         taken.append((key, value))
-        left -= len(key) + len(value)
+        left -= len(key) + size(value)
     return KeyPage(taken, None)

@@ -68,7 +68,6 @@ SHARE = 2
 """A snapshot is made when the log has this many times the size of the live data. So each byte is written at
 most twice more.
 """
-PIECE = 1024 * 1024
 MOST_OBJECT = 1024 * 1024
 """The largest total size, in bytes, of the values in one object."""
 
@@ -189,7 +188,7 @@ class ObjectEngine:
         """The directories that are in use."""
         self.fresh_for = 0.0
         """Seconds in which reads of other nodes' partitions may use the last known state."""
-        self._seen: dict[int, tuple[Heartbeat | None, float]] = {}
+        self._seen: dict[int, tuple[Heartbeat, float]] = {}
 
     def keeper(self, node: int) -> ObjectKeys:
         return ObjectKeys(self, node)
@@ -212,13 +211,11 @@ class ObjectEngine:
 
     async def _peer(self, node: int) -> port.PeerPartition:
         beat = await self.beat_of(node)
-        is_over = self.is_over(node, beat)
-        beat = beat or Heartbeat()
-        return port.PeerPartition(node, beat.epoch, beat.writer, beat.is_left, is_over)
+        return port.PeerPartition(node, beat.epoch, beat.writer, beat.is_left, self.is_over(node, beat))
 
-    async def beat_of(self, node: int) -> Heartbeat | None:
+    async def beat_of(self, node: int) -> Heartbeat:
         data = await self.place.read(f"beats/{node}")
-        return None if data is None else unpacked(data, Heartbeat, f"beats/{node}")
+        return Heartbeat() if data is None else unpacked(data, Heartbeat, f"beats/{node}")
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
@@ -262,16 +259,15 @@ class ObjectEngine:
                 }
                 await self.place.remove([name for name in some if _stem(name) not in held])
 
-    def is_over(self, node: int, beat: Heartbeat | None) -> bool:
+    def is_over(self, node: int, beat: Heartbeat) -> bool:
         """Return whether the lease of a node has ended, judging by the heartbeats that this process has
         seen.
         """
         now = self.clock.boottime()
         seen, since = self._seen.get(node, (None, 0.0))
-        if node not in self._seen or seen != beat:
-            self._seen[node] = (beat, now)
-            since = now
-        return bool(beat and beat.is_left) or now - since >= self.lease
+        if seen != beat:
+            self._seen[node] = (beat, since := now)
+        return beat.is_left or now - since >= self.lease
 
     async def close(self) -> None:
         await self.place.close()
@@ -314,13 +310,12 @@ class ObjectKeys:
     async def page(
         self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
     ) -> port.KeyPage:
-        found, is_last = await self._ask(ObjectIndex.page, start, end, rows, values)
-        cursor = None if is_last else port.after(found[-1][0])
+        page = await self._ask(ObjectIndex.page, start, end, rows, values)
         if not values:
-            return port.KeyPage(found, cursor)
-        whole = await self._whole(found)
-        rows_ = [(key, value) for (key, _), value in zip(found, whole, strict=True) if value is not None]
-        return port.KeyPage(rows_, cursor)
+            return page
+        whole = await self._whole(page.rows)
+        found = [(key, value) for (key, _), value in zip(page.rows, whole, strict=True) if value is not None]
+        return port.KeyPage(found, page.cursor)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return await self._ask(ObjectIndex.last_key, start, end)
@@ -392,12 +387,11 @@ class ObjectKeys:
         while True:
             await self._catch_up(AHEAD)
             state = self._state
-            if state.writer not in ("", writer):
-                beat = await self._engine.beat_of(self._node)
-                if not self._engine.is_over(self._node, beat):
-                    raise port.NodeTakenError(
-                        f"another relay is node {self._node}, and its lease has not expired"
-                    )
+            is_free = state.writer in ("", writer)
+            if not is_free and not self._engine.is_over(self._node, await self._engine.beat_of(self._node)):
+                raise port.NodeTakenError(
+                    f"another relay is node {self._node}, and its lease has not expired"
+                )
             self._tried = max(state.epoch, 0 if self._place.is_conditional else self._tried) + 1
             entry = LogEntry(self._tried, writer=writer)
             data = packed(entry)
@@ -420,16 +414,16 @@ class ObjectKeys:
         snapshot.
         """
         while True:
-            beat = await self._engine.beat_of(self._node) or Heartbeat()
+            beat = await self._engine.beat_of(self._node)
             try:
                 await self._follow(beat, ahead)
             except StoreError:
-                now = await self._engine.beat_of(self._node) or Heartbeat()
+                now = await self._engine.beat_of(self._node)
                 if now.snapshot == beat.snapshot:
                     raise
                 continue
             # An entry that a snapshot has just replaced looks like the end of the log.
-            now = await self._engine.beat_of(self._node) or Heartbeat()
+            now = await self._engine.beat_of(self._node)
             if now.snapshot <= max(beat.snapshot, self._state.slot + 1):
                 return
 
@@ -469,7 +463,7 @@ class ObjectKeys:
                 return
             if await self._place.read(names[count]) is not None:
                 continue  # it was created while the others were read
-            beat = await self._engine.beat_of(self._node) or Heartbeat()
+            beat = await self._engine.beat_of(self._node)
             if forgive is None or not missing or beat.snapshot > self._state.slot + 1:
                 raise self._gap()
             for slot in missing:
@@ -683,7 +677,7 @@ class ObjectKeys:
                     return True
                 slot += 1  # an entry of this writer whose answer was lost
             return False
-        beat = await self._engine.beat_of(self._node) or Heartbeat()
+        beat = await self._engine.beat_of(self._node)
         own = (self._epoch, self._state.writer)
         return beat.epoch > own[0] or (beat.epoch == own[0] and beat.writer != own[1])
 
@@ -721,9 +715,11 @@ class ObjectKeys:
             beginnings = await self._threads.read(ObjectIndex.beginnings)
         try:
             base = self._snapshot_of(state.slot)
-            number, start = 0, b"\x01"
-            while rows := await self._threads.read(ObjectIndex.piece, start, PIECE, view):
-                number, start = number + 1, rows[-1][0] + b"\0"
+            number = 0
+            cursor: bytes | None = b"\x01"
+            while cursor:
+                number += 1
+                rows, cursor = await self._threads.read(ObjectIndex.piece, cursor, view)
                 await self._place.create(f"{base}{number:06d}", packed(rows))
             end = SnapshotEnd(number, replace(state, log=0), beginnings)
             await self._place.create(f"{base}end", packed(end))

@@ -20,11 +20,13 @@ import msgspec
 
 from zonerelay import durable
 from zonerelay.store.contract import StoreError
-from zonerelay.store.keys.port import PAGE_OCTETS, Row
+from zonerelay.store.keys.port import KeyPage, Row, page_of
 from zonerelay.store.leveldb.engine import FAILURES, AtomicBatch, Database, View, connect
 
 SMALL, LARGE = b"\0", b"\1"
 _SPAN = struct.Struct(">QQI")
+PIECE_ROWS = 100_000
+"""The largest number of rows in one object of a snapshot."""
 _WRITE_BUFFER = 4 * 1024 * 1024
 _BOOT, _STATE, _BEGINNING, _NAME = b"\0boot", b"\0state", b"\0epoch ", b"\0name "
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -172,26 +174,13 @@ class ObjectIndex(Database):
 
     # --- reading
 
-    def page(self, start: bytes, end: bytes, rows: int, values: bool) -> tuple[list[Row], bool]:
-        """Return rows in their stored form, and whether the range has no more."""
-        found: list[Row] = []
-        octets = PAGE_OCTETS
-        for key, stored in self.rows(start, end, limit=rows + 1):
-            if len(found) == rows or octets <= 0:
-                return found, False
-            found.append((key, stored if values else b""))
-            octets -= len(key) + (size_of(stored) if values else 0)
-        return found, True
+    def page(self, start: bytes, end: bytes, rows: int, values: bool) -> KeyPage:
+        """Return rows in their stored form."""
+        return page_of(self.rows(start, end, limit=rows + 1, values=values), rows, size_of)
 
-    def piece(self, start: bytes, size: int, view: View) -> list[Row]:
-        """Return rows of about `size` bytes for a snapshot."""
-        found: list[Row] = []
-        for key, stored in self.rows(start, limit=2**62, view=view):
-            found.append((key, stored))
-            size -= len(key) + len(stored)
-            if size <= 0:
-                break
-        return found
+    def piece(self, start: bytes, view: View) -> KeyPage:
+        """Return the next rows for a snapshot."""
+        return page_of(self.rows(start, limit=PIECE_ROWS + 1, view=view), PIECE_ROWS)
 
     def beginnings(self) -> list[int]:
         """Return the slots of all entries that begin an epoch."""

@@ -39,7 +39,7 @@ from zonerelay import durable
 from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.files import FileState, file_state
-from zonerelay.process.tasks import cancel_all, gathered
+from zonerelay.process.tasks import Tasks, cancel_all, gathered
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, secret_of
 from zonerelay.store.contract import (
@@ -69,6 +69,8 @@ READ_AGAIN = 10.0
 """Seconds between two searches for credentials in the places of the AWS tools, while requests are denied."""
 WINDOW = 16 * CHUNK_SIZE
 """The bytes of a body that one request reads."""
+LONGEST_USE = 100.0
+"""Seconds, in addition to the timeout, for which a request may use a client."""
 SLOWEST = 256 * 1024
 """The lowest expected transfer rate in bytes per second. Large requests are allowed that much more time."""
 
@@ -149,11 +151,16 @@ def _free_directory(indexes: Path) -> tuple[Path, int]:
 
 
 @functools.cache
+def _descriptions() -> Any:  # Any: botocore has no types
+    """Return the descriptions of services. Otherwise each session would take half a second and 12 MB."""
+    return AioSession().get_component("data_loader")
+
+
+@functools.cache
 def _session() -> AioSession:
-    """Return a shared session. Creating one loads the description of the whole service, which takes a tenth
-    of a second.
-    """
+    """Return a shared session, which takes a tenth of a second."""
     session = AioSession()
+    session.register_component("data_loader", _descriptions())  # type: ignore[attr-defined]  # of botocore
     # Parsing timestamps takes two thirds of the time of a listing, and no caller uses them. The expiry of
     # credentials is then a text too, which the client accepts.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
@@ -193,6 +200,7 @@ class Bucket:
         self._opened_at = 0.0
         self._opening = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
+        self._old_clients = Tasks()
         self._client: Any = None  # Any: the methods of a client are created at run time
         self._queue: Any = None  # Any: as above
         self._slots = asyncio.Semaphore(settings.max_requests)
@@ -202,15 +210,25 @@ class Bucket:
         self._secret_key = await FILES.run(self._read_secret_key)
         self._opened_at = asyncio.get_running_loop().time()
         try:
-            made = self._make("s3", self._settings.endpoint_url)
-            client = await self._stack.enter_async_context(made)
-            client.meta.events.register_last("before-call.s3", _without_expect)
-            if self._settings.queue_url:
-                made = self._make("sqs", self._settings.queue_endpoint_url)
-                self._queue = await self._stack.enter_async_context(made)
-            self._client = client
+            async with contextlib.AsyncExitStack() as opened:
+                client = await opened.enter_async_context(self._make("s3", self._settings.endpoint_url))
+                client.meta.events.register_last("before-call.s3", _without_expect)
+                if self._settings.queue_url:
+                    made = self._make("sqs", self._settings.queue_endpoint_url)
+                    self._queue = await opened.enter_async_context(made)
+                stack = opened.pop_all()
         except (BotoCoreError, ValueError) as error:
             raise RequestRejectedError(f"the object store's client: {error}") from error
+        if self._client is not None:
+            self._old_clients.start(self._close_later(self._stack))
+        self._client, self._stack = client, stack
+
+    async def _close_later(self, clients: contextlib.AsyncExitStack) -> None:
+        """Close clients when no request can use them any longer, or with the bucket."""
+        try:
+            await asyncio.sleep(self._settings.timeout + LONGEST_USE)
+        finally:
+            await clients.aclose()
 
     def _make(self, service: str, url: str) -> contextlib.AbstractAsyncContextManager[Any]:  # Any: as above
         settings = self._settings
@@ -247,12 +265,11 @@ class Bucket:
             async with asyncio.timeout(LAST_PATIENCE):  # for requests that nobody waits for
                 for _ in range(self._settings.max_requests):
                     await self._slots.acquire()
+        await self._old_clients.cancel()
         await self._stack.aclose()
 
     async def _renew_clients(self) -> None:
-        """Create the clients, also if the service has denied a request and the credentials may have changed
-        since. The old ones are closed with the bucket, because their requests may be active.
-        """
+        """Create the clients, again if the service has denied a request and the credentials may be new."""
         async with self._opening:
             if self._client is None and not self._is_closed:
                 await self.open()

@@ -46,13 +46,6 @@ _POOL = (
     "If a connection pooler is used, its pool may be too small (default_pool_size): a relay requires four "
     "connections, and two more for each node that it takes over"
 )
-_CONNECTION_CLASSES = ("08", "57P")
-_SICK_CLASSES = ("22", "23", "54", "53200")
-"""Errors that one job may have caused: its data, a constraint, a limit of PostgreSQL (a row that is too long
-for an index), memory. The jobs of the batch are then written one by one.
-"""
-_CLASH = ("40001", "40P01")
-_FULL = ("53100",)
 _STANDBY_SOURCE = "syncrep.c"
 """The source file of the server's warnings about synchronous standbys. Their texts are localized."""
 
@@ -78,6 +71,19 @@ class StatementRejectedError(StoreError):
 
 class TransactionConflictError(StoreError):
     """Another transaction conflicted with this one."""
+
+
+_KINDS: dict[tuple[str, ...], type[StoreError]] = {
+    ("08", "57P"): ConnectionLostError,
+    ("40001", "40P01"): TransactionConflictError,
+    # Errors that one job may have caused: its data, a constraint, a limit of PostgreSQL (a row that is too
+    # long for an index), memory. The jobs of the batch are then written one by one.
+    ("22", "23", "54", "53200"): StatementRejectedError,
+    ("53100",): StoreFullError,
+    # Damaged files, or an internal error.
+    ("XX00",): StoreCorruptError,
+}
+"""The kinds of errors by the beginning of their code."""
 
 
 class DatabaseAccess(msgspec.Struct, frozen=True):
@@ -377,17 +383,8 @@ def translated(password: str = "") -> Iterator[None]:
 
 
 def _refused(state: str, message: str, password: str) -> StoreError:
-    text = f"PostgreSQL reported {state or '?'}: {_hide(message, password)}"
-    if state.startswith(_CONNECTION_CLASSES):
-        return ConnectionLostError(text)
-    if state in _CLASH:
-        return TransactionConflictError(text)
-    if state.startswith(_SICK_CLASSES):
-        return StatementRejectedError(text)
-    if state in _FULL:
-        return StoreFullError(text)
-    # Damaged files, or an internal error.
-    return StoreCorruptError(text) if state.startswith("XX00") else StoreError(text)
+    kind = next((kind for prefixes, kind in _KINDS.items() if state.startswith(prefixes)), StoreError)
+    return kind(f"PostgreSQL reported {state or '?'}: {_hide(message, password)}")
 
 
 def _hide(text: str, password: str) -> str:

@@ -53,8 +53,6 @@ _UNUSABLE = {
 
 TURNS = 3
 """The number of loop iterations in which asyncio closes the socket of an aborted TLS connection."""
-GOODBYE = 0.5
-"""In seconds."""
 
 
 class Confirmation(msgspec.Struct, frozen=True):
@@ -221,50 +219,33 @@ def _lost(reason: object) -> StoreError:
 
 
 async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
-    """Close a connection. TLS waits for the server's close message, at most `GOODBYE` seconds. redis-py drops
-    the writer if a read is cancelled or times out, while TLS continues to wait, so the caller keeps the
-    writer.
+    """Close a connection. redis-py drops the writer if a read is cancelled or times out, while TLS continues
+    to wait for the server's close message, so the caller keeps the writer.
     """
-    try:
-        async with asyncio.timeout(GOODBYE):
-            await connection.disconnect()
-            if writer is not None:
-                await writer.wait_closed()
-    except (TimeoutError, RedisError, OSError):
-        if writer is not None:
-            writer.transport.abort()
-    finally:
-        # asyncio releases the socket in a later iteration, after an abort and after a cancelled handshake.
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+    if writer is not None:
+        writer.transport.abort()
+    with contextlib.suppress(RedisError, OSError):
+        await connection.disconnect(nowait=True)
+    # asyncio releases the socket in a later iteration, after an abort and after a cancelled handshake.
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
 async def _connected(server: RedisEndpoint) -> AsyncIterator[driver.AbstractConnection]:
     """Yield a new connection, which is closed if the block fails. Raises StoreError."""
-    connection, writer = await server.connection(), None
-    disconnect = connection.disconnect
-
-    async def noted(*args: Any, **given: Any) -> None:  # Any: redis-py's own parameters
-        """Keep the writer, which redis-py drops if it closes a connection that it has just opened."""
-        nonlocal writer
-        writer = connection._writer or writer
-        await disconnect(*args, **given)
-
-    connection.disconnect = noted  # type: ignore[method-assign]
+    connection = await server.connection()
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
-        writer = connection._writer
         yield connection
-    except (RedisError, OSError) as error:
-        await _hang_up(connection, writer)
+    except BaseException as error:
+        await _hang_up(connection, connection._writer)
+        if not isinstance(error, RedisError | OSError):
+            raise
         if isinstance(error.__cause__ or error, AuthenticationError):
             user = server.settings.user or "default"
             raise StoreOpenError(f"[redis] the server rejects the login of {user}: {error}") from error
         raise _lost(error) from error
-    except asyncio.CancelledError:
-        await _hang_up(connection, writer)
-        raise
 
 
 async def open_wire(server: RedisEndpoint) -> SharedConnection:
