@@ -14,7 +14,7 @@ import pytest
 from tests.support.event_log import EventLog, events_into
 from tests.support.ports import wait_until
 from zonerelay.config.credentials import file as credentials
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control import history as control_history
 from zonerelay.history import database as files
 from zonerelay.history import reader, writer
@@ -27,6 +27,7 @@ from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.operations.errors import BusyError
 from zonerelay.operations.requests import HistoryFind
+from zonerelay.process.threads import ThreadPool
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -280,3 +281,12 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
         go.set()
     done: list[object] = await asyncio.gather(*searches, return_exceptions=True)
     assert done.count("found") == 6
+
+
+async def test_a_search_whose_names_get_no_thread_is_told_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_history, "LOOKUPS", ThreadPool("full", 1, most=0))
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "spool"))
+    with pytest.raises(BusyError, match="try again"):
+        await control_history.HistorySearch(settings, 0.0).found(HistoryFind())

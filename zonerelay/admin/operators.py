@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from zonerelay.admin.requests import RequestIdentity
     from zonerelay.capture.faults import InjectedFaults
     from zonerelay.capture.store import Capture
+    from zonerelay.control.history import HistorySearch
 
 MAX_STREAMS = 16
 """Event streams open at the same time. They count as connections of operators, and leave most of these to
@@ -201,6 +202,11 @@ class Operators:
     def captures(self) -> bool:
         """Whether mail is captured here."""
         return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
+
+    def history(self) -> HistorySearch:
+        from zonerelay.control.history import HistorySearch  # noqa: PLC0415 - SQLite
+
+        return HistorySearch(self.settings(), self.clock.now())
 
     async def addresses(self, questions: Iterable[Request]) -> list[str]:
         """Return the addresses in the answers to `control.history.questions`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -90,6 +90,10 @@ async def ask(question: Callable[..., T], /, *given: object) -> T:
         raise BusyError(f"the history did not respond within {LONGEST:g} s; try again") from None
 
 
+AskRelay = Callable[[Iterable[QueueShow | Resolve]], Awaitable[list[str]]]
+"""Returns the addresses in a relay's answers to `questions`."""
+
+
 def redactor_of(settings: Settings) -> Redactor | None:
     """Return the redactor, or `None` if there is no key and so no pseudonyms. Raise RedactKeyError."""
     key = load_key(redact_key_of(settings))
@@ -110,6 +114,27 @@ class HistorySearch(msgspec.Struct, frozen=True):
     settings: Settings
     now: float
     longest: float | None = LONGEST
+
+    async def found(
+        self, wanted: HistoryFind, known: Sequence[str] = (), relay: AskRelay | None = None
+    ) -> SearchResult:
+        """Search in a thread (see `search` and `ask`), with the `known` addresses, and those that the relay
+        knows, in place of pseudonyms.
+        """
+        answer = await ask(self.search, wanted)
+        more = [] if relay is None else await relay(questions(answer.found))
+        names = await ask(self.pseudonyms, [*known, *more])
+        return structs.replace(answer, found=named(answer.found, names))
+
+    async def line(
+        self, message_id: str, known: Sequence[str] = (), relay: AskRelay | None = None
+    ) -> Timeline:
+        """Return the time line of a message as `time_line` does, in a thread (see `ask`), also with the
+        addresses that the relay knows.
+        """
+        if relay is not None:
+            known = [*known, *await relay(questions(await ask(self.entries, message_id)))]
+        return await ask(self.time_line, message_id, known)
 
     def search(self, wanted: HistoryFind) -> SearchResult:
         """Search the history. Raise UnsearchableError if that is not possible or takes too long."""
@@ -186,18 +211,6 @@ class HistorySearch(msgspec.Struct, frozen=True):
         )
         return f"message {message_id} has left the queue: {lines}"
 
-    def whole_line(
-        self, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
-    ) -> tuple[list[TraceStep], Sequence[HistoryGap]]:
-        """Return all known events of one message, and the gaps. Future events, which the queue knows, come
-        last. The `known` addresses, which the queue has, replace their pseudonyms in the history's events.
-        """
-        lines = self.time_line(message_id, known)
-        if not any(each.event in ("accepted", "is-report") for each in lines.steps):
-            return list(queued), lines.gaps  # the queue knows the acceptance and the last attempt
-        later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
-        return [*lines.steps, *later], lines.gaps
-
     def pseudonyms(self, addresses: Iterable[str]) -> dict[str, str]:
         """Return the addresses that the operator knows by their pseudonyms."""
         redactor = redactor_of(self.settings)
@@ -223,6 +236,14 @@ class HistorySearch(msgspec.Struct, frozen=True):
         except CredentialsError:
             return {}
         return {redactor.user(name): name for name in names if "@" in name}
+
+
+def continued(lines: Timeline, queued: Sequence[TraceStep]) -> list[TraceStep]:
+    """Return all known events of one message. Future events, which the queue knows, come last."""
+    if not any(each.event in ("accepted", "is-report") for each in lines.steps):
+        return list(queued)  # the queue knows the acceptance and the last attempt
+    later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
+    return [*lines.steps, *later]
 
 
 def queued(found: Iterable[HistoryEntry]) -> list[str]:

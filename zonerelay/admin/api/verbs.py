@@ -29,7 +29,7 @@ from zonerelay.control import history
 from zonerelay.operations import answers, catalogue, requests
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
 from zonerelay.operations.operation import Operation, ResponseKind, option_of
-from zonerelay.process.threads import LOOKUPS, OPERATORS
+from zonerelay.process.threads import OPERATORS
 from zonerelay.telemetry.logs.redact import UnsearchableError
 
 JSON = "application/json"
@@ -291,38 +291,27 @@ def _event(frame: answers.Frame) -> bytes:
 # --- operations that the HTTP process answers without the relay ------------------------------------------
 
 
-def _history(call: ApiCall) -> history.HistorySearch:
-    return history.HistorySearch(call.operators.settings(), call.operators.clock.now())
-
-
 async def _tell_history(call: ApiCall, message_id: str) -> None:
     """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
-    if outcome := await history.ask(_history(call).became, message_id):
+    if outcome := await history.ask(call.operators.history().became, message_id):
         raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 
 
 async def _find(call: ApiCall, request: requests.HistoryFind) -> history.SearchResult:
-    asked = _history(call)
+    relay = call.operators.addresses if call.token.may("operate") else None
     try:
-        answer = await history.ask(asked.search, request)
+        return await call.operators.history().found(request, relay=relay)
     except UnsearchableError as error:
         raise InvalidError(str(error)) from error
-    if not call.token.may("operate"):
-        return answer
-    known = await call.operators.addresses(history.questions(answer.found))
-    names = await LOOKUPS.run(asked.pseudonyms, known)
-    return msgspec.structs.replace(answer, found=history.named(answer.found, names))
 
 
 async def _time_line(call: ApiCall, request: requests.HistoryShow) -> history.Timeline:
-    asked, message_id = _history(call), request.message_id
+    asked, message_id, relay = call.operators.history(), request.message_id, call.operators.addresses
     # The relay stores the last events before it reports that it has no such message.
-    known = await call.operators.addresses([requests.QueueShow(message_id=message_id)])
-    operates = call.token.may("operate")
-    if operates:
-        found = await history.ask(asked.entries, message_id)
-        known += await call.operators.addresses(history.questions(found))
-    return await history.ask(asked.time_line, message_id, known if operates else [])
+    known = await relay([requests.QueueShow(message_id=message_id)])
+    if call.token.may("operate"):
+        return await asked.line(message_id, known, relay)
+    return await asked.line(message_id)
 
 
 async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, object]:

@@ -19,12 +19,13 @@ from zonerelay.admin.requests import BEAT, EVENT_STREAM, event_stream
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration, when
-from zonerelay.control.history import HistorySearch, ask, in_words, of_interest, questions
-from zonerelay.history.reader import OUTCOMES
+from zonerelay.control.history import continued, in_words, of_interest
+from zonerelay.history.reader import OUTCOMES, HistoryGap
 from zonerelay.model.envelope import is_message_id
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import ControlError, NotFoundError
-from zonerelay.process.threads import LOOKUPS, OPERATORS
+from zonerelay.process.threads import OPERATORS
+from zonerelay.store.spool_paths import count_of
 from zonerelay.telemetry.events.records import MailEvent, TraceStep
 from zonerelay.telemetry.logs.redact import RedactKeyError, UnsearchableError, printable
 
@@ -127,7 +128,14 @@ async def message(visitor: PageRequest) -> web.StreamResponse:
         queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), TraceStep)
     except (NotFoundError, ControlError) as error:
         absent = str(error)
-    steps, gaps = await _time_line(visitor, message_id, queued, answers.addresses_in(detail))
+    steps, gaps = list(queued), list[str]()
+    try:
+        line = await visitor.operators.history().line(
+            message_id, answers.addresses_in(detail), visitor.addresses
+        )
+        steps, gaps = continued(line, queued), _in_words(visitor, line.gaps)
+    except RedactKeyError as error:
+        gaps.append(str(error))
     return await visitor.page(
         "message.html",
         200 if detail or steps else 404,
@@ -139,22 +147,6 @@ async def message(visitor: PageRequest) -> web.StreamResponse:
         most=MOST,
         verbs=VERBS,
     )
-
-
-async def _time_line(
-    visitor: PageRequest, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
-) -> tuple[list[TraceStep], list[str]]:
-    """Return the whole time line of a message, and a description of the gaps in the history."""
-    settings = visitor.operators.settings()
-    asked = HistorySearch(settings, visitor.now)
-    try:
-        if visitor.operates:
-            found = await ask(asked.entries, message_id)
-            known = [*known, *await visitor.operators.addresses(questions(found))]
-        line, gaps = await ask(asked.whole_line, message_id, queued, known)
-    except RedactKeyError as error:
-        return list(queued), [str(error)]
-    return line, in_words(gaps, when, several=settings.workers > 1)
 
 
 async def body(visitor: PageRequest) -> web.StreamResponse:
@@ -197,29 +189,27 @@ async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, ob
     """Return the values for the template `history`. Raise ValueError, UnsearchableError or RedactKeyError if
     the search is not possible.
     """
-    settings, now = visitor.operators.settings(), visitor.now
-    value, outcome = given["value"], given["outcome"]
+    value, outcome, now = given["value"], given["outcome"], visitor.now
     since = now - parse_duration(given["since"]) if given["since"] else 0.0
     wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
     query = msgspec.convert({**wanted, "since": since}, requests.HistoryFind)
-    asked = HistorySearch(settings, now)
-    answer = await ask(asked.search, msgspec.structs.replace(query, limit=FOUND))
-    clear = [value] if value else []
-    if visitor.operates:
-        clear += await visitor.operators.addresses(questions(answer.found))
-    known = await LOOKUPS.run(asked.pseudonyms, clear)
-    gaps = of_interest(answer, asked=bool(since))
-    shown = in_words(gaps, when, several=settings.workers > 1)
+    answer = await visitor.operators.history().found(
+        msgspec.structs.replace(query, limit=FOUND), [value] if value else [], visitor.addresses
+    )
+    gaps = _in_words(visitor, of_interest(answer, asked=bool(since)))
     if answer.other_machines:
-        shown.append("other machines with the same queue were not asked: they have their own history")
+        gaps.append("other machines with the same queue were not asked: they have their own history")
     return {
         "found": answer.found[::-1],
         "more": answer.more,
         "counted": answer.refused_more if not answer.found or outcome == "refused" else 0,
-        "known": known,
-        "gaps": shown,
+        "gaps": gaps,
         "command": command_of(query, now=now),
     }
+
+
+def _in_words(visitor: PageRequest, gaps: Sequence[HistoryGap]) -> list[str]:
+    return in_words(gaps, when, several=count_of(visitor.operators.settings()) > 1)
 
 
 async def configuration(visitor: PageRequest) -> web.StreamResponse:

@@ -28,6 +28,7 @@ from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
     from zonerelay.admin.page.rendering import PageRenderer
+    from zonerelay.control.history import AskRelay
 
 F = TypeVar("F")
 
@@ -170,6 +171,11 @@ class PageRequest:
     @property
     def operates(self) -> bool:
         return self.session is not None and self.session.scope == "operate"
+
+    @property
+    def addresses(self) -> AskRelay | None:
+        """What answers questions for addresses, which the scope `operate` may ask."""
+        return self.operators.addresses if self.operates else None
 
     def need(self, scope: Scope) -> None:
         """Raise PageError if the session does not have this scope."""

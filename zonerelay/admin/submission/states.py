@@ -12,7 +12,7 @@ import msgspec
 
 from zonerelay.admin.api.verbs import ApiCall
 from zonerelay.admin.problems import wrong
-from zonerelay.control.history import HistorySearch, ask
+from zonerelay.control.history import ask
 from zonerelay.history.reader import HistoryEntry, Query, SentMessage
 from zonerelay.operations.answers import DeliveryRow, MessageDetail
 from zonerelay.operations.errors import ControlError, NotFoundError
@@ -90,8 +90,8 @@ async def list_of(call: ApiCall) -> MessageList:
     user = call.token.user if call.token.scope == "submit" else None
     most = wanted.limit
     try:
-        asked = HistorySearch(settings, call.operators.clock.now())
-        found = await ask(asked.sent, query, user, wanted.recipient, most + 1)
+        sent = call.operators.history().sent
+        found = await ask(sent, query, user, wanted.recipient, most + 1)
     except UnsearchableError as error:
         raise wrong("", str(error)) from None
     page = found[:most]
@@ -131,8 +131,7 @@ async def state_of(call: ApiCall) -> MessageState:
     """Return the state of a message. Raise NotFoundError if the message is unknown."""
     message_id, detail = call.path["message_id"], await detail_of(call)
     user = call.token.user if call.token.scope == "submit" else None
-    asked = HistorySearch(call.operators.settings(), call.operators.clock.now())
-    known = await ask(asked.entries, message_id, user)
+    known = await ask(call.operators.history().entries, message_id, user)
     if detail is None and not known:
         raise NotFoundError(f"message {message_id} does not exist")
     states = {index: _of_entry(entry, index, entry.outcome) for index, entry in enumerate(known)}

@@ -129,7 +129,7 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
         settings = load_for_reading(config, quietly=True)
         asked = history.HistorySearch(settings, time.time(), None)
         known = known_addresses(settings, asked.entries(message_id))
-        return asked.whole_line(message_id, queued, known)[0]
+        return history.continued(asked.time_line(message_id, known), queued)
     return list(queued)
 
 

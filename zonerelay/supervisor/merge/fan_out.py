@@ -184,22 +184,21 @@ class LiveStream:
         return EndFrame()
 
     def _ask_all(self, tasks: Tasks) -> None:
-        for worker in self._relay.sockets():
+        for worker, path in self._relay.sockets().items():
             if worker not in self._read:
                 self._read.add(worker)
-                tasks.start(self._follow(worker))
+                tasks.start(self._follow(worker, path))
 
-    async def _follow(self, worker: int) -> None:
-        asked = WorkerAnswers(self._relay, self._call)
+    async def _follow(self, worker: int, path: Path) -> None:
+        asked = WorkerAnswers(self._relay, self._call, sockets={worker: path})
         try:
             async with aclosing(asked.of(worker)) as answered:
                 async for frame in answered:
                     if isinstance(frame, StreamItem):
                         await self._items.put(msgspec.structs.replace(frame, worker=worker))
-        except (ControlError, KeyError) as error:  # the worker no longer exists
-            failed = error if isinstance(error, ControlError) else ControlError(f"worker {worker} has ended")
-            await self._items.put(failed)
-        for why in asked.missing if asked.missed(worker) else ():
+        except ControlError as error:
+            await self._items.put(error)
+        for why in asked.missing:
             await self._items.put(StreamGap(why=f"{why}; its output is missing until it responds again"))
         if isinstance(self._request, Tail):
             await asyncio.sleep(LOOK_AGAIN)
