@@ -93,6 +93,16 @@ async def test_an_idle_scheduler_asks_the_store_nothing(start: Start) -> None:
     assert not relay.store.asked
 
 
+async def test_transactions_are_counted_per_minute_where_no_rate_applies(start: Start) -> None:
+    relay = await start()
+    for n in range(5):
+        relay.accept(f"u{n}@example.com")
+        await relay.until_empty()
+    destination = relay.scheduler.destination_of("default", "example.com")
+    assert destination is not None
+    assert destination.per_minute(relay.clock.monotonic()) == 5
+
+
 PROVIDER = {f"{name}.example": route_to("default", "mx") for name in ("one", "two", "three")}
 FIVE = ("a@one.example", "b@two.example", "c@ONE.example", "d@three.example", "e@two.example")
 

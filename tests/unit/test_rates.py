@@ -157,9 +157,7 @@ def test_every_transaction_of_a_batch_takes_a_turn() -> None:
 
 
 def test_without_rates_there_is_nothing() -> None:
-    rates = Rates()
-    assert rates.pace(SITE, LINE, None) is None
-    assert not rates.used
+    assert Rates().pace(SITE, LINE, None) is None
 
 
 FAST_INTERVAL = Pacer(FAST).interval

@@ -46,23 +46,16 @@ ABSENT_FOR = 60.0
 
 
 class Penalty(msgspec.Struct, frozen=True):
-    """A penalty: the `hosts` rejected `source` with `reply`. `until` is Unix time. `ipv6` says that the
-    penalty is only for IPv6.
+    """A penalty: the `hosts` rejected `source` with `reply` at the time `at`. `ipv6` says that the penalty is
+    only for IPv6.
     """
 
     source: str
     hosts: str
+    ipv6: bool
     reply: Reply
-    until: float
-    ipv6: bool = False
-
-
-class _SourceRejection(NamedTuple):
-    """A rejection of a source by a destination."""
-
     at: float
     until: float
-    reply: Reply
 
 
 class _MissingAddress(NamedTuple):
@@ -131,7 +124,7 @@ class SourceSelection:
     def __init__(self, clock: Clock, events: Events) -> None:
         self._clock = clock
         self._events = events
-        self._refusals: BoundedDict[tuple[str, str, bool], _SourceRejection] = BoundedDict(MAX_REMEMBERED)
+        self._refusals: BoundedDict[tuple[str, str, bool], Penalty] = BoundedDict(MAX_REMEMBERED)
         self._absences: dict[tuple[str, str], _MissingAddress] = {}
         self._sources: dict[str, SourceSettings] = {}
         self._keys: dict[tuple[str, bool], ConnectionKey] = {}
@@ -222,7 +215,7 @@ class SourceSelection:
         absence = self._absences.get((source, ip))
         return absence is not None and absence.until > self._clock.monotonic()
 
-    def _refusal(self, source: str, hosts: str, *, ipv6: bool = False) -> _SourceRejection | None:
+    def _refusal(self, source: str, hosts: str, *, ipv6: bool = False) -> Penalty | None:
         """Return the last refusal of the source by these hosts, or None if no penalty is active. With `ipv6`,
         return that of its IPv6 alone.
         """
@@ -244,7 +237,8 @@ class SourceSelection:
         ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.key.ipv4_only
         seconds, now = zone.source_penalty, self._clock.monotonic()
         is_new = self._refusal(source.name, hosts, ipv6=ipv6_alone) is None
-        self._refusals[source.name, hosts, ipv6_alone] = _SourceRejection(now, now + seconds, reply)
+        key = (source.name, hosts, ipv6_alone)
+        self._refusals[key] = Penalty(*key, reply, now, now + seconds)
         if is_new:
             until = self._clock.now() + seconds
             self._events.source_refused(zone.name, source.name, hosts, reply, until)
@@ -286,13 +280,10 @@ class SourceSelection:
         return tuple(found)
 
     def penalties(self) -> list[Penalty]:
-        """Return all active penalties, the latest last."""
+        """Return all active penalties with Unix times, the latest last."""
         now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
-        return [
-            Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
-            for (source, hosts, ipv6), refusal in self._refusals.items()
-            if refusal.until > now
-        ]
+        active = [each for each in self._refusals.values() if each.until > now]
+        return [structs.replace(each, at=each.at + offset, until=each.until + offset) for each in active]
 
     def penalty_counts(self) -> dict[str, int]:
         """Return, for every source, how many destinations skip it."""

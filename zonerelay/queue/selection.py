@@ -21,7 +21,7 @@ Round robin (`RoundRobin`):
   connections (`SlowStart`).
 - While new mail needs the CPU, destinations without fresh mail pause at times (`BacklogThrottle`).
 
-`now` is the wall clock. `tick` is a monotonic clock, needed where a rate is set.
+`now` is the wall clock. `tick` is a monotonic clock.
 
 Slow start (`SlowStart`): limits how many of a zone's connections are used for destinations that do not
 respond or respond late. A host that accepts a connection and says nothing keeps it for minutes; a host that

@@ -230,7 +230,7 @@ async def _assemble(
             paused=lambda delivery, message, where: (
                 orders.paused(delivery, message, where) + clock_watch.skipped(delivery.created)
             ),
-            keep=lambda message, some, where: orders.keep(message, some, "", where, reserved=True),
+            keep=lambda message, some, where: orders.keep(message, some, "", where),
             refused_stranger=lambda recipient, reply, now: listeners.refused_stranger(recipient, reply, now),
         ),
     )

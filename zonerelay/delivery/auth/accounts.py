@@ -29,9 +29,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret
@@ -153,7 +155,11 @@ class Secrets:
         return await FILES.run(read_secret, reference, self.environment)
 
 
-MAX_KEPT = 256 * 1024
+class _KeptToken(msgspec.Struct):
+    """A refresh token that replaces the operator's, of which there is a digest."""
+
+    replaces: str
+    refresh_token: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class RefreshTokenFiles:
@@ -168,19 +174,15 @@ class RefreshTokenFiles:
         """Return the token that has replaced the operator's, or the operator's own. Raise SecretError."""
         path = self._path(credential)
         try:
-            with path.open("rb") as file:
-                kept = json.loads(file.read(MAX_KEPT))
+            kept = msgspec.json.decode(path.read_bytes(), type=_KeptToken)
         except (FileNotFoundError, NotADirectoryError):
             return original
-        except (OSError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError) as error:
             reason = error.strerror if isinstance(error, OSError) else "the file is damaged"
             raise SecretError(
                 f"{path} cannot be read: {reason}; remove it to start with the configured token"
             ) from error
-        match kept:
-            case {"replaces": str(replaced), "refresh_token": str(token)} if token:
-                return token if replaced == digest(original) else original
-        raise SecretError(f"{path} is damaged; remove it to start with the configured token")
+        return kept.refresh_token if kept.replaces == digest(original) else original
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
         """Store a token. `original` is the present value of `reference`. Raise SecretError if it cannot be
@@ -191,10 +193,9 @@ class RefreshTokenFiles:
                 durable.write(Path(reference), f"{token}\n".encode())
                 return
         path = self._path(credential)
-        document = json.dumps({"replaces": digest(original), "refresh_token": token})
         try:
             durable.make_directory(self._directory)
-            durable.write(path, f"{document}\n".encode())
+            durable.write(path, msgspec.json.encode(_KeptToken(digest(original), token)))
         except OSError as error:
             raise SecretError(
                 f"the new refresh token cannot be stored in {path}: {error.strerror}"

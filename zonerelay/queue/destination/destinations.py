@@ -277,8 +277,6 @@ class Rates:
 
     def __init__(self) -> None:
         self.changed: Changed = lambda site, earlier: None
-        self.used = False
-        """Whether anything has ever been limited."""
         self.zone: Pacer | None = None
         self.lessor: Lessor | None = None
         """Set if the turns are shared with other workers."""
@@ -290,7 +288,6 @@ class Rates:
 
     def configure(self, rate: Rate | None) -> None:
         """Apply the rate of the zone itself."""
-        self.used = self.used or rate is not None
         self._zone_rate = rate
         if rate is None or self.lessor is not None:
             self.zone = None
@@ -309,7 +306,6 @@ class Rates:
         if known is None:
             known = self._sites[site] = SiteRates(site)
         known.put(line, rate)
-        self.used = True
         leased = None if self.lessor is None else self.lessor(site, line, rate, self._zone_rate)
         return Pace(self, known, line, leased)
 

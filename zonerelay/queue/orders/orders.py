@@ -295,16 +295,10 @@ class Orders:
         return self.table.paused(mail, delivery.created, self.clock.now())
 
     def keep(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        name: str,
-        label: str,
-        *,
-        reserved: bool = False,
+        self, message: Message, deliveries: Sequence[Delivery], name: str, label: str
     ) -> tuple[Delivery, ...]:
         """Hold the deliveries of a message to which orders apply, and return the others. `name` and `label`
-        are those of the destination. `reserved` has the same meaning as in `Settler.hold`.
+        are those of the destination.
         """
         if not self.table.orders:
             return tuple(deliveries)
@@ -318,13 +312,12 @@ class Orders:
             else:
                 by_order.setdefault(order, []).append(each)
         for order, some in by_order.items():
-            self.hold(some, order, reserved=reserved)
+            self.hold(some, order)
         return tuple(left)
 
-    def hold(self, deliveries: Sequence[Delivery], order: Order, *, reserved: bool = False) -> None:
+    def hold(self, deliveries: Sequence[Delivery], order: Order) -> None:
         """Hold deliveries that were about to be attempted, or to get an outcome without an attempt."""
-        then = partial(self._was_held, order, len(deliveries))
-        self.settler.hold(deliveries, order.id, then, reserved=reserved)
+        self.settler.hold(deliveries, order.id, partial(self._was_held, order, len(deliveries)))
 
     def _was_held(self, order: Order, count: int) -> None:
         """Count deliveries that are now durably held. If the order has ended since, release them."""

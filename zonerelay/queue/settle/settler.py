@@ -724,12 +724,8 @@ class Settler:
         self._start(parcel, self._settle(parcel))
         await durable
 
-    def hold(
-        self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None], *, reserved: bool
-    ) -> None:
-        """Hold deliveries under the id of an order, and then call `then`. `reserved` says that they are
-        already counted as unsettled.
-        """
+    def hold(self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None]) -> None:
+        """Hold deliveries under the id of an order, and then call `then`."""
         changes = [Postpone(structs.replace(delivery, held=True, act=order)) for delivery in deliveries]
 
         def durable() -> None:
@@ -737,8 +733,7 @@ class Settler:
                 self._events.held(change.delivery.message_id, change.delivery.recipient, order)
             then()
 
-        if not reserved:
-            self.outcome_log.reserve(len(changes))
+        self.outcome_log.reserve(len(changes))
         self.outcome_log.put(AtomicWrite(changes, len(changes), durable))
 
     def _start(
@@ -783,6 +778,7 @@ class Settler:
             if parcel.message is not None:
                 # Mail that an operator has suspended must not expire or bounce because of its destination.
                 left = self._callbacks.keep(parcel.message, parcel.deliveries, parcel.destination)
+                self.outcome_log.reserve(len(left) - len(parcel.deliveries))
                 parcel.outcomes, parcel.deliveries = parcel.outcomes[: len(left)], left
             if parcel.deliveries:
                 await self._settle(parcel)

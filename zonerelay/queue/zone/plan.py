@@ -240,9 +240,7 @@ class ZonePlan:
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
         """Return the next batch if a connection and a send time are available, or None. The batch must end in
-        `finished`.
-
-        `tick` is a reading of a monotonic clock, needed if `Rates.used`.
+        `finished`. `tick` is a reading of a monotonic clock.
         """
         while (destination := self.round_robin.next(now, tick)) is not None:
             if destination.usable_until > now:

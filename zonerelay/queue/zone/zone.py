@@ -136,7 +136,6 @@ class Zone:
         self._settler = parts.settler
         self._events = parts.events
         self._clock = parts.clock
-        self._rates = rates
         self.plan = ZonePlan(
             settings,
             parts.retry,
@@ -257,17 +256,14 @@ class Zone:
         """Start all deliveries that can be started now."""
         if self._stopping:
             return
-        now = self._clock.now()
-        while (work := self._next_work(now)) is not None:
+        now, tick = self._clock.now(), self._clock.monotonic()
+        while (work := self.plan.next_work(now, tick)) is not None:
             self._attempts.start(self._attempt(work))
         if self.plan.round_robin.next_turn is not None:
             self._next_turn.set(self.plan.round_robin.next_turn)
         if self.plan.has_requests:
             self._grant_requests()
         self._claim()
-
-    def _next_work(self, now: float) -> Work | None:
-        return self.plan.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
 
     def _grant_requests(self) -> None:
         for domain in self.plan.look_ups.take():
@@ -440,8 +436,8 @@ class Zone:
         """Return the next work of a task, and start whatever else can start now."""
         if self._stopping:
             return None
-        now = self._clock.now()
-        work = self.plan.following(last, now, self._clock.monotonic()) or self._next_work(now)
+        now, tick = self._clock.now(), self._clock.monotonic()
+        work = self.plan.following(last, now, tick) or self.plan.next_work(now, tick)
         self.pump()
         return work
 
