@@ -18,7 +18,7 @@ from tests.store.builders import body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked
-from zonerelay.config.settings import Backend
+from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import Message
@@ -36,6 +36,7 @@ from zonerelay.store.contract import (
     StoreError,
 )
 from zonerelay.store.queue import key_index, reservations
+from zonerelay.worker.queue import siblings_of
 
 NOW = time.time()
 """Reservations of shared stores end by the clocks of servers, and the tests may run long after the import."""
@@ -310,6 +311,22 @@ async def test_keys_of_a_spool_that_is_gone_stay_in_the_register(workers: Worker
     await workers.start(1)
     await until_known(one)
     assert await answer(one, 2) == first
+
+
+async def test_a_sole_worker_takes_the_keys_of_removed_spools_over(workers: Workers, tmp_path: Path) -> None:
+    one, two = await workers.start(0), await workers.start(1)
+    await until_known(one)
+    first = await answer(two, 1)
+    assert await answer(one, 2) == first, "it is settled"
+    await workers.stack.aclose()
+    shutil.rmtree(tmp_path / "spool1")
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "spool0"), workers=1)
+    for number in range(2):
+        siblings = siblings_of(settings, 0)
+        assert (siblings is None) == bool(number), "the second start needs no register"
+        async with Spool(settings.spool.path, clock=ManualClock(NOW), siblings=siblings) as spool:
+            assert await answer(spool.store, 2) == first
+    assert not (tmp_path / "idempotency-register").exists()
 
 
 @pytest.mark.parametrize("how", ["removed", "another", "damaged"])

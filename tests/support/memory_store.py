@@ -51,6 +51,7 @@ class MemoryStore:
         self._reservations = Reservations(
             self._find_kept,
             self._kept_page,
+            self.keep_keys,
             self._forget_keys,
             self.usable,
             clock=clock or SystemClock(),

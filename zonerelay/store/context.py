@@ -39,9 +39,9 @@ class StoreContext(msgspec.Struct, frozen=True):
     `observe_commit` with the duration in seconds of each durable write, `on_stored` with new mail, and
     `on_news` and `on_lost` with changes that other relays make to a shared store. All are called on the event
     loop that opened the store and must not raise. `environment` may contain secrets. `siblings` is `None` for
-    a single worker and on a shared store. On a shared store `register` has the idempotency keys of all nodes.
-    `withdraw` stops the scheduler from using deliveries until `give_back`, and returns those that may be
-    changed. Without it claimed deliveries may not be changed.
+    a sole worker without keys of removed spools, and on a shared store. On a shared store `register` has the
+    idempotency keys of all nodes. `withdraw` stops the scheduler from using deliveries until `give_back`, and
+    returns those that may be changed. Without it claimed deliveries may not be changed.
     """
 
     clock: Clock

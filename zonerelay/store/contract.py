@@ -170,6 +170,8 @@ KeyPages = Callable[[str], Awaitable[KeptKeys]]
 """Returns the idempotency keys after an identity, and nothing at the end. Raises StoreError."""
 SettleKey = Callable[[str, MessageId], Awaitable[None]]
 """Settles a pending reservation."""
+KeepKeys = Callable[[KeptKeys], Awaitable[None]]
+"""Stores idempotency keys in the spool. Raises StoreError."""
 
 
 class KeyReservation(NamedTuple):
@@ -193,8 +195,10 @@ class KeyRegister(Protocol):
     problem: str
     """A description of the register's problem for the operator, or ""."""
 
-    def start(self, page: KeyPages, settle: SettleKey) -> None:
-        """Publish the keys of this worker's spool, if the register needs that."""
+    def start(self, page: KeyPages, settle: SettleKey, keep: KeepKeys) -> None:
+        """Publish the keys of this worker's spool, if the register needs that, after those of removed spools
+        were added to it.
+        """
 
     async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
         """Return the entry of the key. If there is none, create a pending one for this message."""

@@ -770,7 +770,7 @@ class NodeRegister:
     def worker(self) -> int:
         return self._store.node
 
-    def start(self, page: object, settle: object) -> None:
+    def start(self, page: object, settle: object, keep: object) -> None:
         """Do nothing. The partition holds its keys, and reservations of an earlier process are found when
         their keys are used again.
         """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
 
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import QueueName
@@ -85,6 +85,5 @@ def siblings_of(settings: Settings, index: int) -> SiblingWorkers | None:
     spools = {index, *range(count), *spools_beyond(settings.spool, count)}
     if len(spools) > 1:
         return SiblingWorkers(directory, index, frozenset(spools), _run())
-    # The file that the workers shared is no longer updated.
-    shutil.rmtree(directory, ignore_errors=True)
-    return None
+    # A sole worker takes over the keys of removed spools, with a register that it removes when it stops.
+    return SiblingWorkers(directory, index, frozenset(spools), uuid4().hex) if directory.exists() else None

@@ -4,7 +4,7 @@ The spools are authoritative, so nothing in the index is synced. It belongs to o
 creates a new index, and so does a worker that finds the file removed, replaced or damaged. Then each worker
 publishes the keys of its own spool. Until all have done so, submissions with a key raise InProgressError. A
 row is pending from before the write of its message until the message is durable. The row's `worker` settles
-it; after a crash it does so when it starts.
+it; after a crash it does so when it starts. The first worker moves the keys of removed spools to its own.
 
 On failure: StoreError. One thread executes all operations in the order of the calls.
 """
@@ -28,6 +28,7 @@ from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     IdempotencyKey,
     InProgressError,
+    KeepKeys,
     KeptKeys,
     KeyPages,
     KeyReservation,
@@ -45,6 +46,8 @@ Ts = TypeVarTuple("Ts")
 
 LOOK = 1.0
 """Seconds between two checks whether the register still has the worker's keys."""
+PAGE = 500
+"""The number of keys that are taken over at once."""
 BUSY = 5.0
 """Seconds that a statement waits for the statement of another worker."""
 
@@ -91,14 +94,16 @@ class KeyIndex:
         self.problem = ""
         return found
 
-    def start(self, page: KeyPages, settle: SettleKey) -> None:
-        self._tasks.start(self._keep_published(page, settle))
+    def start(self, page: KeyPages, settle: SettleKey, keep: KeepKeys) -> None:
+        self._tasks.start(self._keep_published(page, settle, keep))
 
-    async def _keep_published(self, page: KeyPages, settle: SettleKey) -> None:
+    async def _keep_published(self, page: KeyPages, settle: SettleKey, keep: KeepKeys) -> None:
         """Publish the keys of this spool at the start and whenever the register was created again."""
         last_error, is_first = "", True
         while True:
             try:
+                if is_first and self.worker == min(self._all):
+                    await self._take_over(keep)
                 is_published = self.worker in await self._run(self._published)
                 if is_first or not is_published:
                     for identity, message_id in await self._run(self._pending):
@@ -115,6 +120,17 @@ class KeyIndex:
                         error,
                     )
             await asyncio.sleep(LOOK)
+
+    async def _take_over(self, keep: KeepKeys) -> None:
+        """Move the keys of removed spools from the registers of earlier runs to this worker's spool. No other
+        place has them.
+        """
+        for old in await self._run(self._earlier):
+            last = ""
+            while keys := await self._run(self._left_behind, old, last):
+                await keep(keys)
+                last = keys[-1][0]
+            await self._run(forget_registers, old)
 
     async def _publish(self, page: KeyPages) -> None:
         after = ""
@@ -141,6 +157,10 @@ class KeyIndex:
     def _end(self) -> None:
         self._thread.stop()
         self._database.close()
+        if self._all == {self.worker}:  # the next start needs no register, unless one could not be taken over
+            forget_registers(self._directory)
+            with contextlib.suppress(OSError):
+                self._directory.parent.rmdir()
 
     def _mark_published(self) -> None:
         self._database.opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))
@@ -213,17 +233,24 @@ class KeyIndex:
         self._database.close()
         forget_registers(self._directory)
 
-    def _take_over(self, database: sqlite3.Connection, old: Path) -> None:
-        """Copy the entries of removed spools from the register of another run. No other place has them."""
-        if not old.exists():
-            return
-        database.execute("ATTACH ? AS old", (str(old),))
-        try:
-            gone = ", ".join(map(str, self._all))
-            rows = f"SELECT * FROM old.kept WHERE worker NOT IN ({gone}) AND NOT pending"  # noqa: S608 - numbers
-            database.execute(f"INSERT OR IGNORE INTO kept {rows}")
-        finally:
-            database.execute("DETACH old")
+    def _earlier(self) -> list[Path]:
+        """Return the registers of earlier runs."""
+        self._database.opened()
+        return [each for each in self._directory.parent.iterdir() if each != self._directory]
+
+    def _left_behind(self, old: Path, last: str) -> list[tuple[str, StoredKey]]:
+        """Return the next keys of removed spools in the register of another run. A damaged one has none."""
+        import sqlite3  # noqa: PLC0415 - as above
+
+        gone = f"worker NOT IN ({', '.join(map(str, self._all))}) AND NOT pending"
+        rows = f"SELECT * FROM kept WHERE identity > ? AND {gone} ORDER BY identity LIMIT {PAGE}"  # noqa: S608
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(old / self._file.name)) as register,
+        ):
+            found = register.execute(rows, (last,)).fetchall()
+            return [(identity, StoredKey(*entry)) for identity, *entry, _, _ in found]
+        return []
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[sqlite3.Connection]:
@@ -245,11 +272,6 @@ class KeyIndex:
             # Its data need not survive a power cut.
             database.execute("PRAGMA synchronous = OFF")
             database.executescript(_TABLES)
-            for old in self._directory.parent.iterdir():
-                if old != self._directory:
-                    with contextlib.suppress(sqlite3.Error):
-                        self._take_over(database, old / file.name)
-                    forget_registers(old)
         return database
 
 

@@ -25,6 +25,7 @@ from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     IdempotencyKey,
     InProgressError,
+    KeepKeys,
     KeptKeys,
     KeyPages,
     KeyRegister,
@@ -47,12 +48,14 @@ _log = logging.getLogger("zonerelay.store")
 class Reservations:
     """Reserves idempotency keys in one spool. An instance belongs to the event loop that opened it.
 
-    `find` and `page` raise StoreError while the spool cannot be read. `forget(now, most, is_used)` removes
-    expired keys, except those that are used again. `usable` is the method of the store.
+    `find` and `page` raise StoreError while the spool cannot be read. `keep` stores keys.
+    `forget(now, most, is_used)` removes expired keys, except those that are used again. `usable` is the
+    method of the store.
     """
 
     find: Callable[[str], Awaitable[StoredKey | None]]
     page: KeyPages
+    keep: KeepKeys
     forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]]
     usable: Callable[[], Awaitable[bool]]
     _: KW_ONLY
@@ -70,7 +73,7 @@ class Reservations:
     def start(self) -> None:
         """Publish the keys of this spool to the other workers. Until then they refuse keys temporarily."""
         if (register := self.register) is not None:
-            register.start(self.page, functools.partial(self._settle, register))
+            register.start(self.page, functools.partial(self._settle, register), self.keep)
 
     async def store(
         self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]

@@ -68,6 +68,7 @@ class PartitionStore:
         self._reservations = Reservations(
             lambda identity: self._read(lambda reads: reads.kept(identity)),
             lambda after: self._read(lambda reads: reads.kept_page(after)),
+            self.keep_keys,
             self._forget_keys,
             keeper.health.usable,
             clock=around.clock,
