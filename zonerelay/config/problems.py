@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeGuard, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 
@@ -286,24 +286,47 @@ def path_text(path: KeyPath) -> str:
     return text
 
 
-# Rules for repeated tables such as [[source]]: their names, and entries that never match.
+# Entries of repeated tables, such as [[route]], that never match, because an earlier entry matches all their
+# mail.
 
-Entry = TypeVar("Entry")
+Conditions = Mapping[str, frozenset[Any]]  # Any: texts, networks or sizes
+"""The values of each condition of an entry, of which one has to match. Every condition has to match."""
 
 MAX_COMPARED = 300
 """Up to this number of entries, each is compared with all before it. With more entries, only with those that
 match everything.
 """
+_ADDRESSES = ("address", "recipient", "sender")
 
 
-def unreachable(
-    entries: Sequence[Entry], covers: Callable[[Entry, Entry], bool], takes_all: Callable[[Entry], bool]
-) -> Iterator[tuple[int, int]]:
+def unreachable(entries: Sequence[Conditions]) -> Iterator[tuple[int, int]]:
     """Yield each entry that never matches, with the earlier entry that covers it, both as positions."""
     earlier: list[int] = []
     for at, entry in enumerate(entries):
-        other = next((place for place in earlier if covers(entries[place], entry)), None)
+        other = next((place for place in earlier if _covers(entries[place], entry)), None)
         if other is not None:
             yield at, other
-        elif len(entries) <= MAX_COMPARED or takes_all(entry):
+        elif len(entries) <= MAX_COMPARED or _covers(entry, {}):
             earlier.append(at)
+
+
+def _covers(one: Conditions, other: Conditions) -> bool:
+    """Return whether all mail that matches the other matches the one too. False where that is hard to say."""
+    return all(_covers_condition(name, values, other.get(name)) for name, values in one.items())
+
+
+def _covers_condition(name: str, values: frozenset[Any], other: frozenset[Any] | None) -> bool:
+    if name in ("address", "recipient") and "*" in values:
+        return True
+    if other is None:
+        return name == "recipient_domain" and values >= {"*"}
+    if name in ("min_size", "max_size"):
+        (mine,), (its,) = values, other
+        return bool(mine <= its if name == "min_size" else mine >= its)
+    if name in ("recipient_domain", "sender_domain", "sender", "user") and values >= {"*"}:
+        return "<>" not in other
+    if name in _ADDRESSES:
+        values = frozenset(each.lower().removeprefix("@") for each in values)
+        known = [each.lower().removeprefix("@") for each in other]
+        return all(each in values or each.rpartition("@")[2] in values for each in known)
+    return values >= other

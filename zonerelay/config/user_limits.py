@@ -335,30 +335,27 @@ def change_user(path: Path, name: str, change: Change | None) -> bool:
     """
     path = Path(os.path.realpath(path))  # a symbolic link stays a link
     file = file_beside(path)
-    try:
-        with users.locked(path.parent):
-            missing = not path.exists()
-            # a file that is too large can be reduced
-            text = "" if missing else users.read_text(path, whole=True)
-            before = users.parse(text, str(path)).get(name)
-            rails = read(file, whole=True)
-            if change is None:
-                after, new, is_new = None, NONE, name in rails.places
-            else:
-                old = NONE if before is None else rails.own(name)
-                after, new = change(before, old)
-                is_new = (new, new.given) != (old, old.given) if before else name in rails.places
-            texts = {path: users.edited(text, name, after)} if after != before else {}
-            tables = {file: rails.changed(name, new)} if is_new else {}
-            # a new user never gets the limits of an older one
-            texts = tables | texts if before is None else texts | tables
-            for each, content in texts.items():
-                users.refuse_too_large(each, content)
-            for each, content in texts.items():
-                users.replace_file(each, content, like=path)
-            return missing
-    except OSError as error:
-        raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
+    with users.locked(path.parent):
+        missing = not path.exists()
+        # a file that is too large can be reduced
+        text = "" if missing else users.read_text(path, whole=True)
+        before = users.parse(text, str(path)).get(name)
+        rails = read(file, whole=True)
+        if change is None:
+            after, new, is_new = None, NONE, name in rails.places
+        else:
+            old = NONE if before is None else rails.own(name)
+            after, new = change(before, old)
+            is_new = (new, new.given) != (old, old.given) if before else name in rails.places
+        texts = {path: users.edited(text, name, after)} if after != before else {}
+        tables = {file: rails.changed(name, new)} if is_new else {}
+        # a new user never gets the limits of an older one
+        texts = tables | texts if before is None else texts | tables
+        for each, content in texts.items():
+            users.refuse_too_large(each, content)
+        for each, content in texts.items():
+            users.replace_file(each, content, like=path)
+        return missing
 
 
 def change_default(credentials: Path, assignments: list[str]) -> None:
@@ -366,11 +363,8 @@ def change_default(credentials: Path, assignments: list[str]) -> None:
     operator.
     """
     file = file_beside(Path(os.path.realpath(credentials)))
-    try:
-        with users.locked(file.parent):
-            there = read(file, whole=True)
-            text = there.changed(_DEFAULT, changed(there.default, assignments))
-            users.refuse_too_large(file, text)
-            users.replace_file(file, text, like=credentials)
-    except OSError as error:
-        raise CredentialsError(f"{error.filename or file}: {error.strerror or error}") from error
+    with users.locked(file.parent):
+        there = read(file, whole=True)
+        text = there.changed(_DEFAULT, changed(there.default, assignments))
+        users.refuse_too_large(file, text)
+        users.replace_file(file, text, like=credentials)

@@ -192,12 +192,15 @@ def edited(text: str, name: str, after: User | None) -> str:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock the directory against other commands that change a file in it. Raise CredentialsError if it does
-    not exist, and OSError on other failures.
+    not exist, and for an OSError in the block.
     """
-    if not directory.exists():
-        raise CredentialsError(f"{directory} does not exist: create it, or set `credentials` in [auth]")
-    with durable.locked_directory(directory):
-        yield
+    try:
+        if not directory.exists():
+            raise CredentialsError(f"{directory} does not exist: create it, or set `credentials` in [auth]")
+        with durable.locked_directory(directory):
+            yield
+    except OSError as error:
+        raise CredentialsError(f"{error.filename or directory}: {error.strerror or error}") from error
 
 
 def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:

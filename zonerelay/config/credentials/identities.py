@@ -20,8 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from zonerelay import durable
-from zonerelay.config.credentials.file import CredentialsError, refuse_too_large, replace_file
+from zonerelay.config.credentials.file import CredentialsError, locked, refuse_too_large, replace_file
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 
 FILE_NAME = "identities.json"
@@ -196,15 +195,13 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
     if not path.parent.exists():
         raise IdentitiesError(f"{path.parent} does not exist; the relay creates it at its first start")
     try:
-        with durable.locked_directory(path.parent):
+        with locked(path.parent):
             content = _TokenFile(tokens=change(read(path)))
             text = msgspec.json.format(msgspec.json.encode(content).decode(), indent=1) + "\n"
             refuse_too_large(path, text, MAX_FILE)
             replace_file(path, text)
     except CredentialsError as error:
         raise IdentitiesError(str(error)) from error
-    except OSError as error:
-        raise IdentitiesError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:

@@ -194,7 +194,6 @@ def _is_name(domain: str) -> bool:
     return is_domain(domain) if domain.isascii() else "*" not in domain
 
 
-_ANY = "*"
 _NULL_SENDER = "<>"
 
 
@@ -236,32 +235,14 @@ class RewriteSettings:
     listener: tuple[str, ...] = declare.texts((), form=forms.listen)
     """Only mail accepted by these listeners, by their addresses."""
 
+    @property
+    def conditions(self) -> dict[str, frozenset[str]]:
+        """The conditions that the rule has, by name."""
+        kinds = () if self.where is RewriteScope.ALL else self.where.kinds
+        named = {"address": self.address, "where": kinds, "user": self.user, "listener": self.listener}
+        return {name: frozenset(values) for name, values in named.items() if values}
+
 
 def rewrite_advice(rules: Sequence[RewriteSettings]) -> Findings:
-    for at, other in unreachable(rules, _covers, lambda rule: _ANY in rule.address):
+    for at, other in unreachable([rule.conditions for rule in rules]):
         yield (at,), f"never matches: rewrite[{other}] takes all its addresses before it is asked"
-
-
-def _covers(one: RewriteSettings, other: RewriteSettings) -> bool:
-    """Return whether every address that the other changes is changed by the one. False where that is hard to
-    say.
-    """
-    return (
-        one.where.kinds >= other.where.kinds
-        and _among(other.listener, one.listener)
-        and (_among(other.user, one.user) or (bool(other.user) and _ANY in one.user))
-        and (_ANY in one.address or _taken(other.address, one.address))
-    )
-
-
-def _among(values: tuple[str, ...], allowed: tuple[str, ...]) -> bool:
-    """Return whether one condition is part of another. An empty condition permits everything."""
-    return not allowed or (bool(values) and set(values) <= set(allowed))
-
-
-def _taken(patterns: tuple[str, ...], by: tuple[str, ...]) -> bool:
-    taken = {pattern.lower().removeprefix("@") for pattern in by}
-    return all(
-        pattern.lower().removeprefix("@") in taken or pattern.lower().rpartition("@")[2] in taken
-        for pattern in patterns
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,11 +109,6 @@ def route_problems(route: RouteSettings) -> Findings:
         yield "min_size", f"{more}, so this route would never match"
 
 
-_ANYTHING = frozenset({"*"})
-_WITH_ANYTHING = ("recipient_domain", "recipient", "sender_domain", "sender", "user")
-Conditions = Mapping[str, frozenset[object]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
     """A rule that chooses the zone of a message (docs/deliver/routing.md). The first route whose every
@@ -163,27 +158,9 @@ _CONDITIONS = tuple(
 
 def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings]) -> Findings:
     conditions = [{name: frozenset(values) for name, values in route.conditions.items()} for route in routes]
-    for at, other in unreachable(conditions, _covers, lambda given: _covers(given, {})):
+    for at, other in unreachable(conditions):
         yield (at,), f"never matches: route[{other}] takes all its mail before it is asked"
     certificates = any(each.allow_certificates for each in listeners)
     for at, route in enumerate(routes):
         if route.certificate and not certificates:
             yield (at, "certificate"), "never matches: no listener asks for one (allow_certificates)"
-
-
-def _covers(one: Conditions, other: Conditions) -> bool:
-    """Return whether all mail that matches the other matches the one too. False where that is hard to say."""
-    return all(_covers_condition(name, values, other.get(name)) for name, values in one.items())
-
-
-def _covers_condition(name: str, values: frozenset[object], other: frozenset[object] | None) -> bool:
-    if name == "recipient" and "*" in values:
-        return True
-    if other is None:
-        return name == "recipient_domain" and values >= _ANYTHING
-    if name in ("min_size", "max_size"):
-        (mine,), (its,) = values, other
-        return bool(mine <= its if name == "min_size" else mine >= its)  # type: ignore[operator]  # sizes
-    if name in _WITH_ANYTHING and values >= _ANYTHING:
-        return "<>" not in other
-    return values >= other

@@ -584,8 +584,9 @@ class DestinationSettings:
 def destination_advice(
     destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings]
 ) -> Findings:
-    everything = DestinationSettings()
-    for at, other in unreachable(destinations, _covers, lambda entry: _covers(entry, everything)):
+    named = ({"domain": each.domain, "mx": each.mx, "zone": each.zone} for each in destinations)
+    conditions = [{name: frozenset(values) for name, values in each.items() if values} for each in named]
+    for at, other in unreachable(conditions):
         yield (at,), f"never matches: destination[{other}] takes all its mail"
     for at, entry in enumerate(destinations):
         own = _zones_of(entry, zones)
@@ -606,14 +607,6 @@ def _of(zones: Sequence[ZoneSettings]) -> str:
     if len(zones) == 1:
         return f"mail of zone {zones[0].name} is sent"
     return f"mail of zones {in_words(zone.name for zone in zones)} is sent"
-
-
-def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
-    """Return whether one entry matches all mail that the other one matches. Return False if that is
-    uncertain.
-    """
-    pairs = ((one.domain, other.domain), (one.mx, other.mx), (one.zone, other.zone))
-    return all(not mine or (its and set(its) <= set(mine)) for mine, its in pairs)
 
 
 # [[credential]]: the logins at smarthosts, and the zones that use them.

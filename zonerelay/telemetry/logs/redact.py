@@ -25,7 +25,6 @@ import re
 import secrets
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +32,7 @@ from pathlib import Path
 import msgspec
 
 from zonerelay import durable
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.envelope import Mailbox, is_message_id
 
 KEY_SIZE = 32
@@ -81,20 +81,16 @@ class RedactKeyError(Exception):
     """The key cannot be read or created; the text says what the operator should do."""
 
 
-class _PseudonymCache(OrderedDict[Mailbox, str]):
-    """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads. In a dict, the search for
-    the oldest key would step over thousands of removed ones.
-    """
+class _PseudonymCache(BoundedDict[Mailbox, str]):
+    """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads."""
 
     def __init__(self, make: Callable[[Mailbox], str]) -> None:
-        super().__init__()
+        super().__init__(CACHE_SIZE)
         self._make, self._lock = make, threading.Lock()
 
     def __missing__(self, mailbox: Mailbox) -> str:
         name = self._make(mailbox)
         with self._lock:
-            if len(self) >= CACHE_SIZE:
-                self.popitem(last=False)
             self[mailbox] = name
         return name
 
