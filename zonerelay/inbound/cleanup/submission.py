@@ -23,6 +23,7 @@ Policy, where the RFCs leave a choice:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec import structs
 
@@ -36,13 +37,7 @@ from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import (
-    ListenerContext,
-    LookupResult,
-    Question,
-    SuspensionCheck,
-    UserLimitsLookup,
-)
+from zonerelay.inbound.state.context import ListenerContext, LookupResult, Question, SuspensionCheck
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.transaction import NO_EDITS, RECIPIENT_COST, MailTransaction, renamed
 from zonerelay.message.srs import Srs, SrsError
@@ -209,7 +204,7 @@ class SubmittingClient:
 
         known = guard.known(user)
         if known is None:
-            return self.ask(UserLimitsLookup(guard, user), decided)
+            return self.ask(partial(self.context.limits_of, user), decided)
         return self._allowed(transaction, known)
 
     def _allowed(self, transaction: MailTransaction, allowance: Allowance | Refusal | None) -> ServerReply:

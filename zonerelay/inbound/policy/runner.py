@@ -333,7 +333,13 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
     """
     found = named(name, "module:Class", _instead)
     if not (inspect.isclass(found) and issubclass(found, Policy)):
-        return _made(name, lambda: _handler_policy(name, found, context))
+        if not any(_HOOK.fullmatch(each) for each in dir(found)):
+            what = "class" if inspect.isclass(found) else "object"
+            raise ValueError(
+                f"{name} is neither a subclass of zonerelay.inbound.policy.Policy nor an aiosmtpd handler: "
+                f"this {what} has no method such as handle_DATA{_instead(name)}"
+            )
+        return _made(name, lambda: _handler_policy(found, context))
     if not any(getattr(found, e.step) is not getattr(Policy, e.step) for e in api.EVENTS):
         steps = ", ".join(event.step for event in api.EVENTS)
         raise ValueError(f"{name} has no method for an event and would never be called; methods are {steps}")
@@ -358,13 +364,7 @@ def load_authenticator(name: str, context: PolicyContext) -> Callable[[api.Prese
     return authenticator_step(check, context.hostname)
 
 
-def _handler_policy(name: str, found: object, context: PolicyContext) -> Policy:
-    if not any(_HOOK.fullmatch(each) for each in dir(found)):
-        what = "class" if inspect.isclass(found) else "object"
-        raise _WrongKindError(
-            f"{name} is neither a subclass of zonerelay.inbound.policy.Policy nor an aiosmtpd handler: "
-            f"this {what} has no method such as handle_DATA{_instead(name)}"
-        )
+def _handler_policy(found: object, context: PolicyContext) -> Policy:
     if context.file is not None:
         raise ValueError("policy_file is not passed to an aiosmtpd handler; remove it")
     # Imported here, so that aiosmtpd uses no memory unless there is a handler.
@@ -385,15 +385,9 @@ def _object(found: object) -> object:
     return made
 
 
-class _WrongKindError(ValueError):
-    """The object is not a policy or handler. The text is a complete message."""
-
-
 def _made(name: str, make: Callable[[], Made]) -> Made:
     try:
         return make()
-    except _WrongKindError:
-        raise
     except ValueError as error:
         # The text is a message for the operator, as the base class requires.
         raise ValueError(f"{name} cannot be used: {error}") from error

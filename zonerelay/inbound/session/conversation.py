@@ -41,7 +41,7 @@ Policy for these, where the RFCs leave a choice:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from msgspec import structs
@@ -56,7 +56,7 @@ from zonerelay.inbound.policy.api import Changes, Noop, Quit, Rset, Vrfy
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import ListenerContext, LoginLookup, LookupResult
+from zonerelay.inbound.state.context import ListenerContext, LookupResult
 from zonerelay.inbound.state.replies import NextAction, ServerReply, refused
 from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.model.envelope import Recipient, recipient_key
@@ -90,8 +90,11 @@ class Conversation(SubmittingClient):
     """The session of one SMTP client, as its commands see it.
 
     `held_back` is the reply that is delayed by `delay` seconds. `exchange` is set while the client's lines
-    are SASL responses. `chunk` is the size of the current BDAT in bytes, and whether it is the last one.
+    are SASL responses, and `logs_in` while its password is being checked. `chunk` is the size of the current
+    BDAT in bytes, and whether it is the last one.
     """
+
+    logs_in = False
 
     def __init__(self, context: ListenerContext, client: Client, tls: TlsInfo | None = None) -> None:
         settings = context.settings
@@ -253,11 +256,12 @@ class Conversation(SubmittingClient):
         if isinstance(result, Reply):
             self.exchange = exchange
             return ServerReply(result, result.encode())
-        question = LoginLookup(self.client_state.info, exchange.mechanism, result)
-        return self.ask(question, self._decided)
+        self.logs_in = True
+        log_in = partial(self.context.log_in, self.client_state.info, exchange.mechanism, result)
+        return self.ask(log_in, self._decided)
 
     def _decided(self, verdict: LookupResult) -> ServerReply:
-        login = verdict.login
+        self.logs_in, login = False, verdict.login
         if login is None or (login.kind is LoginKind.BROKEN and login.refusal is None):
             return self.refuse(replies.AUTH_FAILURE, "AUTH", detail="" if login is None else login.detail)
         if login.refusal is not None:

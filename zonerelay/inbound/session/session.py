@@ -38,7 +38,7 @@ from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.transport import Deadlines, Transport
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.context import ListenerContext, LoginLookup
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import NextAction, ServerReply
 from zonerelay.inbound.tls.channel import TlsInfo
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
@@ -632,7 +632,7 @@ class Session(asyncio.Protocol):
         asking = self._asking is not None
         if asking and self.phase is SessionPhase.ENDED and not self.lines.waiting:
             # No command can follow a login, so its hash need not be computed.
-            asking = not isinstance(self.conversation.question, LoginLookup)
+            asking = not self.conversation.logs_in
         owed = self.waits_for_store or asking or self.transport.is_blocked
         return owed and self.phase < SessionPhase.LEFT
 

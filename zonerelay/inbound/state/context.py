@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
@@ -63,35 +63,19 @@ HANDSHAKE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class LoginLookup:
-    """Lookup: check the credentials of a client (AUTH)."""
-
-    client: ClientInfo
-    mechanism: str
-    credentials: Credentials
-
-
-@dataclass(frozen=True, slots=True)
-class UserLimitsLookup:
-    """Lookup: read the limits of a user who begins a transaction (MAIL)."""
-
-    guard: Guard
-    user: str
-
-
-Question = LoginLookup | UserLimitsLookup | Event
-
-
-@dataclass(frozen=True, slots=True)
 class LookupResult:
-    """The result of a lookup. `login` answers a LoginLookup, and `allowance` a UserLimitsLookup. `reason` is
-    the reason of a refusal.
+    """The result of a lookup. `login` is set by `ListenerContext.log_in`, and `allowance` by `limits_of`.
+    `reason` is the reason of a refusal.
     """
 
     decision: Decision = ACCEPT
     login: LoginResult | None = None
     allowance: Allowance | Refusal | None = None
     reason: Reason = Reason.POLICY
+
+
+Question = Event | Callable[[], Awaitable[LookupResult]]
+"""An event for the policy, or another lookup."""
 
 
 class Users(Protocol):
@@ -235,10 +219,8 @@ class ListenerContext(SharedContext):
     async def ask(self, question: Question) -> LookupResult:
         """Perform a lookup. Raise only CancelledError."""
         try:
-            if isinstance(question, LoginLookup):
-                return await self._log_in(question)
-            if isinstance(question, UserLimitsLookup):
-                return LookupResult(allowance=await question.guard.allowance(question.user))
+            if not isinstance(question, Event):
+                return await question()
             domains = self.sender_domains if self.settings.check_sender_domain else None
             if isinstance(question, Mail) and domains is not None:
                 reply = await domains.check(model.domain_of(Mailbox(question.sender)))
@@ -254,25 +236,27 @@ class ListenerContext(SharedContext):
             return await self.policy.ask(event)
         return ACCEPT
 
-    async def _log_in(self, question: LoginLookup) -> LookupResult:
+    async def limits_of(self, user: str) -> LookupResult:
+        """Read the limits of a user who begins a transaction (MAIL)."""
+        assert self.guard is not None
+        return LookupResult(allowance=await self.guard.allowance(user))
+
+    async def log_in(self, client: ClientInfo, mechanism: str, credentials: Credentials) -> LookupResult:
+        """Check the credentials of a client (AUTH)."""
         if self.users is None:
             return LookupResult(login=LoginResult(LoginKind.BROKEN, detail="no users"))
-        ask = partial(self._presented, question) if PresentedLogin in self.asked else None
-        login = await self.users.check(question.credentials, question.client.address, ask)
+        ask = partial(self._presented, client, mechanism, credentials)
+        asked = ask if PresentedLogin in self.asked else None
+        login = await self.users.check(credentials, client.address, asked)
         if login.kind is not LoginKind.OK or login.user is None:
             return LookupResult(login=login)
-        event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)
+        event = Auth(client=client, user=login.user.name, mechanism=mechanism)
         return LookupResult(await self._decide(event), login)
 
-    async def _presented(self, question: LoginLookup) -> LoginResult:
+    async def _presented(self, client: ClientInfo, mechanism: str, credentials: Credentials) -> LoginResult:
         """Call the operator's authenticator."""
-        name = question.credentials.user
-        event = PresentedLogin(
-            client=question.client,
-            user=name,
-            password=question.credentials.password,
-            mechanism=question.mechanism,
-        )
+        name, password = credentials.user, credentials.password
+        event = PresentedLogin(client=client, user=name, password=password, mechanism=mechanism)
         reply = (await self._decide(event)).reply
         if reply is None:
             return LoginResult(LoginKind.OK, User(name=name, hash=""))

@@ -139,7 +139,7 @@ class CertificateEntry:
     def __init__(self, certificate: Path, key: Path, *, ask_certificate: bool = False) -> None:
         self.certificate = certificate
         self.key = key
-        self.pair: CertificatePair | None = None
+        self.pair: CertificatePair  # set by `Certificates`
         self.problem = ""
         # Contents that have not changed are not parsed again.
         self._parsed = lru_cache(1)(partial(_parsed, certificate, key, ask_certificate))
@@ -224,16 +224,11 @@ class Certificates:
 
     def expiries(self) -> list[tuple[str, float]]:
         """Return the name of each certificate in use and the Unix time of its expiry."""
-        return [(pair.name, pair.not_after) for pair in self._pairs()]
-
-    def _pairs(self) -> list[CertificatePair]:
-        return [entry.pair for entry in self._entries if entry.pair is not None]
+        return [(entry.pair.name, entry.pair.not_after) for entry in self._entries]
 
     def _untimely(self) -> Iterator[str]:
         now = self._clock.now()
         for entry in self._entries:
-            if entry.pair is None:
-                continue
             if entry.pair.not_after <= now:
                 yield f"{entry.certificate}: the certificate of {entry.pair.name} has expired"
             elif entry.pair.not_before > now:
@@ -254,15 +249,12 @@ class Certificates:
 
     def _look(self, now: float, *, all_files: bool) -> None:
         self._next_look = now + LOOK_EVERY
-        changed = [entry for entry in self._entries if all_files or entry.is_due(now)]
-        is_new = False
-        for entry in changed:
-            is_new |= self._read_again(entry, now)
-        a_day_later = now >= self._next_day
-        if a_day_later:
+        are_new = [self._read_again(entry, now) for entry in self._entries if all_files or entry.is_due(now)]
+        self._is_outdated |= any(are_new)
+        if now >= self._next_day:
             self._next_day = now + DAILY
             self._tell_expiring(self._entries)
-        self._is_outdated |= is_new or a_day_later
+            self._is_outdated = True
         if self._is_outdated:
             with suppress(OSError):  # no descriptor is left: at the next look
                 self._context = self._build()
@@ -279,18 +271,17 @@ class Certificates:
             entry.problem = problem
             return False
         entry.problem = ""
-        if entry.pair is not None and (pair.leaf, pair.chain) == (entry.pair.leaf, entry.pair.chain):
+        if (pair.leaf, pair.chain) == (entry.pair.leaf, entry.pair.chain):
             return False
         entry.pair = pair
         self._tell(entry)
         return True
 
     def _build(self) -> TlsContext:
-        return build_context(self._pairs(), ask_certificate=self._ask_certificate)
+        return build_context([entry.pair for entry in self._entries], ask_certificate=self._ask_certificate)
 
     def _tell(self, entry: CertificateEntry) -> None:
         pair = entry.pair
-        assert pair is not None
         self._events.certificate_loaded(
             self._address,
             str(entry.certificate),
@@ -309,7 +300,7 @@ class Certificates:
         now = self._clock.now()
         for entry in entries:
             pair = entry.pair
-            if pair is not None and pair.not_after < now + EXPIRES_SOON:
+            if pair.not_after < now + EXPIRES_SOON:
                 days, file = round((pair.not_after - now) / 86400, 1), str(entry.certificate)
                 self._events.certificate_expiring(
                     self._address, file, name=pair.name, expires=pair.not_after, days=days
