@@ -197,3 +197,48 @@ async def test_a_secret_that_was_replaced_signs_the_next_event(tmp_path: Path) -
         assert not answer.ok
         assert "cannot be read" in answer.text
         await endpoint.poster.close()
+
+
+async def test_losses_while_the_endpoint_is_down_become_one_gap(tmp_path: Path) -> None:
+    """An endpoint that is down for months would otherwise leave a gap for every write that drops events."""
+    clock, store = SystemClock(), Counting()
+    webhooks = Webhooks(
+        hostname="relay.test",
+        store=store,
+        write=store.write,
+        ids=MessageIdSource(clock),
+        hashed=lambda: Redactor(b"key", enabled=True),
+        records=lambda _: (),
+        environment={},
+        events=events_into(EventLog(), clock),
+        clock=clock,
+        random=Random(1),
+    )
+    secret = tmp_path / "secret"
+    secret.write_text("whsec_" + "A" * 32)
+    number = itertools.count(1)
+    with Receiver() as receiver:
+        receiver.answers["/hook"] = Answer(503)
+        url = receiver.url()
+        hook = WebhookSettings(name="hook", url=url, secret=str(secret), private=True, max_queued=20)
+        await webhooks.configure([hook])
+        [courier] = webhooks.couriers()
+        async with asyncio.timeout(20):
+            for _ in range(5):
+                for at in itertools.islice(number, 20):
+                    await stored_event(store, at)
+                courier.notify()
+                while courier.queued > 20:
+                    await asyncio.sleep(0.001)
+                await asyncio.gather(*store.writes)
+            receiver.answers["/hook"] = Answer()
+            courier.retry()
+            while courier.queued:
+                await asyncio.sleep(0.001)
+        await webhooks.close()
+        await asyncio.gather(*store.writes)
+        told = {post.id: post.event for post in receiver.taken()}.values()
+    gaps = [event["data"] for event in told if event["type"] == "webhook.gap"]
+    assert sum(int(gap["lost"]) for gap in gaps) + len(told) - len(gaps) == next(number) - 1
+    assert len(gaps) <= 2  # one that was tried, and one for all others
+    assert all(gap["first"] <= gap["last"] for gap in gaps)

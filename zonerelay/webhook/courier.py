@@ -76,7 +76,7 @@ GAP = "gap"
 class EventPosition(NamedTuple):
     """The message of an event, the position of the event among those of the message, and the number of events
     in the body. It is stored as the recipient of the event's delivery, so a starting relay knows the order
-    without reading bodies.
+    without reading bodies. The position of a gap is the number of events that it counts.
     """
 
     source: str
@@ -98,8 +98,8 @@ class EventPosition(NamedTuple):
 
 
 class EventPost(msgspec.Struct, eq=False):
-    """A body to be posted. `delivery` is `None` for an event that is not stored; `lost` is the number of
-    events that a gap counts.
+    """A body to be posted. `delivery` is `None` for an event that is not stored; `events` are read when it is
+    posted.
     """
 
     about: EventPosition
@@ -107,7 +107,6 @@ class EventPost(msgspec.Struct, eq=False):
     delivery: Delivery | None = None
     events: Sequence[tuple[str, bytes]] = ()
     done: int = 0
-    lost: int = 0
 
     @property
     def place(self) -> tuple[int, str]:
@@ -321,9 +320,9 @@ class WebhookCourier:
         self.events.webhooks.lost(self.name, count, why)
         changes: list[Change] = []
         if not self.is_disabled:
-            lost += self._earlier_gaps()
+            gaps = self._earlier_gaps()
+            total, lost = count + sum(each.about.step for each in gaps), [*lost, *gaps]
             first, last = min(each.created for each in lost), max(each.created for each in lost)
-            total = count + sum(each.lost for each in lost)
             changes.append(self.make_gap(total, why, first, last))
         self._end(changes, [item.delivery for item in lost if item.delivery is not None], self.notify)
 
@@ -344,11 +343,11 @@ class WebhookCourier:
         self.write([*changes, *map(Finish, deliveries)], ended)
 
     def _earlier_gaps(self) -> list[EventPost]:
-        """Return the gaps that were not reported yet and whose number is known; the new gap includes them."""
+        """Return the gaps of which no post was tried yet; the new gap includes them."""
         line = self._lines.get(GAP)
         if line is None or line.is_busy:
             return []
-        found = [item for item in line.items if item.lost]
+        found = [item for item in line.items if not item.events]
         for item in found:
             self._remove(item, line)
         return found
@@ -421,8 +420,6 @@ class WebhookCourier:
                 item.events = await self._read(item.delivery)
             except MessageNotFoundError:
                 return EndpointResponse(ok=True, text="")  # there is nothing left to report
-            if item.about.source == GAP:
-                item.lost = 0
         for event_id, body in item.events[item.done :]:
             if item.delivery is not None:
                 self.store.check_claim(item.delivery.message_id)

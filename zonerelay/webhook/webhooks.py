@@ -121,7 +121,7 @@ class Webhooks:
     def _courier(self, settings: WebhookSettings, keys: Sequence[str]) -> WebhookCourier:
         def make_gap(count: int, why: str, first: float, last: float) -> OwnMessage:
             data: dict[str, Field] = {"lost": count, "why": why, "first": _iso(first), "last": _iso(last)}
-            return self._submit([settings.name], GAP, 1, [("webhook.gap", self.clock.now(), data)])
+            return self._submit([settings.name], GAP, count, [("webhook.gap", self.clock.now(), data)], first)
 
         return WebhookCourier(
             settings,
@@ -266,6 +266,7 @@ class Webhooks:
         source: str,
         step: int,
         events: Sequence[tuple[str, float, Mapping[str, object]]],
+        created: float | None = None,
     ) -> OwnMessage:
         event_id = self.ids.next()
         lines = [
@@ -273,7 +274,7 @@ class Webhooks:
             for at, each in enumerate(events)
         ]
         body = b"".join(lines)
-        now = self.clock.now()
+        now = self.clock.now() if created is None else created
         about = EventPosition(source, step, len(events))
         recipients = {each: about.recipient(each) for each in webhooks}
         envelope = Envelope(
