@@ -6,8 +6,9 @@ import pytest
 from msgspec import structs
 
 from tests.store.builders import envelope_for, message_id
+from tests.support.queueing import delivery
 from zonerelay.inbound.cleanup.intake import BLOCK, OVERDUE, ContentDigest, deliveries_of, identity, key_in
-from zonerelay.inbound.limits.clients import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
+from zonerelay.inbound.limits.clients import LONG, LOOK_EVERY, MANY, MAX_SENDERS, PATIENCE, RATE, TIME, Bursts
 from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
 from zonerelay.message.header import Fields
 from zonerelay.model.clock import ManualClock
@@ -87,15 +88,18 @@ class Desk:
             queue_of("default", Priority.HIGH): QueueCounts(deferred=9999),
         }
         self.asked = 0
-        self.is_late = True
-        self.bursts = Bursts(self._counts, lambda zone: self.is_late and zone == "default", self.clock)
+        self.rate = 0.0
+        self.bursts = Bursts(self._counts, lambda _: self.rate, self.clock)
 
     def _counts(self) -> dict[QueueName, QueueCounts]:
         self.asked += 1
         return self.counts
 
     def over(self, envelope: Envelope, times: int = 1) -> list[bool]:
-        return [self.bursts.is_over(envelope) for _ in range(times)]
+        return [self.is_over(envelope) for _ in range(times)]
+
+    def is_over(self, envelope: Envelope, zone: str = "default") -> bool:
+        return self.bursts.is_over(envelope, [delivery(queue=queue_of(zone))])
 
 
 @pytest.fixture
@@ -147,7 +151,7 @@ def test_recipients_count_and_not_messages(desk: Desk) -> None:
 
 @pytest.mark.parametrize("pattern", ["bounce-{}@example.org", "list+u{}=example.com@example.org"])
 def test_addresses_made_for_each_message_are_one_sender(pattern: str, desk: Desk) -> None:
-    assert [desk.bursts.is_over(mail(pattern.format(n))) for n in range(MANY + 1)][-1]
+    assert [desk.is_over(mail(pattern.format(n))) for n in range(MANY + 1)][-1]
 
 
 def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
@@ -161,16 +165,25 @@ def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
 
 
 def test_a_long_queue_that_moves_fast_puts_nobody_behind(desk: Desk) -> None:
-    desk.is_late = False
+    desk.rate = (LONG + 1) / PATIENCE
     assert not any(desk.over(mail("news@example.org"), 3 * MANY))
-    desk.is_late = True
+    desk.rate -= 1
     desk.clock.advance(LOOK_EVERY)
     assert any(desk.over(mail("news@example.org"), MANY + 1))
 
 
+def test_only_the_zone_counts_that_is_slow(desk: Desk) -> None:
+    def over(zone: str) -> list[bool]:
+        return [desk.is_over(mail("news@example.org"), zone) for _ in range(MANY + 2)]
+
+    assert over("fast") == [False] * (MANY + 2)
+    assert over("default") == [False] * MANY + [True] * 2
+    assert over("fast") == [False] * (MANY + 2)
+
+
 def test_memory_is_bounded(desk: Desk) -> None:
     for n in range(MAX_SENDERS + 10):
-        desk.bursts.is_over(mail("a@example.org", user=f"u{n}"))
+        desk.is_over(mail("a@example.org", user=f"u{n}"))
     assert len(desk.bursts._senders) == MAX_SENDERS
 
 

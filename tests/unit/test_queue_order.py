@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from tests.support.plans import NOW, PlanBed
 from tests.support.queueing import NO_HOST, delivery, plan_claim, wants_claim
@@ -20,7 +19,7 @@ from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageRow, Precedence
 from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, RouteLookups, UnroutedMail
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
-from zonerelay.queue.zone.plan import LATE
+from zonerelay.queue.zone.plan import MEASURED, UNASKED
 from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -468,26 +467,33 @@ def test_how_long_it_lasted_is_shown() -> None:
     assert "zonerelay_restrained_seconds_total 12.5" in metrics.exposition().decode()
 
 
-def test_new_mail_is_late_if_it_starts_late_or_not_at_all() -> None:
+def test_the_rate_of_new_mail_is_measured_while_somebody_asks_for_it() -> None:
     bed = PlanBed(next_hop="127.0.0.1:25", max_connections_per_destination=2)
 
-    def start(*, waited: float) -> bool:
-        new = [structs.replace(each, created=bed.now - waited) for each in bed.mail("a.example")]
-        bed.queue.add(new, bed.now)
-        bed.look_up()
+    def start(*, due: float = 0.0) -> None:
+        bed.add("a.example", recipients=6, due=due)
         assert bed.start()
         bed.finish("a.example")
-        return bed.queue.is_new_mail_late(bed.now)
 
-    assert bed.queue.is_new_mail_late(bed.now)
-    assert not start(waited=LATE)
-    assert start(waited=LATE + 1)
-    bed.now += LATE
-    assert start(waited=0.0), "other new mail is on time now, but this is not known for long"
-    bed.now += 0.1
-    assert not bed.queue.is_new_mail_late(bed.now)
-    bed.now += LATE
-    assert bed.queue.is_new_mail_late(bed.now)
-    bed.add("a.example", due=bed.now - 1)
-    assert bed.start()
-    assert bed.queue.is_new_mail_late(bed.now), "it was deferred before"
+    def rate() -> float:
+        return bed.queue.new_mail_rate(bed.now)
+
+    start()
+    assert rate() == math.inf, "measured from now on"
+    start()
+    start(due=bed.now - 1)  # it was deferred before
+    bed.now += MEASURED / 2
+    assert rate() == math.inf
+    start()
+    bed.now += MEASURED / 2
+    assert rate() == 12 / MEASURED
+    start()
+    bed.now += MEASURED
+    assert rate() == 12 / MEASURED, "the higher one"
+    bed.now += MEASURED
+    assert rate() == 6 / MEASURED
+    bed.now += MEASURED
+    assert rate() == 0
+    start()
+    bed.now += UNASKED + 1
+    assert rate() == math.inf

@@ -297,10 +297,12 @@ class Scheduler:
         found = self._zones.get(zone)
         return None if found is None else found.plan.destination_of(domain)
 
-    def is_new_mail_late(self, zone: str) -> bool:
-        """Return whether the new mail of a zone that has some waits long for its first attempt."""
+    def new_mail_rate(self, zone: str) -> float:
+        """Return how many new deliveries of a zone per second have started lately, or infinity if this is not
+        known.
+        """
         found = self._zones.get(zone)
-        return found is None or found.plan.is_new_mail_late(self._clock.now())
+        return 0.0 if found is None else found.plan.new_mail_rate(self._clock.now())
 
     def active_count(self, zone: str) -> int:
         """Return how many deliveries of the zone are being attempted. The zones of all mailboxes are counted

@@ -276,7 +276,7 @@ async def _assemble(
         open_http=lambda rules, submit: endpoints.open_http(rules, submit),
         srs=lambda: sending.srs,
         webhooks=lambda: assembled.webhooks,
-        is_late=scheduler.is_new_mail_late,
+        new_mail_rate=scheduler.new_mail_rate,
         orders=orders,
         inherited=identity.inherited,
         share_failure=share_failure,

@@ -21,8 +21,8 @@ first, then one that the message names (a zone header), then the zone of the rou
 
 Mail with more than `MANY` recipients is not fresh: it is stored as deferred mail that was due before it was
 accepted. The queue alternates between fresh and deferred mail, so a list of a million recipients does not
-delay all other mail. The same applies to senders of very many messages while the queue is long
-(`limits/clients`).
+delay all other mail. The same applies to senders of very many messages while new mail waits long in their
+zone (`limits/clients`).
 
 Mail that the mode of a user captures goes to the zone that captures. Without such a zone it is held: it stays
 in the queue until an operator releases or drops it.
@@ -190,8 +190,6 @@ def deliveries_of(
     """
     born = max(envelope.created, transaction.release)
     due = first_due(envelope, transaction.release)
-    if not due and bursts is not None and bursts.is_over(envelope):
-        due = envelope.created - OVERDUE
     allowance = transaction.allowance
     deliveries: list[Delivery] = []
     choices: list[tuple[str, ZoneChoice]] = []
@@ -215,6 +213,9 @@ def deliveries_of(
                 orcpt=recipient.orcpt,
             )
         )
+    if not due and bursts is not None and bursts.is_over(envelope, deliveries):
+        due = envelope.created - OVERDUE
+        deliveries = [structs.replace(each, next_attempt=due) for each in deliveries]
     return deliveries, zone_notes(choices) if choices else ()
 
 

@@ -19,7 +19,7 @@ awaits; the caller passes the time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from socket import AF_INET6, inet_pton
 
@@ -30,23 +30,23 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.message.srs import Srs, SrsError, SrsFault
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import QueueName
+from zonerelay.model.delivery import Delivery, QueueName
 from zonerelay.model.envelope import Envelope, Mailbox, recipient_key
 from zonerelay.model.reply import Reply
 from zonerelay.store.contract import QueueCounts
 
-# Finds senders whose mail would delay all other mail while the queue is long. No I/O.
+# Finds senders whose mail would delay the other mail of a zone. No I/O.
 #
-# While a queue holds more than `LONG` fresh deliveries and these wait long for their first attempts (see
-# `LATE` in queue/zone/plan.py), each sender may have `MANY` fresh recipients, and `RATE` more in each second
-# (a leaky bucket). Mail beyond that is stored as deferred mail that has become due, like mail to a long list
-# of recipients, until the bucket is no longer full. This also holds if the queue has become short by then;
-# otherwise the sender would keep the queue at just that length. A long queue that moves fast delays nobody,
-# and to store mail as due and read it back costs half as much again as its delivery. Thus a sender of a
-# hundred thousand single messages does not delay the others, a sender of a few messages a second is never
-# delayed, and nothing is counted while the queue is short. A burst is remembered for `TIME` seconds after
-# its end. A sender is an envelope sender of one user or client. Addresses that contain the recipient or a
-# number (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender.
+# While more than `LONG` fresh deliveries of a zone wait, and at the rate at which new mail starts they need
+# more than `PATIENCE` seconds, each sender may have `MANY` fresh recipients in this zone, and `RATE` more in
+# each second (a leaky bucket). Mail beyond that is stored as deferred mail that has become due, like mail to
+# a long list of recipients, until the bucket is no longer full. This also holds if the queue has become
+# short by then; otherwise the sender would keep the queue at just that length. A long queue that moves fast
+# delays nobody, and to store mail as due and read it back costs half as much again as its delivery. Thus a
+# sender of a hundred thousand single messages does not delay the others, a sender of a few messages a second
+# is never delayed, and nothing is counted while new mail moves fast. A burst is remembered for `TIME`
+# seconds after its end. A sender is an envelope sender of one user or client. Addresses that contain the
+# recipient or a number (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender.
 #
 # Counts are lost at a restart. Only the `MAX_SENDERS` most recent senders are counted.
 
@@ -54,10 +54,13 @@ MANY = 100
 """Recipients. RFC 5321 4.5.3.1.8 requires servers to accept this many in one message."""
 
 RATE = 10.0
-LONG = 1000
+LONG = 100
+"""Fresh deliveries. In a shorter queue nobody is put behind, however slow it is."""
+
+PATIENCE = 2.0
 TIME = 60.0
 LOOK_EVERY = 0.1
-"""Seconds between two checks of the queue lengths."""
+"""Seconds between two checks of the queues."""
 
 MAX_SENDERS = 10_000
 
@@ -65,7 +68,7 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 
 class _Sender(msgspec.Struct):
-    """The recent recipients of one sender."""
+    """The recent recipients of one sender in one zone."""
 
     at: float
     level: float = 0.0
@@ -78,37 +81,41 @@ class Bursts:
     def __init__(
         self,
         counts: Callable[[], Mapping[QueueName, QueueCounts]],
-        is_late: Callable[[str], bool],
+        rate: Callable[[str], float],
         clock: Clock,
     ) -> None:
-        """Create the counts. `is_late` returns whether the new mail of a zone waits long."""
+        """Create the counts. `rate` returns how many new deliveries of a zone start per second."""
         self._counts = counts
-        self._is_late = is_late
+        self._rate = rate
         self._clock = clock
         self._look_at = 0.0
-        self._is_long = False
-        self._senders: BoundedDict[tuple[str, str], _Sender] = BoundedDict(MAX_SENDERS)
+        self._late: frozenset[str] = frozenset()
+        """The zones in which much new mail waits, and will wait long."""
+        self._senders: BoundedDict[tuple[str, str, str], _Sender] = BoundedDict(MAX_SENDERS)
         self._active_until = 0.0
         """Until this time (monotonic) a sender may be over its limit."""
 
-    def is_over(self, envelope: Envelope) -> bool:
-        """Count the message, and return whether its sender is over the limit."""
+    def is_over(self, envelope: Envelope, deliveries: Sequence[Delivery]) -> bool:
+        """Count the new deliveries of a message, and return whether its sender is over the limit."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            self._is_long = any(
-                count.ready > LONG and self._is_late(queue.zone) for queue, count in self._counts().items()
+            self._late = frozenset(
+                queue.zone
+                for queue, count in self._counts().items()
+                if count.ready > LONG and count.ready > PATIENCE * self._rate(queue.zone)
             )
-        if not self._is_long and now >= self._active_until:
+        if not self._late and now >= self._active_until:
             return False
-        return self._count(envelope, now)
+        late = next((each.zone for each in deliveries if each.zone in self._late), "")
+        return self._count(envelope, late or deliveries[0].zone, now, is_late=bool(late))
 
-    def _count(self, envelope: Envelope, now: float) -> bool:
-        key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender))
+    def _count(self, envelope: Envelope, zone: str, now: float, *, is_late: bool) -> bool:
+        key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender), zone)
         sender = self._senders.get(key) or _Sender(now)
         leaked = max(0.0, sender.level - RATE * (now - sender.at))
         sender.at, sender.level = now, min(leaked + len(envelope.recipients), MANY + RATE * TIME)
-        sender.is_over = sender.level > MANY and (sender.is_over or self._is_long)
+        sender.is_over = sender.level > MANY and (sender.is_over or is_late)
         if sender.is_over:
             self._active_until = now + 2 * TIME
         self._senders[key] = sender

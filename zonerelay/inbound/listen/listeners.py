@@ -81,8 +81,8 @@ class Listeners:
     names of the zones that a policy may choose.
 
     `srs` returns the object for the current [srs] table, or None. `records` makes the store in which the
-    usage of users is counted. `open_http` loads the HTTP server of a listener. `is_late` returns whether the
-    new mail of a zone waits long for its first attempt.
+    usage of users is counted. `open_http` loads the HTTP server of a listener. `new_mail_rate`
+    returns how many new deliveries of a zone start per second.
     """
 
     settings: InitVar[Settings]
@@ -100,7 +100,7 @@ class Listeners:
     open_http: OpenHttp
     srs: Callable[[], Srs | None] = lambda: None
     webhooks: Callable[[], contexts.AcceptanceReporter | None] = lambda: None
-    is_late: Callable[[str], bool] = lambda _: True
+    new_mail_rate: Callable[[str], float] = lambda _: 0.0
     orders: InitVar[contexts.SuspensionCheck | None] = None
     inherited: InheritedSockets = NOTHING
     share_failure: Callable[[str], None] = lambda _: None
@@ -120,7 +120,7 @@ class Listeners:
         self._shared = contexts.SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
-            bursts=Bursts(self.store.counts, self.is_late, clock),
+            bursts=Bursts(self.store.counts, self.new_mail_rate, clock),
             orders=orders,
             guard=self.guard,
         )

@@ -54,6 +54,7 @@ was passed over, or it is suspended.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 
@@ -75,8 +76,12 @@ MANY_PUT_OFF = 50
 """The number of deliveries put off together for a suspended destination from which claims pass over it,
 because there may be many more.
 """
-LATE = 2.0
-"""Seconds. New mail that waits longer for its first attempt is late."""
+MEASURED = 0.5
+UNASKED = 1.0
+"""Seconds. The rate of new mail is measured over `MEASURED`, and is unknown again after `UNASKED` without
+a question: a time without mail says nothing about how fast mail could leave.
+"""
+_UNKNOWN: tuple[float, ...] = (math.inf,)
 MAX_DOMAINS = 10_000
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
@@ -125,8 +130,10 @@ class ZonePlan:
         self._works: set[Work] = set()
         self.look_ups = destinations.RouteLookups()
         """The lookups of routes. Each domain that is taken from it must end in `found` or `unroutable`."""
-        self._new_started = self._late_started = 0.0
-        """When new mail started last (Unix time), and when it did so late."""
+        self._new_started = 0
+        """New deliveries that have started since `_measured_since`."""
+        self._measured_since = self._asked_at = 0.0
+        self._new_rates = _UNKNOWN
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._to_hold: list[tuple[Delivery, Order]] = []
@@ -272,11 +279,21 @@ class ZonePlan:
         """Whether `look_ups`, `take_parked`, `take_to_hold` or `take_returned` would return something."""
         return bool(self.look_ups.is_wanted or self._parked or self._returned or self._to_hold)
 
-    def is_new_mail_late(self, now: float) -> bool:
-        """Return whether new mail has started late within the last `LATE` seconds, or has not started at all.
-        Without new mail the answer is meaningless.
+    def new_mail_rate(self, now: float) -> float:
+        """Return how many new deliveries per second have started lately, or infinity if this is not known.
+
+        It is the higher of the last two measurements, because the machine may have been busy during one.
         """
-        return now - self._new_started > LATE or now - self._late_started <= LATE
+        if not 0 <= now - self._asked_at <= UNASKED:
+            self._new_rates = _UNKNOWN
+            self._measured_since, self._new_started = now, 0
+        self._asked_at = now
+        seconds = now - self._measured_since
+        if seconds >= MEASURED:
+            before, rate = self._new_rates[-1], self._new_started / seconds
+            self._new_rates = (rate,) if before == math.inf else (before, rate)
+            self._measured_since, self._new_started = now, 0
+        return max(self._new_rates)
 
     def plan_claim(self, now: float) -> ClaimRequest | None:
         """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
@@ -635,9 +652,7 @@ class ZonePlan:
         is_fresh = window.is_fresh(deliveries[0])
         self._throttle.started(is_fresh=is_fresh)
         if is_fresh:
-            self._new_started = now
-            if now - deliveries[0].created > LATE:
-                self._late_started = now
+            self._new_started += len(deliveries)
         ticket = self.round_robin.start(destination, tick)
         work = Work(
             destination,
