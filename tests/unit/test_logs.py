@@ -7,7 +7,9 @@ import base64
 import json
 import logging
 import os
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from pathlib import Path
 from typing import IO, Any  # Any: what json.loads gives
@@ -169,6 +171,43 @@ def test_a_reader_that_is_behind_costs_lines_not_time() -> None:
     events = [json.loads(line) for line in received.splitlines()]
     assert events[-1] == {**events[-1], "event": "log-dropped", "count": sink.dropped}
     assert len(events) - 1 + sink.dropped == 3 * MAX_BUFFERED // 1000
+
+
+class Interrupted(deque[bytes]):
+    """Lines of a log into which another thread logs while they are taken out."""
+
+    def __init__(self, emit: Callable[[], None]) -> None:
+        super().__init__()
+        self.thread = threading.Thread(target=emit)
+        self._added = threading.Event()
+
+    def append(self, line: bytes) -> None:
+        super().append(line)
+        self._added.set()
+
+    def popleft(self) -> bytes:
+        self._interrupt()
+        return super().popleft()
+
+    def clear(self) -> None:
+        self._interrupt()
+        super().clear()
+
+    def _interrupt(self) -> None:
+        if self.thread.ident is None:
+            self._added.clear()
+            self.thread.start()
+            assert self._added.wait(10)
+
+
+def test_no_line_is_lost_when_a_thread_logs_while_lines_are_written(lines: Lines) -> None:
+    """And nothing is counted as buffered for ever: in the end that would drop all lines."""
+    sink = lines.sink
+    sink._lines = waiting = Interrupted(lambda: sink.emit("info", "second", {}))
+    sink.emit("info", "first", {})
+    waiting.thread.join(10)
+    assert [event["event"] for event in lines.events()] == ["first", "second"]
+    assert sink._buffered == 0
 
 
 def test_a_line_longer_than_the_pipe_takes_arrives_whole() -> None:

@@ -210,6 +210,8 @@ class LogWriter:
             if self._unreported:
                 count, self._unreported = self._unreported, 0
                 self._write(self._line("error", "log-dropped", {"count": count}))
+            # Threads count without the lock, so a sum may be lost.
+            self._buffered = 0
             return True
 
     def close(self) -> None:
@@ -238,9 +240,7 @@ class LogWriter:
         """Return whole lines up to the size of one write; a longer line goes in parts."""
         lines = self._lines
         if self._never_blocks:
-            piece = b"".join(lines)
-            lines.clear()
-            return piece
+            return b"".join([lines.popleft() for _ in range(len(lines))])  # a thread may add more meanwhile
         taken = [lines.popleft()]
         size = len(taken[0])
         if size > PIPE_BUF:
@@ -252,7 +252,7 @@ class LogWriter:
         return b"".join(taken)
 
     def _write(self, piece: bytes) -> None:
-        self._buffered = max(self._buffered - len(piece), 0)
+        self._buffered -= len(piece)
         try:
             written = os.write(self._descriptor, piece)
             if written < len(piece):  # a full disk, or a signal in between
