@@ -28,14 +28,7 @@ from zonerelay.outbox.database.sql import OutboxStatements
 from zonerelay.outbox.database.tables import TableNames
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.contract import Lost, StoreError, StoreOpenError
-from zonerelay.store.postgres.driver import (
-    Columns,
-    ConnectionLostError,
-    DatabaseAccess,
-    DatabaseConnection,
-    DatabasePool,
-    TransactionConflictError,
-)
+from zonerelay.store.postgres import driver
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -85,11 +78,11 @@ class OutboxKeeper:
     `_control` carries the lease.
     """
 
-    def __init__(self, access: DatabaseAccess, name: str, around: OutboxContext) -> None:
-        self._links = DatabasePool(lambda: DatabaseConnection.open(access), LINKS)
+    def __init__(self, access: driver.DatabaseAccess, name: str, around: OutboxContext) -> None:
+        self._links = driver.DatabasePool(lambda: driver.DatabaseConnection.open(access), LINKS)
         self._access = access
         self._lease = access.lease
-        self._control: DatabaseConnection | None = None
+        self._control: driver.DatabaseConnection | None = None
         self._closed = False
         self._unusable = asyncio.Event()
         self._unusable.set()
@@ -129,13 +122,13 @@ class OutboxKeeper:
         if not self.usable:
             raise StoreError(f"the outbox cannot be used: {self.problem or 'it is closed'}")
 
-    async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
+    async def fetch(self, statement: str, *values: object) -> Sequence[driver.Columns]:
         """Run a statement. Raises StoreError. A lost connection pauses every user of the session."""
         self.check_usable()
         try:
             async with self._links.use() as link:
                 return await link.fetch(statement, *values)
-        except ConnectionLostError as error:
+        except driver.ConnectionLostError as error:
             # It is unknown which rows the lost statement has claimed. Only a new connection can find out.
             self.failed(error)
             raise
@@ -175,7 +168,7 @@ class OutboxKeeper:
         to use the database. Raises StoreError.
         """
         self._cut()
-        control = self._control = await DatabaseConnection.open(self._access)
+        control = self._control = await driver.DatabaseConnection.open(self._access)
         if self.around.settings.create_tables:
             await tables.create(control, self.statements.names)
         self.statements.use(has_priority=await tables.check(control, self.statements.names))
@@ -199,15 +192,15 @@ class OutboxKeeper:
             self._control = None
         self._links.cut()
 
-    def _ended(self, link: DatabaseConnection) -> None:
+    def _ended(self, link: driver.DatabaseConnection) -> None:
         if link is self._control:
             self.failed(StoreError("the database has ended the connection"))
 
     # --- the lease
 
     async def _take_lease(
-        self, link: DatabaseConnection, statement: str, *values: object, timeout: float | None = None
-    ) -> Sequence[Columns]:
+        self, link: driver.DatabaseConnection, statement: str, *values: object, timeout: float | None = None
+    ) -> Sequence[driver.Columns]:
         """Run a statement that begins or renews the session. It returns no rows if the session has ended."""
         sent = self.around.clock.boottime()
         rows = await link.fetch(statement, *values, timeout=timeout)
@@ -234,7 +227,7 @@ class OutboxKeeper:
                     self.failed(
                         StoreError("the lease has run out: other relays may have taken over the rows")
                     )
-            except TransactionConflictError:
+            except driver.TransactionConflictError:
                 continue  # another relay does the same just now; the next beat does the rest
             except StoreError as error:
                 if self.usable:
@@ -244,7 +237,7 @@ class OutboxKeeper:
             except Exception as error:  # noqa: BLE001 - without this task the lease ends, and nobody reconnects
                 self.around.events.error("outbox.connect", error)
 
-    async def _renew(self, control: DatabaseConnection) -> bool:
+    async def _renew(self, control: driver.DatabaseConnection) -> bool:
         """Renew the lease with a durable write, and return false if the session has ended."""
         had_lapsed = not self.holds_lease
         values = (self.statements.renew, self.session, self._lease)
@@ -253,7 +246,7 @@ class OutboxKeeper:
             self.resumed(True)
         return bool(rows)
 
-    async def _after_beat(self, control: DatabaseConnection) -> None:
+    async def _after_beat(self, control: driver.DatabaseConnection) -> None:
         """Release the claims of dead relays."""
         # Other relays may have longer leases than this one.
         await control.fetch(self.statements.bound, max(LONGEST_LEASE, 4 * self._lease))
@@ -263,7 +256,7 @@ class OutboxKeeper:
             self.reaped += found
             self.heard()
 
-    async def _reap_orphans(self, link: DatabaseConnection) -> int:
+    async def _reap_orphans(self, link: driver.DatabaseConnection) -> int:
         total = 0
         for _ in range(REAP_PAGES):
             rows = await link.fetch(self.statements.reap)

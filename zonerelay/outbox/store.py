@@ -40,25 +40,8 @@ from zonerelay.outbox.rows.claims import OutboxClaims, OutboxReader
 from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row
 from zonerelay.process.tasks import Tasks
+from zonerelay.store import contract
 from zonerelay.store.context import secret_of
-from zonerelay.store.contract import (
-    Change,
-    ChangeOne,
-    ClaimFilter,
-    ClaimLostError,
-    Finish,
-    MessageNotFoundError,
-    MessageSettledError,
-    OwnMessage,
-    Postpone,
-    QueueCounts,
-    Store,
-    StoreCorruptError,
-    StoreError,
-    StoreOpenError,
-    Wanted,
-    everybody,
-)
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
 from zonerelay.telemetry.metrics.instruments import Figures
 
@@ -72,7 +55,7 @@ class OutboxStore:
     """
 
     def __init__(
-        self, spool: Store, keeper: OutboxKeeper, mailboxes: Mailboxes, *, counts_rows: bool
+        self, spool: contract.Store, keeper: OutboxKeeper, mailboxes: Mailboxes, *, counts_rows: bool
     ) -> None:
         self.keeper = keeper
         self._around = keeper.around
@@ -132,7 +115,7 @@ class OutboxStore:
     # --- claims
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[contract.ClaimFilter]
     ) -> list[Delivery]:
         """Claim half of the limit from the rows while both have enough. The spool is asked for the whole
         limit, and gets back what is too much, because nothing may wait between the claim of a row and its
@@ -156,12 +139,12 @@ class OutboxStore:
 
     # --- settling
 
-    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+    async def settle(self, changes: Sequence[contract.Change], *, lazy: bool = False) -> None:
         """Settle the spool's deliveries. Record the outcomes of rows and queue their writes."""
-        ours: list[Change] = []
-        theirs: list[Finish | Postpone] = []
+        ours: list[contract.Change] = []
+        theirs: list[contract.Finish | contract.Postpone] = []
         for change in changes:
-            if isinstance(change, OwnMessage) or not is_row(change.delivery.message_id):
+            if isinstance(change, contract.OwnMessage) or not is_row(change.delivery.message_id):
                 ours.append(change)
             else:
                 theirs.append(change)
@@ -174,7 +157,7 @@ class OutboxStore:
             row = self.claims.settled(change.delivery.key)
             if row is None:
                 continue
-            if isinstance(change, Finish):
+            if isinstance(change, contract.Finish):
                 row.finish(change.delivery, change.failure, now, self._around.redact)
             else:
                 row.postpone(change.delivery, self._around.redact)
@@ -202,43 +185,45 @@ class OutboxStore:
         if not is_row(message_id):
             self._spool.check_claim(message_id)
         elif self.claims.is_lost(message_id):
-            raise ClaimLostError(f"message {message_id}: its claim has expired")
+            raise contract.ClaimLostError(f"message {message_id}: its claim has expired")
 
     async def _composed(self, message_id: MessageId) -> ComposedMessage:
         row = self.claims.rows.get(message_id)
         if row is None:
             if self.claims.is_lost(message_id):
-                raise MessageSettledError(f"message {message_id}: its claim has expired")
+                raise contract.MessageSettledError(f"message {message_id}: its claim has expired")
             return await self._for_operators(message_id)
         self.check_claim(message_id)
         try:
             return await self._composer.compose(row)
-        except MessageNotFoundError as error:
+        except contract.MessageNotFoundError as error:
             self.claims.lose([row])
-            raise MessageSettledError(f"message {message_id}: row {row.id} was deleted") from error
-        except StoreError as error:
+            raise contract.MessageSettledError(f"message {message_id}: row {row.id} was deleted") from error
+        except contract.StoreError as error:
             if self.keeper.may_begin:
                 raise
-            raise ClaimLostError(f"message {message_id}: {error}") from error
+            raise contract.ClaimLostError(f"message {message_id}: {error}") from error
         except BadRowError as error:
             self.claims.refuse(row, str(error))
-            raise MessageSettledError(f"message {message_id}: row {row.id} is invalid: {error}") from error
+            raise contract.MessageSettledError(
+                f"message {message_id}: row {row.id} is invalid: {error}"
+            ) from error
 
     async def _for_operators(self, message_id: MessageId) -> ComposedMessage:
         try:
             row = await self.reader.row(row_of(message_id))
             if row is None:
-                raise MessageNotFoundError(f"message {message_id} does not exist")
+                raise contract.MessageNotFoundError(f"message {message_id} does not exist")
             return await self._composer.compose(row)
         except BadRowError as error:
-            raise MessageNotFoundError(f"message {message_id}: {error}") from error
+            raise contract.MessageNotFoundError(f"message {message_id}: {error}") from error
         finally:
             self._composer.forget(message_id)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         found = await self._spool.read_messages([each for each in ids if not is_row(each)])
         for identity in filter(is_row, ids):
-            with contextlib.suppress(MessageNotFoundError, StoreCorruptError):
+            with contextlib.suppress(contract.MessageNotFoundError, contract.StoreCorruptError):
                 found[identity] = await self.read_message(identity)
         return found
 
@@ -252,7 +237,11 @@ class OutboxStore:
         return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
 
     async def scan(
-        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self,
+        queue: QueueName | None = None,
+        *,
+        wanted: contract.Wanted = contract.everybody,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Delivery, None]:
         row = after if after is not None and is_row(after.message_id) else None
         if row is None and (queue is None or queue.kind is not QueueKind.MAILBOX):
@@ -263,10 +252,10 @@ class OutboxStore:
                 if wanted(delivery.recipient) and (row is None or delivery.key[1:] > row[1:]):
                     yield delivery
 
-    def counts(self) -> dict[QueueName, QueueCounts]:
+    def counts(self) -> dict[QueueName, contract.QueueCounts]:
         both = self._spool.counts()
         for queue, rows in (self.reader.counts if self._counts_rows else {}).items():
-            both.setdefault(queue, QueueCounts()).add(rows)
+            both.setdefault(queue, contract.QueueCounts()).add(rows)
         return both
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
@@ -278,7 +267,9 @@ class OutboxStore:
 
     # --- operators
 
-    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
+    async def update(
+        self, keys: Collection[DeliveryKey], change: contract.ChangeOne
+    ) -> dict[DeliveryKey, Delivery]:
         by_message = attrgetter("message_id")
         ours = [key for key in keys if not is_row(key.message_id)]
         existed = await self._spool.update(ours, change) if ours else {}
@@ -301,7 +292,7 @@ class OutboxStore:
         return existed
 
     def _change(
-        self, row: Row, keys: Sequence[DeliveryKey], change: ChangeOne
+        self, row: Row, keys: Sequence[DeliveryKey], change: contract.ChangeOne
     ) -> dict[DeliveryKey, Delivery]:
         existed: dict[DeliveryKey, Delivery] = {}
         for key in keys:
@@ -323,7 +314,11 @@ NAME_FILE = "outbox-{:02d}.name"
 
 
 def build_outbox(
-    spool: Store, settings: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxContext
+    spool: contract.Store,
+    settings: SpoolSettings,
+    index: int,
+    environment: Mapping[str, str],
+    around: OutboxContext,
 ) -> OutboxStore:
     """Return the store of worker `index` with its outbox. Raises StoreOpenError if a secret cannot be
     read.
@@ -370,5 +365,5 @@ def read_keys(outbox: OutboxSettings, environment: Mapping[str, str]) -> list[by
         try:
             keys.append(read_key(read_secret(reference, environment)))
         except (SecretError, PasswordError) as error:
-            raise StoreOpenError(f"outbox.keys[{at}]: {error}") from error
+            raise contract.StoreOpenError(f"outbox.keys[{at}]: {error}") from error
     return keys

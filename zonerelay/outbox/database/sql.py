@@ -41,6 +41,7 @@ _MAILBOX_ADDRESS = "(SELECT b.from_address FROM <mailboxes> b WHERE b.id = m.mai
 _PEOPLE_COLUMNS = ", ".join((*(f"CASE WHEN p.ok THEN m.{name} END" for name in _OWN), _MAILBOX_ADDRESS))
 PEOPLE = (*_OWN, "mailbox_address")
 """The names of the columns with the addresses of a row and of its mailbox."""
+_ROW = f"{_HEAD}, p.ok, {_PEOPLE_COLUMNS}"
 _CONTENT = ("m.subject", "m.text_body", "m.html_body", "m.headers::text")
 
 
@@ -51,6 +52,10 @@ _ZONE = (
 _QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN ';bulk' ELSE '' END"
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
 _WORD = re.compile("<[a-z]+>")
+_TAKEN = """m AS (
+    UPDATE <table> t SET status = 'processing', claimed_by = $2::uuid, claim_token = gen_random_uuid()
+    FROM picked WHERE t.id = picked.id RETURNING t.*
+)"""
 _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
@@ -68,11 +73,8 @@ WITH picked AS (
         AND {_QUEUE.format("$4")} <> ALL($3::text[])
     ORDER BY coalesce(m.next_retry_at, '-infinity'::timestamptz), m.id
     LIMIT $1 FOR UPDATE OF m SKIP LOCKED
-), m AS (
-    UPDATE <table> t SET status = 'processing', claimed_by = $2::uuid, claim_token = gen_random_uuid()
-    FROM picked WHERE t.id = picked.id RETURNING t.*
-)
-SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS}, {_IS_SMALL} AS small,
+), {_TAKEN}
+SELECT {_ROW}, {_IS_SMALL} AS small,
     {", ".join(f"CASE WHEN {_IS_SMALL} THEN {column} END" for column in _CONTENT)}
 FROM m {_CHECKED} ORDER BY m.id"""
     size = (
@@ -95,21 +97,15 @@ UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.err
 FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::text[], $7::float8[])
     AS k (id, token, status, attempts, error_log, state, delay)
 WHERE m.id = k.id AND m.claim_token = k.token AND m.status = 'processing' RETURNING m.id"""
-    one = (
-        f"SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED} WHERE m.id = $1"
-        " AND m.status IN ('queued', 'processing')"
-    )
+    one = f"SELECT {_ROW} FROM <table> m {_CHECKED} WHERE m.id = $1 AND m.status IN ('queued', 'processing')"
     # Locks the row as a claim does, so that later writes are fenced in the same way.
     lock = f"""
 WITH picked AS (
     SELECT id FROM <table> WHERE id = $1 AND status = 'queued' FOR UPDATE SKIP LOCKED
-), m AS (
-    UPDATE <table> t SET status = 'processing', claimed_by = $2::uuid, claim_token = gen_random_uuid()
-    FROM picked WHERE t.id = picked.id RETURNING t.*
-)
-SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM m {_CHECKED}"""
+), {_TAKEN}
+SELECT {_ROW} FROM m {_CHECKED}"""
     scan = f"""
-SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED}
+SELECT {_ROW} FROM <table> m {_CHECKED}
 WHERE m.status IN ('queued', 'processing') AND m.id > $1
     AND ($2::text IS NULL OR {_QUEUE.format("$3")} = $2) ORDER BY m.id LIMIT 200"""
     counts = """

@@ -82,6 +82,15 @@ class NodeTakenError(StoreOpenError):
     """Another process is the writer of the partition, and its lease has not expired."""
 
 
+def first_release(where: str, other: str) -> StoreOpenError:
+    """Return the error for a queue of the first release. `other` is what this release is to use instead."""
+    return StoreOpenError(
+        f"{where} contains the queue of zonerelay 0.1.0, which this release does not read. Nothing was "
+        "changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay spool export "
+        f"of 0.1.0 and import it here; then use {other} for this release"
+    )
+
+
 class Write(msgspec.Struct, frozen=True, gc=False):
     """Changes that are applied atomically. A value of None removes a key."""
 

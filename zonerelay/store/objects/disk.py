@@ -42,6 +42,7 @@ from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.directories import FILE_NAME as RESERVE_FILE
 from zonerelay.store.directories import ReserveFile, lacks_inodes, lock_configured, make_configured
 from zonerelay.store.keys.partition import open_partition
+from zonerelay.store.keys.port import first_release
 from zonerelay.store.objects.engine import Object, ObjectEngine, checked_values, epoch_of, is_large
 from zonerelay.store.objects.index import ValueLocation
 from zonerelay.store.queue.partition_keeper import open_queue
@@ -120,11 +121,7 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStor
 def judge_mark(path: Path, mark: bytes) -> None:
     """Raise StoreOpenError unless the directory with this mark belongs to a queue of this release."""
     if mark.startswith(_FIRST_FORMAT):
-        raise StoreOpenError(
-            f"{path} contains a disk queue of zonerelay 0.1.0, which this release does not read. Nothing "
-            "was changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay "
-            "spool export of 0.1.0 and import it here; then use an empty directory for this release"
-        )
+        raise first_release(str(path), "an empty directory")
     if mark and not mark.startswith(_FORMAT):
         raise StoreOpenError(
             f"{path / LOCK} does not belong to a queue that this zonerelay can read; run the release that "

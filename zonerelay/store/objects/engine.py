@@ -725,9 +725,9 @@ class ObjectKeys:
             await self._place.create(f"{base}end", packed(end))
         finally:
             await STORE.run(view.close)
-        self._state = replace(self._state, log=self._state.log - state.log)
-        self._snapshot_slot = state.slot
         async with self._turn:
+            self._state = replace(self._state, log=self._state.log - state.log)
+            self._snapshot_slot = state.slot
             if self._epoch:
                 await self._beat()  # readers of the log must know this before it is removed
         await self._remove_before(state.slot, frozenset(beginnings))

@@ -50,7 +50,7 @@ from zonerelay.store.contract import (
     StoreOpenError,
     Unhealthy,
 )
-from zonerelay.store.keys.port import MAX_NODES
+from zonerelay.store.keys.port import MAX_NODES, first_release
 from zonerelay.store.objects.engine import AHEAD, Object, ObjectEngine, checked_values
 from zonerelay.store.objects.index import ValueLocation
 
@@ -354,11 +354,7 @@ class Bucket:
         StoreError if objects cannot be written, read, listed or removed.
         """
         if await self.read("format") is not None:
-            raise StoreOpenError(
-                f"the prefix {self._prefix} contains a queue of zonerelay 0.1.0, which this release does "
-                "not read. Nothing was changed. Start 0.1.0 on it until its mail is sent; then use another "
-                "prefix for this release, or remove the remaining objects"
-            )
+            raise first_release(f"the prefix {self._prefix}", "another prefix")
         await self._check_versions()
         name = f"probe/{uuid.uuid4().hex}"
         if self.is_conditional:
@@ -437,7 +433,7 @@ class Bucket:
             await self._renew_clients()
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
+                errors = self._errors(asks=verb in _QUESTIONS)
                 async with self._slots, errors, asyncio.timeout(seconds):
                     if self._client is None:
                         raise StoreError(Unhealthy.CLOSED)
@@ -449,6 +445,8 @@ class Bucket:
                             answer["Body"] = await stream.read()
                     return answer
             except _RequestFailedError:
+                if attempt == ATTEMPTS:
+                    raise
                 await asyncio.sleep(RETRY_PAUSE * attempt)
         raise AssertionError("the last attempt raises")
 
@@ -460,18 +458,16 @@ class Bucket:
             return answer
 
     @contextlib.asynccontextmanager
-    async def _errors(self, *, last: bool = True, asks: bool = False) -> AsyncIterator[None]:
+    async def _errors(self, *, asks: bool = False) -> AsyncIterator[None]:
         try:
             yield
         except ClientError as error:
             found: StoreError = _explain(error.response, error.operation_name, asks=asks)
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             self._may_be_old = self._may_be_old or status in _DENIED
-            if isinstance(found, _RequestFailedError) and last:
-                found = UnknownResultError(str(found))
         except ConnectionClosedError as error:
             text = f"the object store closed the connection without a response: {error}"
-            found = _RequestFailedError(text) if asks and not last else UnknownResultError(text)
+            found = _RequestFailedError(text) if asks else UnknownResultError(text)
         except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
             found = UnknownResultError(f"the object store: {type(error).__name__}: {error}")
         else:
@@ -484,7 +480,7 @@ def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what t
     params["headers"].pop("Expect", None)
 
 
-class _RequestFailedError(StoreError):
+class _RequestFailedError(UnknownResultError):
     """The service did not carry out the request; a later attempt may succeed."""
 
 

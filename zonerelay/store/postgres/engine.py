@@ -358,10 +358,7 @@ async def _has_table(fetch: Fetch, schema: str, name: str) -> bool:
 async def _make_tables(fetch: Fetch, access: DatabaseAccess) -> None:
     schema = f'"{access.schema}"'
     if await _has_table(fetch, access.schema, "schema_version"):
-        raise StoreOpenError(
-            f"schema {access.schema} of the database contains the queue of zonerelay 0.1.0, which this "
-            "version does not read. Let 0.1.0 deliver its mail, or use another schema in [postgres] schema"
-        )
+        raise port.first_release(f"schema {access.schema} of the database", "another [postgres] schema")
     # The lock lasts for the transaction. Two relays that start together must not both create the schema.
     await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay keys {access.schema}")
     if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", access.schema):

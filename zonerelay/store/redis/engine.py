@@ -241,7 +241,8 @@ def _connection(server: RedisEndpoint, *, is_writer: bool) -> KeptConnection[Sha
             check_server(facts, settings)
             if is_writer:
                 await _check_rights(server, wire)
-                await _check_format(wire, settings.prefix)
+                if await wire.call("GET", f"{settings.prefix}format") is not None:
+                    raise port.first_release(f"[redis] prefix {settings.prefix}", "another prefix")
                 wire.confirm = confirmations(facts, settings)
         except BaseException:
             await wire.close()
@@ -271,15 +272,6 @@ async def _check_rights(server: RedisEndpoint, wire: SharedConnection) -> None:
         raise StoreOpenError(
             f"[redis] user: {Unhealthy.SERVER_DENIES}: SUBSCRIBE to limits: {error} ({RULE})"
         ) from error
-
-
-async def _check_format(wire: SharedConnection, prefix: str) -> None:
-    """Raise StoreOpenError if the prefix has the queue of an earlier version."""
-    if await wire.call("GET", f"{prefix}format") is not None:
-        raise StoreOpenError(
-            f"[redis] prefix: {prefix} contains the queue of zonerelay 0.1.0, which this version does not "
-            "read. Let 0.1.0 deliver its mail, or use another prefix"
-        )
 
 
 class RedisKeys(ServerKeys[SharedConnection]):
