@@ -172,17 +172,20 @@ class WorkerProcess(RepeatedWork):
 
     async def _until_stopped(self) -> bool:
         """Wait until there is a reason to stop. Return true if the reason is that the spool of a removed
-        worker is empty.
+        worker is empty. Raise an unexpected error of the look for its mail: then it is not known to be empty.
         """
         stop_wait: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {stop_wait}
         if self.worker.identity.drains_spool:
             waits.add(asyncio.ensure_future(until_empty(self.worker.store, self.worker.note_left_over)))
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        emptied = not stop_wait.done()
-        for each in waits:
+        ended, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in others:
             each.cancel()
-        return emptied
+        if stop_wait in ended:
+            return False
+        for each in ended:
+            each.result()
+        return True
 
     async def _run(self) -> None:
         """Reload the configuration, and report the result."""

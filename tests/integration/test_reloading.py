@@ -15,6 +15,7 @@ import pytest
 from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
+from zonerelay.process.setup import Identity
 from zonerelay.process.sockets import Notifier
 from zonerelay.serve import WorkerProcess
 
@@ -117,3 +118,16 @@ async def test_one_that_ends_while_it_is_stopping_says_nothing(
         await found._task
     with pytest.raises(BlockingIOError):
         ours.recv(65536)
+
+
+async def test_an_unexpected_error_does_not_mean_that_the_spool_of_a_removed_worker_is_empty(
+    tmp_path: Path, channel: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("a record that nobody expected")
+
+    monkeypatch.setattr("zonerelay.serve.until_empty", fails)
+    async with relay_with(settings(tmp_path, zone=ZoneSettings(next_hop="127.0.0.1:1"))) as running:
+        monkeypatch.setattr(running.worker, "identity", Identity(drains_spool=True))
+        with pytest.raises(RuntimeError, match="nobody expected"):
+            await reloading(tmp_path / "zonerelay.toml", running, channel[1])._until_stopped()

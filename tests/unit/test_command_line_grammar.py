@@ -45,6 +45,7 @@ from zonerelay.operations.catalogue import OPERATIONS, decode_call
 from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.operations.operation import fields_of
 from zonerelay.operations.requests import Acts, Drop, Filter, QueueList
+from zonerelay.sandbox import DIRECTORY
 from zonerelay.telemetry.events.records import TraceStep
 
 
@@ -397,3 +398,21 @@ def test_a_file_with_more_than_a_secret_is_refused_without_showing_it(tmp_path: 
     with pytest.raises(SecretError, match="not one line of text") as refused:
         read_secret(str(file), {})
     assert text[:3] not in str(refused.value).replace(str(file), "")
+
+
+def test_the_sandbox_of_another_user_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket could keep a command waiting for seconds, and there can be many."""
+    (tmp_path / f"{DIRECTORY}x").mkdir()
+    asked = list[Path]()
+
+    def answers(path: Path) -> bool:
+        asked.append(path)
+        return True
+
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("zonerelay.process.sockets.answers", answers)
+    assert relay._sandbox() == tmp_path / f"{DIRECTORY}x" / "control.sock"
+    asked.clear()
+    monkeypatch.setattr("os.getuid", lambda: (tmp_path / f"{DIRECTORY}x").stat().st_uid + 1)
+    assert relay._sandbox() is None
+    assert asked == []

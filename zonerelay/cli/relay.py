@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -226,12 +227,12 @@ def _sandbox() -> Path | None:
     from zonerelay.process.sockets import answers
     from zonerelay.sandbox import DIRECTORY
 
-    # Other users may also write to the directory of temporary files.
-    found = [
-        folder / "control.sock"
-        for folder in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*")
-        if answers(folder / "control.sock") and folder.lstat().st_uid == os.getuid()
-    ]
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            # Other users may also write to the directory of temporary files, and keep a client waiting.
+            if folder.lstat().st_uid == os.getuid() and answers(folder / "control.sock"):
+                found.append(folder / "control.sock")
     return found[0] if len(found) == 1 else None
 
 
