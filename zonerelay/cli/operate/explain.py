@@ -56,7 +56,7 @@ def explain(arguments: Namespace) -> int:
             console.print()
         console.print(output.facts(_facts(found, time.time())))
         if not found.relay_running:
-            output.chatter().print("\nNo relay is running: this is what the configuration says.")
+            output.tell("\nNo relay is running: this is what the configuration says.")
     return FAILED if any(found.unroutable for found in answers) else OK
 
 

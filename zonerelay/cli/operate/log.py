@@ -60,27 +60,19 @@ def find(arguments: Namespace) -> int:
     if not arguments.json:
         addresses += filter(None, [arguments.about, arguments.sender, arguments.recipient])
     found = history.named(found, asked.pseudonyms(addresses))
-    if arguments.json:
-        for each in (*found, *gaps):
-            output.print_line(each)
-    elif found:
-        output.console().print(_table(found))
+    output.print_rows(found, _table, as_json=arguments.json)
+    for gap in gaps if arguments.json else ():
+        output.print_line(gap)
     if answer.more:
-        output.chatter().print(
-            f"The newest {arguments.rows}; there are more (--limit, or a narrower search)."
-        )
+        output.tell(f"The newest {arguments.rows}; there are more (--limit, or a narrower search).")
     if not found:
         _tell_nothing(settings, workers)
     if not arguments.json:
         _tell_gaps(gaps, len(workers) + len({gap.worker for gap in gaps} - set(workers)) > 1)
     if answer.refused_more and (not found or arguments.outcome == "refused"):
-        output.chatter().print(
-            f"{answer.refused_more:,} more refusals were counted, by client, and not kept one by one."
-        )
+        output.tell(f"{answer.refused_more:,} more refusals were counted by client, and not kept one by one.")
     if answer.other_machines:
-        output.chatter().print(
-            "Other machines with the same queue were not asked: they have their own history."
-        )
+        output.tell("Other machines with the same queue were not asked: they have their own history.")
     return OK if found else FAILED
 
 
@@ -172,8 +164,8 @@ def forget_address(arguments: Namespace) -> int:
             raise CliError(f"{path}: {error}; addresses removed so far stay removed") from error
     print(f"Written over in {text.plural(count, 'place')} of the history.")
     if aside := sorted(directory.glob("*.aside")):
-        output.chatter().print(f"It may still be in {' '.join(map(str, aside))}: remove that.")
-    output.chatter().print("Mail in the queue, log lines and backups are as before.")
+        output.tell(f"It may still be in {' '.join(map(str, aside))}: remove that.")
+    output.tell("Mail in the queue, log lines and backups are as before.")
     return OK
 
 
@@ -250,21 +242,19 @@ _STYLES = {
 def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
     place = settings.spool.path.parent / DIRECTORY
     if not settings.history.enabled:
-        output.chatter().print("The history is off: [history] enabled = false.")
+        output.tell("The history is off: [history] enabled = false.")
     if workers:
         named = ", ".join(map(str, workers))
         asked = f"worker {named}" if len(workers) == 1 else f"workers {named}"
-        output.chatter().print(f"Nothing is found in the history of {asked} in {place}.")
+        output.tell(f"Nothing is found in the history of {asked} in {place}.")
     elif place.exists():
-        output.chatter().print(f"There is no history that can be read in {place}.")
+        output.tell(f"There is no history that can be read in {place}.")
     else:
-        output.chatter().print(
-            f"No event is stored in {place} yet: a relay writes one within a second or so."
-        )
+        output.tell(f"No event is stored in {place} yet: a relay writes one within a second or so.")
 
 
 def _tell_gaps(gaps: Sequence[HistoryGap], several: bool) -> None:
     if gaps:
-        output.chatter().print("The history is not whole:")
+        output.tell("The history is not whole:")
     for line in history.in_words(gaps, text.when, several=several):
-        output.chatter().print(f"  {line}")
+        output.tell(f"  {line}")

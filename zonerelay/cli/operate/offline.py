@@ -144,7 +144,7 @@ async def _send(
 
 def _renderer(settings: Settings, store: Store) -> Renderer:
     """Build the renderer. Raise ValueError if the configuration is not valid."""
-    events = _events(lambda event, fields: output.chatter().print(f"{event}: {fields.get('reason', '')}"))
+    events = _events(lambda event, fields: output.tell(f"{event}: {fields.get('reason', '')}"))
     renderer = Renderer(read_body=store.read_body, events=events, clock=SystemClock())
     largest = max((listener.max_header_size for listener in settings.listener), default=0)
     renderer.configure(

@@ -190,7 +190,7 @@ def trace(arguments: Namespace) -> int:
     if missing is not None:
         if not steps:
             raise missing
-        output.chatter().print(f"Only from the history: {missing}")
+        output.tell(f"Only from the history: {missing}")
     print_steps(steps, as_json=arguments.json)
     return OK
 
@@ -284,7 +284,7 @@ def _byte_writer() -> Callable[[answers.Frame], None]:
 
     def show(frame: answers.Frame) -> None:
         if isinstance(frame, answers.MessageBody) and frame.zone:
-            output.chatter().print(f"As zone {frame.zone} sends it, from {text.path(frame.sender)}:")
+            output.tell(f"As zone {frame.zone} sends it, from {text.path(frame.sender)}:")
         elif not isinstance(frame, answers.BodyPiece):
             return
         elif sys.stdout.isatty():
@@ -312,7 +312,7 @@ def change(arguments: Namespace) -> int:
     changed, status = responses.one(arguments, request, answers.ChangeResult, view, relay=client)
     missing = not in_bulk and changed.matched == 0
     if missing:
-        output.chatter().print("No such message in the queue: delivered, given up, or never here.")
+        output.tell("No such message in the queue: delivered, given up, or never here.")
     return FAILED if missing or changed.busy else status
 
 
@@ -445,7 +445,7 @@ def _tell_ended(ended: answers.OrdersResult) -> None:
     for order in ended.orders:
         print(f"Order {order.id} is over: {what_of(order)}.")
     if not ended.orders:
-        output.chatter().print("There is no such order (zonerelay suspend --list shows those in force).")
+        output.tell("There is no such order (zonerelay suspend --list shows those in force).")
     if ended.released:
         print(f"{text.deliveries(ended.released)} released that it held.")
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
-from zonerelay.operations.answers import StreamGap
+from zonerelay.operations.answers import Frame, StreamGap
 from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
@@ -46,18 +46,29 @@ _ARROWS = {"received": "<", "sent": ">", "note": "*"}
 
 
 def tail(arguments: Namespace) -> int:
-    request = request_of(arguments, Tail)
     console = output.console()
     wide = console.width >= output.WIDE
+
+    def show(frame: Frame) -> None:
+        if isinstance(frame, StreamGap):
+            _print(console, _missed(frame))
+        elif isinstance(frame, MailEvent):
+            _print(console, event_line(frame, wide=wide))
+
+    return _follow(arguments, Tail, show, sys.stdout)
+
+
+def _follow(
+    arguments: Namespace, request: type[Tail | Transcript], show: Callable[[Frame], None], stream: TextIO
+) -> int:
+    """Print the frames of a stream as they arrive, until it ends or the user presses Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        for frame in connect(arguments).stream(request):
-            if arguments.json and isinstance(frame, MailEvent | StreamGap):
-                output.print_line(frame)
-            elif isinstance(frame, StreamGap):
-                _print(console, _missed(frame))
-            elif isinstance(frame, MailEvent):
-                _print(console, event_line(frame, wide=wide))
-            sys.stdout.flush()
+        for frame in connect(arguments).stream(request_of(arguments, request)):
+            if not arguments.json:
+                show(frame)
+            elif isinstance(frame, MailEvent | TranscriptLine | StreamGap):
+                output.print_line(frame, stream)
+            stream.flush()
     return OK
 
 
@@ -99,17 +110,15 @@ def event_line(event: MailEvent, *, wide: bool) -> Text:
 
 
 def transcript(arguments: Namespace) -> int:
-    request = request_of(arguments, Transcript)
-    with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
-        for frame in connect(arguments).stream(request):
-            if arguments.json and isinstance(frame, TranscriptLine | StreamGap):
-                output.print_line(frame, stream)
-            elif isinstance(frame, StreamGap):
+    with _opened(arguments) as (console, stream):
+
+        def show(frame: Frame) -> None:
+            if isinstance(frame, StreamGap):
                 (console if frame.count else output.chatter()).print(_missed(frame), soft_wrap=True)
             elif isinstance(frame, TranscriptLine):
                 console.print(said(frame), soft_wrap=True)
-            stream.flush()
-    return OK
+
+        return _follow(arguments, Transcript, show, stream)
 
 
 def said(line: TranscriptLine) -> Text:
@@ -135,7 +144,7 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
         raise CliError(f"cannot write {arguments.out}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         yield output.console(stream), stream
-    output.chatter().print(f"Written to {arguments.out}.")
+    output.tell(f"Written to {arguments.out}.")
 
 
 def _missed(frame: StreamGap) -> Text:

@@ -23,6 +23,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -73,49 +74,76 @@ def user(arguments: Namespace) -> int:
 def _say_when_nearly_full(file: Path) -> None:
     size, most = file.stat().st_size if file.exists() else 0, credentials.MAX_FILE
     if size > most:
-        _say(f"No user can log in: {file} has {size:,} bytes, and a relay reads {most:,}. Remove users.")
+        output.tell(f"No user can log in: {file} has {size:,} bytes, a relay reads {most:,}. Remove users.")
     elif size > NEARLY_FULL * most:
-        _say(f"{file} is nearly full: it has {size:,} of the {most:,} bytes that a relay reads.")
+        output.tell(f"{file} is nearly full: it has {size:,} of the {most:,} bytes that a relay reads.")
+
+
+Change = Callable[[User, UserLimits, str], tuple[User, UserLimits]]
+"""Returns a user and its limits, changed. The text is the hash of a new password, or "" if there is none."""
+
+
+def _change(
+    arguments: Namespace,
+    path: Path,
+    change: Change,
+    said: str,
+    *,
+    is_new: bool = False,
+    asks: bool = False,
+    advised: Path | None = None,
+) -> None:
+    """Change a user, and say so, with its name in place of `{}`. With `asks`, it gets a new password. Advice
+    about the file `advised` follows.
+    """
+    name = prepare_user(arguments.name)
+
+    def checked(there: User | None, limits: UserLimits, hashed: str = "") -> tuple[User, UserLimits]:
+        if there is None and not is_new:
+            raise _unknown(name, path)
+        if there is not None and is_new:
+            shown = text.clean(name)
+            raise CliError(f"{shown} is already in {path}; change the password with: zonerelay user passwd")
+        return change(there or User(name, "", (), None), limits, hashed)
+
+    # The errors are reported before a password is asked for.
+    own = user_limits.read(user_limits.file_beside(path), whole=True).own(name)
+    checked(_users(path, missing_ok=is_new).get(name), own)
+    password = new_password(arguments, name) if asks else ""
+    change_user(path, name, partial(checked, hashed=passwords.make_hash(password) if asks else ""))
+    output.tell(said.replace("{}", text.clean(name)))
+    if asks and arguments.generate:
+        output.tell("Its password, which is kept nowhere in this form:")
+        print(password)
+    if advised is not None:
+        _advise(advised, made=is_new)
 
 
 def _add(arguments: Namespace, path: Path) -> None:
-    name = _new_name(arguments.name)
+    with refused(ValueError, status=USAGE):
+        credentials.check_name(prepare_user(arguments.name))
     senders = _senders(arguments.sender)
     priority = Priority(arguments.priority) if arguments.priority else None
-    if name in _users(path, missing_ok=True):
-        raise _exists(name, path)
-    password = new_password(arguments, name)
-    hashed = passwords.make_hash(password)
 
-    def add(there: User | None, _: UserLimits) -> tuple[User, UserLimits]:
-        if there is not None:
-            raise _exists(name, path)
-        return User(name, hashed, senders, priority), NONE
+    def add(there: User, _: UserLimits, hashed: str) -> tuple[User, UserLimits]:
+        return dataclasses.replace(there, hash=hashed, senders=senders, priority=priority), NONE
 
-    made = change_user(path, name, add)
-    _say(f"User {text.clean(name)} was added to {path}.")
-    _show(arguments, password)
-    _advise(path, made=made)
+    said = f"User {{}} was added to {path}."
+    _change(arguments, path, add, said, is_new=True, asks=True, advised=path)
 
 
 def _passwd(arguments: Namespace, path: Path) -> None:
-    name = _known(arguments, path).name
-    password = new_password(arguments, name)
-    hashed = passwords.make_hash(password)
-
-    def only(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+    def only(there: User, limits: UserLimits, hashed: str) -> tuple[User, UserLimits]:
         return dataclasses.replace(there, hash=hashed), dataclasses.replace(limits, second_hash="")
 
-    _change(path, name, only)
-    _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
-    _show(arguments, password)
-    _advise(path, made=False)
+    said = "The password of {} was changed; the old one is refused from now on."
+    _change(arguments, path, only, said, asks=True, advised=path)
 
 
 def _remove(arguments: Namespace, path: Path) -> None:
     name = _known(arguments, path).name
     change_user(path, name, None)
-    _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
+    output.tell(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
 
 
 def _list(arguments: Namespace, path: Path) -> None:
@@ -140,11 +168,10 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
     """Set options of a user. Senders and priority are in the user's line of the credentials file, the limits
     in the file next to it.
     """
-    name = _known(arguments, path).name
     own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
     others = [each for each in assignments if each not in own]
 
-    def change(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+    def change(there: User, limits: UserLimits, _: str) -> tuple[User, UserLimits]:
         for each in own:
             key, _, value = each.partition("=")
             if key == "senders":
@@ -155,22 +182,10 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
                 there = dataclasses.replace(there, priority=priority)
         return there, user_limits.changed(limits, others, _IN_THE_LINE)
 
+    said = f"{{}} was changed: {', '.join(assignments)}. It counts from the next message."
+    advised = user_limits.file_beside(path) if others else None
     with refused(ValueError, after="; nothing was changed", status=USAGE):
-        _change(path, name, change)
-    _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
-    if others:
-        _advise(user_limits.file_beside(path), made=False)
-
-
-def _change(path: Path, name: str, change: Callable[[User, UserLimits], tuple[User, UserLimits]]) -> None:
-    """Change an existing user, and its limits. Raise CliError if there is no such user."""
-
-    def known(there: User | None, limits: UserLimits) -> tuple[User, UserLimits]:
-        if there is None:
-            raise _unknown(name, path)
-        return change(there, limits)
-
-    change_user(path, name, known)
+        _change(arguments, path, change, said, advised=advised)
 
 
 def _default(arguments: Namespace, path: Path) -> None:
@@ -185,42 +200,32 @@ def _default(arguments: Namespace, path: Path) -> None:
     _users(path)
     with refused(ValueError, after="; nothing was changed", status=USAGE):
         user_limits.change_default(path, arguments.assignment)
-    _say(f"The default was changed: {', '.join(arguments.assignment)}. It counts from the next message.")
+    changed = ", ".join(arguments.assignment)
+    output.tell(f"The default was changed: {changed}. It counts from the next message.")
     _advise(file, made=False)
 
 
 def _rotate(arguments: Namespace, path: Path) -> None:
-    name = _known(arguments, path).name
-    if _rails(path, name).second_hash:
-        raise _rotating(name)
-    password = new_password(arguments, name)
-    hashed = passwords.make_hash(password)
-
-    def second(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+    def second(there: User, limits: UserLimits, hashed: str) -> tuple[User, UserLimits]:
         if limits.second_hash:
-            raise _rotating(name)
+            shown = text.clean(there.name)
+            finish = f"zonerelay user rotate {shown} --finish"
+            raise CliError(f"{shown} already has two passwords; remove the old one with: {finish}")
         return there, dataclasses.replace(limits, second_hash=hashed)
 
-    _change(path, name, second)
-    shown = text.clean(name)
-    _say(f"{shown} has two passwords now. zonerelay user rotate {shown} --finish ends the old one.")
-    _show(arguments, password)
-    _advise(user_limits.file_beside(path), made=False)
+    said = "{} has two passwords now. zonerelay user rotate {} --finish ends the old one."
+    _change(arguments, path, second, said, asks=True, advised=user_limits.file_beside(path))
 
 
 def _finish_rotation(arguments: Namespace, path: Path) -> None:
-    name = _known(arguments, path).name
-
-    def drop(there: User, limits: UserLimits) -> tuple[User, UserLimits]:
+    def drop(there: User, limits: UserLimits, _: str) -> tuple[User, UserLimits]:
         if not limits.second_hash:
-            raise CliError(
-                f"{text.clean(name)} has one password; add a second one with: zonerelay user rotate NAME"
-            )
+            shown = text.clean(there.name)
+            raise CliError(f"{shown} has one password; add a second one with: zonerelay user rotate NAME")
         hashed = limits.second_hash
         return dataclasses.replace(there, hash=hashed), dataclasses.replace(limits, second_hash="")
 
-    _change(path, name, drop)
-    _say(f"The old password of {text.clean(name)} is refused from now on.")
+    _change(arguments, path, drop, "The old password of {} is refused from now on.")
 
 
 def _show_user(arguments: Namespace, path: Path) -> None:
@@ -287,13 +292,6 @@ def _rails(path: Path, name: str) -> UserLimits:
     return user_limits.read(user_limits.file_beside(path), whole=True).of(name)
 
 
-def _rotating(name: str) -> CliError:
-    shown = text.clean(name)
-    return CliError(
-        f"{shown} already has two passwords; remove the old one with: zonerelay user rotate {shown} --finish"
-    )
-
-
 def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
     if not path.exists():
         if missing_ok:
@@ -311,52 +309,29 @@ def _known(arguments: Namespace, path: Path) -> User:
     return found
 
 
-def _new_name(name: str) -> str:
-    name = prepare_user(name)
-    with refused(ValueError, status=USAGE):
-        credentials.check_name(name)
-    return name
-
-
 def _senders(patterns: list[str]) -> tuple[str, ...]:
     with refused(ValueError, before="--sender: ", status=USAGE):
         # Remove duplicates, and keep the given order.
         return tuple(dict.fromkeys(credentials.check_sender(pattern) for pattern in patterns))
 
 
-def _exists(name: str, path: Path) -> CliError:
-    return CliError(
-        f"{text.clean(name)} is already in {path}; change the password with: zonerelay user passwd"
-    )
-
-
 def _unknown(name: str, path: Path) -> CliError:
     return CliError(f"{path} does not contain the user {text.clean(name)}; names are case-sensitive")
-
-
-def _say(words: str) -> None:
-    """Print to standard error, because standard output is for scripts: it has the generated password."""
-    output.chatter().print(words, soft_wrap=True)
-
-
-def _show(arguments: Namespace, password: str) -> None:
-    if arguments.generate:
-        _say("Its password, which is kept nowhere in this form:")
-        print(password)
 
 
 def _advise(path: Path, *, made: bool) -> None:
     """Print a warning if the relay cannot read the file, or if other users can."""
     found = path.stat()
     if found.st_mode & stat.S_IROTH:
-        _say(f"Every user of this machine can read the hashes: chmod 640 {path}")
+        output.tell(f"Every user of this machine can read the hashes: chmod 640 {path}")
     elif _service_can_read(found) is False:
-        _say(f"The user {SERVICE_USER} cannot read it: chgrp {SERVICE_USER} {path}; chmod 640 {path}")
+        output.tell(f"The user {SERVICE_USER} cannot read it: chgrp {SERVICE_USER} {path}; chmod 640 {path}")
     elif made:
         owner, group = str(found.st_uid), str(found.st_gid)
         with contextlib.suppress(KeyError):  # in a container they may have no names
             owner, group = path.owner(), path.group()
-        _say(f"{path} can be read by {owner} and the group {group}: the relay's user has to be one of them.")
+        who = f"{owner} and the group {group}"
+        output.tell(f"{path} can be read by {who}: the relay's user has to be one of them.")
 
 
 def _service_can_read(found: os.stat_result) -> bool | None:
@@ -447,13 +422,13 @@ def token(arguments: Namespace) -> int:
                 identities.add(path, added)
                 print(made)
                 until = f"expires {text.when(expires)}" if expires else "does not expire"
-                _say(f"Token {added.name} with scope {added.scope} {until}. It is not shown again.")
+                output.tell(f"Token {added.name} with scope {added.scope} {until}. It is not shown again.")
             case "list":
                 nothing = "There are no tokens: zonerelay token add NAME --scope read makes one."
                 output.print_rows(identities.read(path), _token_table, nothing, as_json=arguments.json)
             case "remove":
                 identities.remove(path, arguments.name)
-                _say(f"Token {arguments.name} was removed: the next request with it is refused.")
+                output.tell(f"Token {arguments.name} was removed: the next request with it is refused.")
     return OK
 
 

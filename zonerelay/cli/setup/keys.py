@@ -147,7 +147,7 @@ def new(arguments: Namespace) -> int:
 def check(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     if not settings.dkim:
-        output.chatter().print("There is no [[dkim]] key in the configuration.")
+        output.tell("There is no [[dkim]] key in the configuration.")
         return OK
     with refused(ValueError, status=USAGE):
         keys = dkim.DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)

@@ -39,7 +39,7 @@ from zonerelay import __version__, durable
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.spool.stopped import opened, spools, stopped
+from zonerelay.cli.spool.stopped import opened, spools, stopped, translated
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
@@ -49,7 +49,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.operations.requests import QueueCount
 from zonerelay.queue.operator.filters import ALL, QueueFilter
 from zonerelay.queue.orders.order import Order, OrderTable, Subject
-from zonerelay.queue.orders.orders import OrdersError, OrdersFile
+from zonerelay.queue.orders.orders import OrdersFile
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueView, Store, StoredKey, StoreError
 from zonerelay.store.offline import view_spool
@@ -80,7 +80,7 @@ def export_to(arguments: Namespace) -> int:
     target: Path = arguments.path.absolute()
     now = time.time()
     wanted = queue_filter(request_of(arguments, QueueCount).filter)
-    with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
+    with stopped(settings), translated("Nothing was written"), files.writing(target) as target_files:
         done = asyncio.run(_export(settings, wanted, now, target_files, target.parent))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
     if done.suspended:
@@ -169,10 +169,7 @@ def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery],
 
 def import_from(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
-    with (
-        stopped(settings) as home,
-        _translated("everything done so far is kept; run the command again to continue"),
-    ):
+    with stopped(settings) as home, translated():
         done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} imported."
     if done.already:
@@ -221,17 +218,7 @@ def loading(
 
 
 def _tell(skipped: UnusableMessage) -> None:
-    output.chatter().print(f"{skipped.name}: not taken: {skipped.why}")
-
-
-@contextlib.contextmanager
-def _translated(consequence: str) -> Iterator[None]:
-    """Convert errors of the store and of the exchange to CliError."""
-    with (
-        refused(StoreError, OSError, after=f"; {consequence}"),
-        refused(TransferError, OrdersError, status=USAGE),
-    ):
-        yield
+    output.tell(f"{skipped.name}: not taken: {skipped.why}")
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
@@ -389,11 +376,7 @@ def restore(arguments: Namespace) -> int:
         spool, octets = settings.spool, sum(path.stat().st_size for path in _files(source / _HOME))
         mail = sum(path.stat().st_size for path in source.glob("[0-9][0-9].*"))
         check_rooms(spool, 0 if is_shared(spool) else mail, octets)
-        kept = ". Everything restored so far is kept; run the command again to continue"
-        with (
-            refused(StoreError, TransferError, OSError, after=kept),
-            refused(OrdersError, before="nothing was restored: ", status=USAGE),
-        ):
+        with translated():
             messages, deliveries, unusable = asyncio.run(_restore(settings, source, description, home))
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(description.made))
     print(f"{text.plural(messages, 'message')} with {text.deliveries(deliveries)} restored, as of {when}.")

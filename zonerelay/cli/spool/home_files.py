@@ -68,7 +68,7 @@ class CopiedFiles(msgspec.Struct):
 
     def tell(self) -> None:
         for each in self.lost:
-            output.chatter().print(f"not copied: {each}")
+            output.tell(f"not copied: {each}")
 
 
 def octets_of(settings: Settings) -> int:

@@ -39,23 +39,22 @@ from pathlib import Path
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.copies import check_rooms
-from zonerelay.cli.spool.stopped import RelayRunningError, alongside, opened, spools, stopped
+from zonerelay.cli.spool.stopped import RelayRunningError, alongside, opened, spools, stopped, translated
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.envelope import LENGTH, MessageId
 from zonerelay.operations.answers import OrderRow, RelayStatus
-from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Orders, Status
 from zonerelay.process.sockets import answers
 from zonerelay.queue.operator.filters import ALL
-from zonerelay.queue.orders.orders import OrdersError, OrdersFile
-from zonerelay.store.contract import Store, StoreError
+from zonerelay.queue.orders.orders import OrdersFile
+from zonerelay.store.contract import Store
 from zonerelay.store.offline import living
 from zonerelay.store.open import place_of_queue
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
-from zonerelay.transfer.files import ExportSelection, TransferError, UnusableMessage, survey
+from zonerelay.transfer.files import ExportSelection, UnusableMessage, survey
 from zonerelay.transfer.migration import Migration, MigrationJournal, MigrationResult
 
 FILE = "migration"
@@ -75,18 +74,18 @@ def migrate(arguments: Namespace) -> int:
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(_source(source))
-        with _translated():
+        with _translating():
             journal = MigrationJournal(home / FILE, *places)
             stack.callback(journal.close)
         process = _enter_target(stack, source, target, journal)
-        with _translated(), output.without_log():
+        with _translating(), output.without_log():
             run = _MigrationRun(_as_node(source), _as_node(target), journal)
             asyncio.run(run.go())
             if not process:  # the workers of the target rebuild it from their spools
                 shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
         done = run.moved
         for each in done.lost:
-            output.chatter().print(f"not copied: {each}")
+            output.tell(f"not copied: {each}")
         journal.is_over = not done.left and not done.unusable
     done.seconds = round(time.monotonic() - started, 3)
     if journal.spools[0]:
@@ -162,16 +161,12 @@ def _as_node(settings: Settings) -> Settings:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    kept = ". Everything done so far is kept; run the command again to continue"
+def _translating() -> Iterator[None]:
     try:
-        with (
-            refused(StoreError, OSError, after=kept),
-            refused(TransferError, OrdersError, ControlError, status=USAGE),
-        ):
+        with translated():
             yield
     except KeyboardInterrupt:
-        output.chatter().print("Interrupted. Mail may be held in both queues: run it again to go on.")
+        output.tell("Interrupted. Mail may be held in both queues: run it again to go on.")
         raise
 
 
@@ -358,7 +353,7 @@ class _MigrationRun:
         self._seen += messages
         if skipped is not None:
             self._unusable.add(skipped.name)
-            output.chatter().print(f"{skipped.name}: not moved: {skipped.why}")
+            output.tell(f"{skipped.name}: not moved: {skipped.why}")
         self._reach(int(self._seen), max(int(self._seen), self._total))
 
 

@@ -23,17 +23,20 @@ from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import StartError, prepare_home
+from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_store
 from zonerelay.store.spool_paths import is_shared, spools_beyond
 from zonerelay.supervisor import lock
+from zonerelay.transfer.files import TransferError
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import Settings, SpoolSettings
     from zonerelay.store.contract import Store
 
 _ANSWER_TIMEOUT = 2.0
+KEPT = "Everything done so far is kept; run the command again to continue"
 
 
 class RelayRunningError(CliError):
@@ -72,6 +75,16 @@ def alongside(settings: Settings) -> Iterator[Path]:
             yield home
         finally:
             _give_back(settings.spool)
+
+
+@contextlib.contextmanager
+def translated(consequence: str = KEPT) -> Iterator[None]:
+    """Convert errors of the store, the exchange, the suspensions and a running relay to CliError."""
+    with (
+        refused(StoreError, OSError, after=f". {consequence}"),
+        refused(TransferError, OrdersError, ControlError, status=USAGE),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -74,6 +74,11 @@ def chatter() -> Console:
     return console(sys.stderr)
 
 
+def tell(words: str) -> None:
+    """Print a sentence to the user; standard output is for scripts."""
+    chatter().print(words, soft_wrap=True)
+
+
 def console(stream: TextIO | None = None) -> Console:
     stream = stream or sys.stdout
     return _Console(
@@ -196,7 +201,7 @@ def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
 def completeness(end: EndFrame) -> int:
     """Print what a list does not include, and return its exit status."""
     for missing in end.missing:
-        chatter().print(f"Not in this answer: {missing}")
+        tell(f"Not in this answer: {missing}")
     return FAILED if end.missing else OK
 
 
@@ -230,7 +235,7 @@ def print_rows(
     if rows and not as_json:
         console().print(table_of(rows))
     elif not rows and nothing:
-        chatter().print(nothing)
+        tell(nothing)
 
 
 def print_one(answer: S, tell: Callable[[S], object], *, as_json: bool) -> None:
