@@ -320,15 +320,9 @@ class Capture:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._reading() as database:
+        with self._reading() as database, database:
             database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-                database.execute("COMMIT")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
+            yield database
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

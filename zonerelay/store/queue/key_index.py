@@ -254,14 +254,9 @@ class KeyIndex:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[sqlite3.Connection]:
-        database = self._database.opened()
-        database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._database.opened() as database:
+            database.execute("BEGIN IMMEDIATE")
             yield database
-        except BaseException:
-            database.execute("ROLLBACK")
-            raise
-        database.execute("COMMIT")
 
     def _connect(self, file: Path) -> sqlite3.Connection:
         import sqlite3  # noqa: PLC0415 - as above
