@@ -330,6 +330,14 @@ def test_guard_rails_are_set_shown_and_taken_back(shell: Shell) -> None:
     assert "did you mean mode?" in shell.user("default", "mod=copy").err
 
 
+@pytest.mark.parametrize("words", [("enable", "app"), ("set", "app", "messages_per_hour=")])
+def test_what_was_never_limited_can_be_allowed_again(shell: Shell, words: tuple[str, ...]) -> None:
+    shell.user("add", "app", "--generate")
+    ran = shell.user(*words)
+    assert (ran.status, ran.out) == (0, "")
+    assert ran.err.startswith("app was changed: ")
+
+
 def test_a_rotation_has_two_passwords_until_it_is_finished(shell: Shell) -> None:
     first = shell.user("add", "app", "--generate").out.strip()
     line = shell.file.read_text()

@@ -375,9 +375,14 @@ async def test_a_register_that_cannot_be_used_is_a_problem_until_it_can(
 async def test_an_error_that_ended_the_transaction_is_the_one_that_is_reported(tmp_path: Path) -> None:
     """SQLite rolls back by itself if the disk is full."""
     index = key_index.KeyIndex(SiblingWorkers(tmp_path, 0, frozenset((0, 1)), "run"))
-    with pytest.raises(sqlite3.OperationalError, match="disk is full"), index._exclusive() as database:
-        database.execute("ROLLBACK")
-        raise sqlite3.OperationalError("database or disk is full")
+
+    def fill_the_disk() -> None:
+        with index._exclusive() as database:
+            database.execute("ROLLBACK")
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        fill_the_disk()
     index._end()
 
 

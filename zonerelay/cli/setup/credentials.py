@@ -115,7 +115,7 @@ def _change(
     if asks and arguments.generate:
         output.tell("Its password, which is kept nowhere in this form:")
         print(password)
-    if advised is not None:
+    if advised is not None and advised.exists():  # no limits may be stored
         _advise(advised, made=is_new)
 
 
