@@ -105,10 +105,10 @@ class ByWidth:
 
 
 def tabular(
-    *, cut: Collection[str] = (), wide: Collection[str] = (), gap: int = 2
+    *, cut: Collection[str] = (), wide: Collection[str] = ()
 ) -> Callable[[Callable[[R], Row]], Callable[[Iterable[R]], RenderableType]]:
     """Return a decorator that makes a function of the cells of one row one of the table of several rows."""
-    return lambda cells: lambda rows: table(map(cells, rows), cut=cut, wide=wide, gap=gap)
+    return lambda cells: lambda rows: table(map(cells, rows), cut=cut, wide=wide)
 
 
 def table(
