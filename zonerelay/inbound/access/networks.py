@@ -9,7 +9,6 @@ judged by its own address alone: the address of the load balancer never makes it
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import re
@@ -67,29 +66,16 @@ class SenderDomains:
 
     async def _check(self, name: str) -> Reply | None:
         answer = await self._resolver.mx(name)
-        match answer.status:
-            case DnsStatus.OK:
-                return NULL_MX if all(not record.host for record in answer.records) else None
-            case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
-                return await self._by_address(name, answer.status)
-            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.NO_TCP | DnsStatus.BAD:
-                return UNKNOWN
-
-    async def _by_address(self, name: str, denial: DnsStatus) -> Reply | None:
-        """Check the domain's own address, which receives its mail if there is no MX record (RFC 5321 5.1).
-
-        `denial` is the answer to the MX query. It is reliable only if the address queries have the same
-        answer: some name servers deny every type that they do not know.
-        """
-        answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
-        if any(answer.records for answer in answers):
-            return None
-        # The hosts file is used for a name that exists in the DNS.
-        if denial is DnsStatus.NODATA and (await self._resolver.addresses(name, ipv6=True)).ips:
-            return None
-        if any(answer.status is not denial for answer in answers):
-            return UNKNOWN
-        return NO_DOMAIN if denial is DnsStatus.NXDOMAIN else NO_HOST
+        status = answer.status
+        if status is DnsStatus.OK:
+            return NULL_MX if all(not record.host for record in answer.records) else None
+        if status.is_definite:
+            found = await self._resolver.implicit_mx(name, status)
+            if found is DnsStatus.OK:
+                return None
+            if found is status:
+                return NO_DOMAIN if status is DnsStatus.NXDOMAIN else NO_HOST
+        return UNKNOWN
 
 
 # The [[access]] rules: they refuse, defer or accept clients, users and addresses.

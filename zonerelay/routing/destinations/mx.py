@@ -332,14 +332,11 @@ class MxRouter:
     async def _by_mx(self, zone: ZoneSettings, name: str, port: int) -> Route | Unroutable:
         answer = await self.resolver.mx(name)
         ttl = answer.expires - self.clock.monotonic()
-        match answer.status:
-            case DnsStatus.OK:
-                return await self._from_records(zone, name, answer, port, ttl)
-            case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
-                return await self._implicit(zone, name, answer, port, ttl)
-            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.NO_TCP | DnsStatus.BAD as status:
-                outcome = _deferred(NO_NAMES, f"MX of {name}: {status}")
-        return self._no(zone, name, outcome, ttl)
+        if answer.status is DnsStatus.OK:
+            return await self._from_records(zone, name, answer, port, ttl)
+        if answer.status.is_definite:
+            return await self._implicit(zone, name, answer, port, ttl)
+        return self._no(zone, name, _deferred(NO_NAMES, f"MX of {name}: {answer.status}"), ttl)
 
     async def _from_records(
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
@@ -363,27 +360,16 @@ class MxRouter:
     async def _implicit(
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
     ) -> Route | Unroutable:
-        """Return the route to the domain's own address if there is no MX record (RFC 5321 5.1).
-
-        Some name servers deny the whole name when they are queried for a type that they do not know
-        (haraka/Haraka#2310). A name does not exist only if the queries for its addresses say so, too.
-        """
-        # Both families, whatever the zone uses: a domain that only has the other family may get ours
-        # tomorrow.
-        found = await asyncio.gather(self.resolver.lookup(name, "A"), self.resolver.lookup(name, "AAAA"))
+        """Return the route to the domain's own address if there is no MX record."""
         # The hosts file may name a next hop that DNS denies, but not a recipient's domain.
-        is_local = answer.status is DnsStatus.NODATA or bool(zone.next_hop)
-        if any(each.records for each in found) or (
-            is_local and (await self.resolver.addresses(name, ipv6=True)).ips
-        ):
+        status = await self.resolver.implicit_mx(name, answer.status, local=bool(zone.next_hop))
+        if status is DnsStatus.OK:
             host = MxHost(name, port)
             if await self._is_ours(host, ipv6=zone.ipv6):
                 return self._no(zone, name, _loop(name), ttl)
             return self._yes(zone, name, [host], ttl, secure=answer.secure)
-        # Answers that contradict each other are as unreliable as a failure.
-        doubts = [each.status for each in found if each.status is not answer.status]
-        if doubts:
-            return self._no(zone, name, _deferred(NO_NAMES, f"address of {name}: {doubts[0]}"), FAILURE_TTL)
+        if status is not answer.status:
+            return self._no(zone, name, _deferred(NO_NAMES, f"address of {name}: {status}"), FAILURE_TTL)
         is_denied = answer.status is DnsStatus.NXDOMAIN
         text = (
             f"domain {name} does not exist"

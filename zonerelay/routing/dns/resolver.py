@@ -560,6 +560,22 @@ class Resolver:
         """Return the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
         return await self._cached(name, answers.AAAA if kind == "AAAA" else answers.A)
 
+    async def implicit_mx(self, name: str, denial: DnsStatus, *, local: bool = False) -> DnsStatus:
+        """Return OK if mail for an ASCII domain without an MX record goes to its own address (RFC 5321 5.1),
+        the denial of its MX if it has no address, or what leaves this open.
+
+        Some name servers deny the whole name when they are queried for a type that they do not know
+        (haraka/Haraka#2310). A name does not exist only if the queries for its addresses say so, too: answers
+        that contradict each other are as unreliable as a failure. The hosts file is used for a name that
+        exists in the DNS, and with `local` for all.
+        """
+        # Both families, whatever a zone uses: a domain that has only one may get the other tomorrow.
+        found = await asyncio.gather(self.lookup(name, "A"), self.lookup(name, "AAAA"))
+        is_local = local or denial is DnsStatus.NODATA
+        if any(each.records for each in found) or (is_local and (await self.addresses(name, ipv6=True)).ips):
+            return DnsStatus.OK
+        return next((each.status for each in found if each.status is not denial), denial)
+
     async def tlsa(self, name: str) -> DnsAnswer[answers.TlsaRecord]:
         """Return the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
         return await self._cached(name, answers.TLSA)
