@@ -58,9 +58,6 @@ class HeaderEdits(msgspec.Struct, frozen=True):
     add: tuple[tuple[str, str], ...] = ()
     remove: tuple[str, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.add or self.remove)
-
     def and_those_of(self, decision: Decision | HeaderEdits) -> HeaderEdits:
         if not (decision.add or decision.remove):
             return self

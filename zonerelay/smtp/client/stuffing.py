@@ -13,10 +13,9 @@ A chunk that needs no change is returned without a copy.
 
 from __future__ import annotations
 
-import io
 import re
 
-from zonerelay.smtp.server.line_ends import CRLF, NUL, crlf_only
+from zonerelay.smtp.server.line_ends import CRLF, NUL, LineEnds
 
 # Prepares a stored body for BDAT chunks (RFC 3030): the bytes unchanged, with strict line ends.
 #
@@ -28,24 +27,22 @@ from zonerelay.smtp.server.line_ends import CRLF, NUL, crlf_only
 # and the peer will mostly send it on with DATA. The store promises CRLF; a body that is not known to be
 # plain is checked again and normalized as `DotStuffer` does.
 
-_CLEAN = (None, "\r\n")
 
-
-class ChunkLines:
+class ChunkLines(LineEnds):
     """Checks the line ends of a body across BDAT chunks. `feed` every piece in order, then `finish` once;
     send what they return. `plain`: skip the check.
     """
 
-    __slots__ = ("_ended", "_held_cr", "_line_ends")
+    __slots__ = ("_ended", "_plain")
 
     def __init__(self, *, plain: bool) -> None:
+        super().__init__()
+        self._plain = plain
         self._ended = False
-        self._held_cr = False
-        self._line_ends = None if plain else io.IncrementalNewlineDecoder(None, False)
 
     def feed(self, piece: bytes) -> bytes:
-        if self._line_ends is not None:
-            piece = self._strict(piece, self._line_ends)
+        if not self._plain:
+            piece = self._strict(piece)
         if piece:
             self._ended = piece.endswith(b"\n")
         return piece
@@ -55,19 +52,6 @@ class ChunkLines:
         if self._held_cr:
             return b" \r\n"
         return b"" if self._ended else CRLF
-
-    def _strict(self, piece: bytes, line_ends: io.IncrementalNewlineDecoder) -> bytes:
-        if self._held_cr:
-            piece = b"\r" + piece
-        # A CR at the end is kept back until the next byte tells whether it is bare.
-        self._held_cr = piece.endswith(b"\r")
-        if self._held_cr:
-            piece = piece[:-1]
-        line_ends.decode(piece.decode("latin-1"), final=True)
-        if line_ends.newlines in _CLEAN:
-            return piece
-        line_ends.reset()
-        return crlf_only(piece)
 
 
 def as_chunk(body: bytes, *, plain: bool) -> bytes:
@@ -90,11 +74,10 @@ class DotStuffer(ChunkLines):
     `plain`: the body needs nothing but its end.
     """
 
-    __slots__ = ("_only_nul", "_plain")
+    __slots__ = ("_only_nul",)
 
     def __init__(self, *, plain: bool = False) -> None:
         super().__init__(plain=plain)
-        self._plain = plain
         self._ended = True
         self._only_nul = False  # true while the unfinished line has NULs only
 

@@ -32,7 +32,7 @@ class LineEnds:
     `has_long`: a line is longer than MAX_LINE.
     """
 
-    __slots__ = ("_length", "_line_ends", "bare_cr", "bare_lf", "dotted", "has_bare", "has_long")
+    __slots__ = ("_held_cr", "_length", "_line_ends", "bare_cr", "bare_lf", "dotted", "has_bare", "has_long")
 
     def __init__(self) -> None:
         # It keeps the set of line ends it has seen, faster than any search of bytes for bare ones.
@@ -43,11 +43,21 @@ class LineEnds:
         self.dotted = False
         self.has_long = False
         self._length = 0  # of the line that the next bytes belong to
+        self._held_cr = False
 
     @property
     def is_plain(self) -> bool:
         """Whether the body can be sent unmodified so far: only CRLF line ends, and no leading dots."""
         return not (self.dotted or self.has_bare)
+
+    def _strict(self, piece: bytes, *, is_last: bool = False) -> bytes:
+        """Return a piece of any size with CRLF line ends only. A CR at its end is kept back until the next
+        byte tells whether it is bare.
+        """
+        if self._held_cr:
+            piece = b"\r" + piece
+        self._held_cr = piece.endswith(b"\r") and not is_last
+        return self._clean(piece[:-1] if self._held_cr else piece)
 
     def _clean(self, body: bytes) -> bytes:
         """Return the body with CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
@@ -199,13 +209,12 @@ class ChunkReader(LineEnds):
     `rest` is what followed the chunk: commands.
     """
 
-    __slots__ = ("_held_cr", "_last", "_left", "_line_start", "chunk_done", "done", "rest")
+    __slots__ = ("_last", "_left", "_line_start", "chunk_done", "done", "rest")
 
     def __init__(self) -> None:
         super().__init__()
         self._left = 0
         self._last = False
-        self._held_cr = False
         self._line_start = True
         self.chunk_done = True
         self.done = False
@@ -234,10 +243,7 @@ class ChunkReader(LineEnds):
         return self._body(data) if data or self.done else b""
 
     def _body(self, piece: bytes) -> bytes:
-        if self._held_cr:
-            piece = b"\r" + piece
-        self._held_cr = piece.endswith(b"\r") and not self.done
-        body = self._clean(piece[:-1] if self._held_cr else piece)
+        body = self._strict(piece, is_last=self.done)
         if body:
             if not self.dotted:
                 self.dotted = (self._line_start and body.startswith(b".")) or body.rfind(b"\r\n.") >= 0
