@@ -132,14 +132,12 @@ async def bed(
     manners: Manners,
     *,
     tls: TlsMode = TlsMode.OPPORTUNISTIC,
-    dane: bool = True,
-    trust_ad: bool = True,
     next_hop: str = "",
 ) -> AsyncIterator[Bed]:
-    zone = ZoneSettings(port=PORT, allow_private_addresses=True, tls=tls, dane=dane, next_hop=next_hop)
+    zone = ZoneSettings(port=PORT, allow_private_addresses=True, tls=tls, next_hop=next_hop)
     chosen = replace(
         settings(directory, zone=zone),
-        dns=DnsSettings(servers=(resolver.address,), trust_ad=trust_ad, timeout=5.0),
+        dns=DnsSettings(servers=(resolver.address,), trust_ad=True, timeout=5.0),
     )
     async with Sink(port=PORT, manners=manners) as sink, relay_with(chosen) as running:
         yield Bed(running, sink)
@@ -246,12 +244,6 @@ async def test_a_bogus_record_means_no_connection(tmp_path: Path, resolver: Vali
 # ---- where DANE has no say -----------------------------------------------------------------------
 
 
-async def test_unusable_records_ask_for_encryption_only(tmp_path: Path, resolver: ValidatingResolver) -> None:
-    async with bed(tmp_path, resolver, showing(OURS)) as it:
-        assert (await it.delivered("useless.signed.example"))["tls"] == "TLSv1.3"
-        assert it.counted() == ['{level="required",result="ok",zone="default"} 1.0']
-
-
 @pytest.mark.parametrize(
     "domain", ["none.signed.example", "wrong.plain.example", "into.plain.example", "away.signed.example"]
 )
@@ -263,38 +255,6 @@ async def test_without_security_all_the_way_mail_goes_as_ever(
     async with bed(tmp_path / "clear", resolver, STRIPPED) as it:
         assert (await it.delivered(domain))["tls"] == ""
         assert it.counted() == ['{level="opportunistic",result="fallback",zone="default"} 1.0']
-
-
-async def test_nothing_is_believed_without_trust(tmp_path: Path, resolver: ValidatingResolver) -> None:
-    async with bed(tmp_path, resolver, showing(OURS), trust_ad=False) as it:
-        assert (await it.delivered("wrong.signed.example"))["tls"] == "TLSv1.3"
-
-
-async def test_a_zone_can_do_without(tmp_path: Path, resolver: ValidatingResolver) -> None:
-    async with bed(tmp_path, resolver, showing(OURS), dane=False) as it:
-        assert (await it.delivered("wrong.signed.example"))["tls"] == "TLSv1.3"
-
-
-@pytest.mark.parametrize(
-    ("domain", "words"),
-    [
-        ("none.signed.example", "mx.none.signed.example has no TLSA records"),
-        ("useless.signed.example", "has no usable TLSA record"),
-        (
-            "into.plain.example",
-            "found through MX records of into.plain.example that are not secured by DNSSEC",
-        ),
-        ("away.signed.example", "has addresses that are not secured by DNSSEC"),
-    ],
-)
-async def test_mandatory_dane_waits_for_what_is_missing(
-    tmp_path: Path, resolver: ValidatingResolver, domain: str, words: str
-) -> None:
-    async with bed(tmp_path, resolver, showing(OURS), tls=TlsMode.DANE) as it:
-        reply = await it.deferred(domain)
-        assert reply.startswith("451 4.7.5 ")
-        assert words in reply
-        assert it.sink.connections == 0
 
 
 # ---- what operators are told ---------------------------------------------------------------------

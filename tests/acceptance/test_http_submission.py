@@ -345,16 +345,6 @@ def test_withdrawn_and_later(relay: RelayProcess, app: Api) -> None:
     assert app("DELETE", path).code == (409, "not_possible")
 
 
-def test_the_same_key_gives_the_first_answer(app: Api, operator: Api) -> None:
-    first = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="order-1")
-    again = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="order-1")
-    assert first.json == again.json
-    other = app("POST", "/v1/messages", {**MESSAGE, "text": "other"}, Idempotency_Key="order-1")
-    assert other.code == (422, "refused")
-    bad = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="a b")
-    assert bad.code == (400, "malformed")
-
-
 def test_the_first_answer_comes_again_however_the_key_was_given(app: Api, relay: RelayProcess) -> None:
     """A message that named its key itself got another Message-ID at each answer."""
     raw = b"From: a@example.org\nTo: b@example.net\n%b\nhi\n"

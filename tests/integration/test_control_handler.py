@@ -37,7 +37,6 @@ from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.dns.resolver import Hosts, Resolver
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
-from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor
 
 REDACTOR = Redactor(b"k" * 32, enabled=True)
@@ -246,20 +245,6 @@ async def test_an_empty_filter_alone_changes_nothing(desk: Desk) -> None:
     assert await desk.rows() == ["a@example.com"]
     changed = await desk.change(requests.Drop(everything=True))
     assert changed.changed == 1
-
-
-async def test_show_and_trace_tell_about_one_message(desk: Desk) -> None:
-    message = desk.relay.accept("a@example.com", "b@example.com")
-    detail, _ = await desk.ask(requests.QueueShow(message_id=message.id))
-    assert isinstance(detail, answers.MessageDetail)
-    assert [row.recipient for row in detail.deliveries] == ["a@example.com", "b@example.com"]
-    assert detail.headers == (("Subject", "hello"),)
-    steps = [
-        frame
-        for frame in await desk.ask(requests.QueueTrace(message_id=message.id))
-        if isinstance(frame, TraceStep)
-    ]
-    assert steps[0].event == "accepted"
 
 
 async def test_a_body_is_read_as_received_and_as_sent_and_the_log_says_by_whom(desk: Desk) -> None:

@@ -721,16 +721,6 @@ async def test_an_act_that_is_killed_shows_how_much_it_may_have_changed(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_two_operators_at_once_change_each_delivery_once(desk: Desk) -> None:
-    await deferred(desk, *(f"u{number}" for number in range(10)))
-    acts = await asyncio.gather(*(desk.change("hold") for _ in range(3)))
-    held = sum(state == "held" for state in (await desk.states()).values())
-    assert sum(act.changed for act in acts) == held
-    for act in acts:
-        assert (await desk.undo(act)).changed == act.changed
-    assert set((await desk.states()).values()) == {"deferred"}
-
-
 async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk) -> None:
     await deferred(desk, *(f"u{number}" for number in range(6)))
     whole = desk.relay.store.update

@@ -166,16 +166,6 @@ async def test_batches_have_as_many_domains_as_the_hosts_announced_the_last_time
     assert together(relay) == sorted(batches)
 
 
-async def test_a_deferred_delivery_is_tried_again_when_due(start: Start) -> None:
-    relay = await start(retry=SOON)
-    answers = iter([DEFERRED, DEFERRED, DELIVERED])
-    relay.courier.script = lambda batch: [next(answers)]
-    relay.accept("b@example.com")
-    await relay.until_empty()
-    assert len(relay.courier.batches) == 3
-    assert [batch.deliveries[0].attempts for batch in relay.courier.batches] == [0, 1, 2]
-
-
 async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) -> None:
     relay = make()
     message = relay.accept("b@example.com", tell=False)

@@ -25,19 +25,13 @@ from zonerelay.config.settings import (
     UnsafeListener,
 )
 from zonerelay.config.user_limits import NONE, UserLimits, UserMode, change_user, changed
-from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.access.networks import DEFERRED, MAX_REMEMBERED, REFUSED, AccessPolicy, AccessRules
-from zonerelay.inbound.cleanup.intake import deliveries_of
 from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
-from zonerelay.inbound.state.transaction import NO_EDITS, MailTransaction
-from zonerelay.limits.authority import AuthorityError
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Mailbox, MessageId, Origin, Priority, Recipient
+from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.zones import ZoneChoice
-from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.check import Findings
 
 EVERY = (
@@ -166,16 +160,6 @@ def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:
     assert user_limits.read(file).users() == []
 
 
-def test_recipients_and_captured_mail() -> None:
-    deliver = Allowance("x", changed(NONE, ["recipients=*.x.example,a@y.example"]))
-    listed = Allowance("x", changed(deliver.rails, ["mode=listed"]))
-    for address, is_listed in (("A@y.example", True), ("b@y.example", False), ("z@m.X.example", True)):
-        assert (deliver.rcpt_refusal(Mailbox(address), 0) is None) == is_listed
-        assert not deliver.is_captured(Mailbox(address))
-        assert listed.rcpt_refusal(Mailbox(address), 0) is None
-        assert listed.is_captured(Mailbox(address)) != is_listed
-
-
 Steps = st.lists(st.tuples(st.floats(0, 4000), st.integers(1, 4)), max_size=60)
 
 
@@ -231,36 +215,6 @@ async def test_several_count_in_one_file_exactly_and_warn_once(tmp_path: Path) -
     assert [level.used for level in (await again.usage("shop")).levels(quota)] == [49]
     assert await again.take("other", quota, (1, 1, 10)) is None
     await again.close()
-
-
-async def test_a_file_that_cannot_be_read_is_no_room(tmp_path: Path) -> None:
-    (tmp_path / "usage").mkdir()
-    (tmp_path / "usage" / "usage.db").write_text("no database" * 100)
-    quotas = Quotas(lambda: UsageFile(tmp_path, ManualClock()), ManualClock(), lambda *_: None)
-    with pytest.raises(AuthorityError, match="it is damaged; move it away"):
-        await quotas.usage("shop")
-    await quotas.close()
-
-
-def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
-    transaction = MailTransaction(MailCommand(sender=Mailbox("a@example.org")), release=0.0, edits=NO_EDITS)
-    transaction.allowance = Allowance(
-        "x", changed(NONE, ["mode=listed", "recipients=y.example", "zones=default"])
-    )
-    for name in ("a@y.example", "b@z.example"):
-        transaction.recipients[name] = Recipient(address=Mailbox(name))
-    envelope = transaction.envelope(MessageId("1" * 16), 1.0, Origin(protocol="SMTP"), Priority.NORMAL)
-
-    def of(capture_zone: str) -> list[tuple[str, bool]]:
-        found, _ = deliveries_of(
-            envelope, transaction, lambda _: ZoneChoice("default", ""), None, capture_zone
-        )
-        assert transaction.allowance is not None
-        assert transaction.allowance.zone_refusal(found) is None
-        return [(each.zone, each.held) for each in found]
-
-    assert of("") == [("default", False), ("default", True)]
-    assert of("kept") == [("default", False), ("kept", False)]
 
 
 async def test_usage_is_in_backups_and_looked_at_by_a_check(tmp_path: Path) -> None:

@@ -236,14 +236,6 @@ async def test_when_no_source_is_left_it_is_what_the_peer_said(town: Town) -> No
     assert (last.verdict, str(last.reply)) == (B, f"554 5.7.1 {BLOCKED}")
 
 
-async def test_with_one_source_a_refusal_bounces_and_is_told(town: Town) -> None:
-    guard = await town.guard("127.0.0.2")
-    here = town.office(TWO)
-    outcome = await here.send(route_to(guard.port))
-    assert (outcome.verdict, str(outcome.reply)) == (B, f"554 5.7.1 {BLOCKED}")
-    assert here.told.events == [("refused", "two")]
-
-
 # Families
 
 
@@ -265,14 +257,6 @@ async def test_a_host_is_reached_over_the_family_that_the_source_has(town: Town)
         assert len(reached.messages) == before + 1
     assert clients(four) == ["127.0.0.2"]
     assert clients(six) == ["::1", "::1"]
-
-
-async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(town: Town) -> None:
-    four = await town.sink()
-    here = town.office(SIX, TWO, names=Names(NAMES))
-    route = hosts_at(V4, four.port)
-    assert (await here.send(route, here.number_of("six", route))).verdict is D
-    assert clients(four) == ["127.0.0.2"]
 
 
 async def test_a_source_without_the_hosts_family_is_none_that_is_left(town: Town) -> None:
