@@ -12,10 +12,13 @@ import pytest
 
 from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
+from tests.support.waiting import until
 from zonerelay.store import records
+from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import keeper as leveldb_compaction
 from zonerelay.store.leveldb.keeper import slices
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.queue import keeper as queue_keeper
 
 BODY = 8 * 1024
 
@@ -69,6 +72,26 @@ async def test_a_spool_closes_while_it_is_compacted(tmp_path: Path, monkeypatch:
         await spool.store.close()
         await spool.open()
         assert len([each async for each in spool.store.scan()]) == 50
+
+
+async def test_a_compaction_that_a_reopening_cut_short_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact, failed = LevelDb.compact, list[bytes]()
+
+    def fail_once(db: LevelDb, start: bytes, stop: bytes) -> None:
+        if not failed:
+            failed.append(start)
+            raise StoreError("the spool is closed")
+        compact(db, start, stop)
+
+    monkeypatch.setattr(LevelDb, "compact", fail_once)
+    monkeypatch.setattr(queue_keeper, "INTERVAL", 0.05)
+    async with Spool(tmp_path / "spool") as spool:
+        keys = [(await store_message(spool.store, n, body=os.urandom(BODY)))[0].key for n in range(1, 301)]
+        full = on_disk(spool.settings.path)
+        await spool.store.update(keys[20:], lambda _: None)
+        await until(lambda: bool(failed) and on_disk(spool.settings.path) < full // 4)
 
 
 @pytest.mark.parametrize("count", [1, 3, 64])

@@ -17,8 +17,9 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
+from zonerelay.store.keys.port import get_each
 from zonerelay.store.leveldb import keeper as leveldb_keeper
-from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys, run_through
 from zonerelay.worker.worker import until_empty
 
 DAMAGED = "the spool is damaged"
@@ -173,7 +174,7 @@ async def test_chunks_whose_message_may_be_in_what_is_damaged_are_not_swept(spoo
     await store.probe()
     read = store._keeper.reader.read  # type: ignore[attr-defined]  # of a message that cannot be read
     chunks = [records.chunk_key(message_id(1), number) for number in range(1, 12)]
-    assert None not in await read(LevelDb.get_each, chunks)
+    assert None not in await read(lambda db: run_through(get_each(SpoolKeys(db), chunks)))
     assert store.unhealthy() == DAMAGED
 
 
@@ -280,7 +281,7 @@ async def test_a_record_without_sense_is_a_problem_and_keeps_no_mail_out(spool: 
     await store_message(store, 3)
     assert spool.health == []
     read = store._keeper.reader.read  # type: ignore[attr-defined]  # as above
-    assert await read(LevelDb.get_each, [records.delivery_key(bad.key)]) == [b"{not json"], "it is kept"
+    assert await read(LevelDb.get_many, [records.delivery_key(bad.key)]) == [b"{not json"], "it is kept"
 
 
 async def test_a_damaged_open_count_keeps_the_message_and_sends_it(spool: Spool) -> None:

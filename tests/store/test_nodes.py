@@ -39,6 +39,8 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.port import PAGE_ROWS, Apply, KeyReader, SharedEngine, clear
 from zonerelay.store.nodes import NodeStore
+from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.queue.store import PartitionStore
 
 QUEUE = queue_of("default")
 
@@ -78,7 +80,7 @@ class Machine:
         await nodes._tasks.cancel()
         for held in [nodes._own, *nodes._adopted_partitions.values()]:
             await held.partition.abandon()
-        for keeper in nodes._keepers:  # what the kernel does for a process
+        for keeper in nodes._keepers.values():  # what the kernel does for a process
             await keeper.close()
         await nodes.engine.close()
 
@@ -450,6 +452,28 @@ async def test_a_failed_adoption_comes_later(crew: list[Machine], monkeypatch: p
     assert failed
 
 
+async def test_queues_of_an_adopted_partition_are_announced_after_a_failed_read(
+    crew: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net")
+    failed: list[PartitionStore] = []
+    queues = PartitionStore.queues
+
+    async def fail_once(store: PartitionStore) -> set[QueueName]:
+        if store is not two.nodes.held()[0].queue and not failed:
+            failed.append(store)
+            raise StoreError("the store does not answer")
+        return await queues(store)
+
+    monkeypatch.setattr(PartitionStore, "queues", fail_once)
+    await one.die()
+    await until(lambda: QUEUE in two.news, seconds=60.0)
+    assert failed
+
+
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
 @pytest.mark.parametrize("verb", ["message", "messages", "deliveries_of"])
 async def test_mail_is_found_while_its_node_is_adopted(
@@ -462,15 +486,16 @@ async def test_mail_is_found_while_its_node_is_adopted(
     await put(two, 1, "a@example.net")
     nodes = one.nodes
     await until(lambda: bool(nodes.others))
-    (reads,) = nodes.others.values()
-    read = getattr(reads, verb)
+    (keeper,) = nodes._keepers.values()
+    read = getattr(QueueReads, verb)
 
-    async def slowly(*what: object) -> object:
-        await two.die()
-        await until(lambda: not nodes.others)
-        return await read(*what)
+    async def slowly(reads: QueueReads, *what: object) -> object:
+        if reads.keys is keeper:
+            await two.die()
+            await until(lambda: not nodes.others)
+        return await read(reads, *what)
 
-    monkeypatch.setattr(reads, verb, slowly)
+    monkeypatch.setattr(QueueReads, verb, slowly)
     if verb == "message":
         assert (await nodes.read_message(message_id(1))).id == message_id(1)
     elif verb == "messages":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
-from zonerelay.store.contract import Finish
+from zonerelay.store.contract import Finish, StoreFullError
 from zonerelay.store.directories import FILE_NAME, ReserveFile
 
 MB = 1024 * 1024
@@ -28,6 +31,30 @@ def test_ballast_takes_real_blocks_and_gives_them_back_once(tmp_path: Path) -> N
     assert (ballast.held, ballast.is_whole) == (0, False)
     assert not ballast.drop()
     assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_of_two_writes_at_once_each_gets_the_room_of_the_reserve(tmp_path: Path) -> None:
+    """A disk queue writes several files at a time, and only one of the threads removes the reserve."""
+    ballast = ReserveFile(tmp_path, MB)
+    ballast.make()
+    meeting = threading.Barrier(2)
+
+    def write(tries: list[int]) -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            meeting.wait(10)
+            raise StoreFullError("no space")
+        return "written"
+
+    with ThreadPoolExecutor(2) as threads:
+        writes = [threads.submit(ballast.make_way, partial(write, [])) for _ in range(2)]
+        assert [each.result() for each in writes] == ["written"] * 2
+    with pytest.raises(StoreFullError):
+        ballast.make_way(partial(_fail, StoreFullError("no space")))
+
+
+def _fail(error: StoreFullError) -> None:
+    raise error
 
 
 def test_ballast_that_was_needed_waits_for_more_room_than_before(tmp_path: Path) -> None:

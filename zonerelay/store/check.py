@@ -26,7 +26,7 @@ import os
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,7 +37,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
-from zonerelay.store.keys.port import Apply, KeyReader, Write, pages
+from zonerelay.store.keys.port import Apply, KeyReader, Write, get_each, pages
 
 KEPT = 1000
 """The number of findings of one kind that are kept in full. Later ones are only counted."""
@@ -422,17 +422,7 @@ class _Comparison:
                 yield found
 
     async def _get(self, key: bytes) -> Value | None:
-        try:
-            (value,) = await self._reader.get([key])
-        except StoreCorruptError as error:
-            return error
-        return value
-
-    async def _get_all(self, keys: Sequence[bytes]) -> Sequence[Value | None]:
-        try:
-            return await self._reader.get(keys)
-        except StoreCorruptError:
-            return [await self._get(key) for key in keys]
+        return (await get_each(self._reader, [key]))[0]
 
     # --- deliveries
 
@@ -569,11 +559,11 @@ class _Comparison:
             return
         async for page in self._pages(records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)):
             listed = [(key, named) for key, _ in page if (named := _parsed(key)) is not None]
-            values = await self._get_all([records.delivery_key(named) for _, named in listed])
+            values = await get_each(self._reader, [records.delivery_key(named) for _, named in listed])
             for (key, named), found in zip(listed, values, strict=True):
                 if found is not None and _due(named, found) in (None, key):
                     continue
-                entry, value = await self._get_all([key, records.delivery_key(named)])
+                entry, value = await get_each(self._reader, [key, records.delivery_key(named)])
                 if entry is not None and value is None:
                     what = "the delivery does not exist"
                 elif entry is not None and _due(named, value) not in (None, key):
@@ -584,11 +574,11 @@ class _Comparison:
         async for page in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
             named_in = ((named, value) for key, value in page if (named := _parsed(key)) is not None)
             due = [(named, index) for named, value in named_in if (index := _due(named, value))]
-            entries = await self._get_all([key for _, key in due])
+            entries = await get_each(self._reader, [key for _, key in due])
             for (named, key), found in zip(due, entries, strict=True):
                 if found is None:
                     where = records.delivery_key(named)
-                    entry, value = await self._get_all([key, where])
+                    entry, value = await get_each(self._reader, [key, where])
                     if entry is None and _due(named, value) == key:
                         what = "the delivery is deferred but in no index"
                         self._findings.add(DamageKind.INDEX_MISSING, _shown(where), what, named.message_id)
@@ -613,7 +603,9 @@ class _Comparison:
                     await self._change(index, b"")
         async for page in self._pages(records.ONCE_UNTIL_PREFIX, records.after(records.ONCE_UNTIL_PREFIX)):
             for key, _ in page:
-                entry, once = await self._get_all([key, records.ONCE_PREFIX + key.rpartition(b" ")[2]])
+                entry, once = await get_each(
+                    self._reader, [key, records.ONCE_PREFIX + key.rpartition(b" ")[2]]
+                )
                 if entry is not None and once is None:
                     await self._remove(
                         key, DamageKind.INDEX_STRAY, "there is no such idempotency key", old=False

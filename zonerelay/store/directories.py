@@ -160,12 +160,13 @@ class ReserveFile:
 
     def make_way(self, attempt: Callable[[], T]) -> T:
         """Return the result of `attempt`. If the disk is full, remove the reserve and call `attempt` once
-        more.
+        more. Several threads may do this at a time.
         """
+        held = self.held
         try:
             return attempt()
         except StoreFullError:
-            if not self.drop():
+            if not self.drop() and not held:
                 raise
         return attempt()
 

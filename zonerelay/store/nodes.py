@@ -112,10 +112,8 @@ class NodeStore:
         self._lost = set[DeliveryKey]()
         """Claims that were lost, until their owner has released them."""
         self._stored_reports: set[MessageId] = set()
-        self._readers: dict[int, QueueReads] = {}
-        """The reads of other nodes' partitions. They stay usable while this node adopts a partition."""
-        self._keepers: list[Keeper] = []
-        """The keepers that these read from."""
+        self._keepers: dict[int, Keeper] = {}
+        """The partitions of other nodes, to read. They stay usable while this node adopts a partition."""
         self._tasks = Tasks()
         self._fenced: set[int] = set()
         self._is_fenced = asyncio.Event()
@@ -123,6 +121,8 @@ class NodeStore:
         self._requests = Requests(self)
         self._register = NodeRegister(self)
         self._over: set[int] = set()
+        self._taken: list[OwnedPartition] = []
+        """Partitions that this node has taken over and whose queues are not announced yet."""
 
     # --- opening
 
@@ -206,7 +206,7 @@ class NodeStore:
         await self._tasks.cancel()
         for held in reversed(self.held()) if self._is_open else ():
             await held.queue.close()
-        for keeper in self._keepers:
+        for keeper in self._keepers.values():
             await completed(keeper.close())
         await self.engine.close()
 
@@ -244,6 +244,7 @@ class NodeStore:
                 del self._adopted_partitions[adopted.node]
                 await completed(adopted.queue.close())
                 _log.info("node %d of the queue is empty and was left", adopted.node)
+        await self._tell_news()
 
     async def _adopt(self, node: int) -> None:
         try:
@@ -252,26 +253,35 @@ class NodeStore:
             return  # it is back, or another node was faster
         _log.warning("node %d of the queue is gone: its mail is delivered from here", node)
         self._adopted_partitions[node] = adopted
-        for queue in await adopted.queue.queues():
-            self.around.on_news(queue)
+        self._taken.append(adopted)
+
+    async def _tell_news(self) -> None:
+        """Announce the queues of partitions that were taken over. Raises StoreError, after which the next
+        check announces them.
+        """
+        while self._taken:
+            taken = self._taken[0]
+            queues = await taken.queue.queues() if taken in self.held() else ()
+            for queue in queues:
+                self.around.on_news(queue)
+            self._taken = [each for each in self._taken if each is not taken]
 
     def reads_of(self, node: int) -> QueueReads:
         """Return the reads of any node's partition."""
         for held in self.held():
             if held.node == node:
                 return QueueReads(held.partition)
-        if node not in self._readers:
+        if node not in self._keepers:
             if self._is_closed:
                 raise StoreError(Unhealthy.CLOSED)
-            self._keepers.append(self.engine.keeper(node))
-            self._readers[node] = QueueReads(self._keepers[-1])
-        return self._readers[node]
+            self._keepers[node] = self.engine.keeper(node)
+        return QueueReads(self._keepers[node])
 
     @property
     def others(self) -> dict[int, QueueReads]:
         """The reads of the partitions that this node does not hold."""
         held = [each.node for each in self.held()]
-        return {node: reads for node, reads in self._readers.items() if node not in held}
+        return {node: QueueReads(keeper) for node, keeper in self._keepers.items() if node not in held}
 
     def is_over(self, node: int) -> bool:
         """Return whether no process of that node can still be about to store data."""
@@ -315,8 +325,9 @@ class NodeStore:
             replaced, self._replaced = self._replaced, asyncio.Event()
             replaced.set()
         self.around.on_lost(keys)
-        for queue in await self._own.queue.queues():
-            self.around.on_news(queue)
+        self._taken.append(self._own)
+        with contextlib.suppress(StoreError):
+            await self._tell_news()
 
     # --- choosing the partition
 

@@ -50,7 +50,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
 
 MAX_KEY = 2048
 MAX_VALUE = 16 * 1024 * 1024
@@ -272,6 +272,14 @@ async def pages(
         found, cursor = await reader.page(cursor, end, rows=rows, values=values)
         if found:
             yield found
+
+
+async def get_each(reader: KeyReader, keys: Sequence[bytes]) -> Sequence[bytes | StoreCorruptError | None]:
+    """Return the values of the keys, with an error in place of each unreadable one."""
+    try:
+        return await reader.get(keys)
+    except StoreCorruptError as error:
+        return [error] if len(keys) == 1 else [(await get_each(reader, [key]))[0] for key in keys]
 
 
 Apply = Callable[[Write], Awaitable[None]]

@@ -196,20 +196,8 @@ class Database:
             return (view or self._handle()).get(key, verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes], view: View | None = None) -> list[bytes | None]:
-        """Return the values of keys that are expected to exist. Raises StoreCorruptError if one is
-        damaged.
-        """
-        found: list[bytes | None] = []
-        for value in self.get_each(keys, view):
-            if isinstance(value, StoreCorruptError):
-                raise value
-            found.append(value)
-        return found
-
-    def get_each(
-        self, keys: Sequence[bytes], view: View | None = None
-    ) -> list[bytes | StoreCorruptError | None]:
-        """Return the values of keys that are expected to exist, using one cursor.
+        """Return the values of keys that are expected to exist, using one cursor. Raises StoreCorruptError if
+        one is damaged.
 
         If a Get reads two files, LevelDB counts it against the first one, and rewrites up to 33 MB after one
         or two hundred of these (seek compaction). Cursors are not counted. But a cursor steps over all
@@ -218,18 +206,13 @@ class Database:
         """
         with self._translated():
             found = _by_cursor(view or self._handle(), keys)
-        for key in keys[len(found) :]:
-            try:
-                found.append(self.get(key, view))
-            except StoreCorruptError as error:
-                found.append(error)
+        found += [self.get(key, view) for key in keys[len(found) :]]
         if None in found:
             # LevelDB treats a missing table as empty.
             with self._translated():
                 missing = self._missing_tables()
             if missing:
-                lost = self._damaged(f"{missing[0]} is missing")
-                found = [lost if value is None else value for value in found]
+                raise self._damaged(f"{missing[0]} is missing")
         return found
 
     def _missing_tables(self) -> list[str]:
@@ -403,9 +386,9 @@ FAILURES = (LevelDbError, OSError, RuntimeError)
 """The exceptions of plyvel. RuntimeError means that the database was closed."""
 
 
-def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | StoreCorruptError | None]:
+def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | None]:
     """Return the values up to the first key that is missing or unreadable."""
-    found: list[bytes | StoreCorruptError | None] = []
+    found: list[bytes | None] = []
     try:
         with source.raw_iterator(verify_checksums=True) as cursor:
             for key in keys:

@@ -75,7 +75,7 @@ class Compactor:
         if not is_quiet or self.removed is None or self._count < max(MANY, self._left() // SHARE):
             return
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(*self.removed))
+            self._task = asyncio.get_running_loop().create_task(self._run(self._count, *self.removed))
             self._count = self._seen = 0
             self.removed = None
 
@@ -87,7 +87,7 @@ class Compactor:
                 await self._task
         await STORE.run(self._thread.stop)
 
-    async def _run(self, first: MessageId, last: MessageId) -> None:
+    async def _run(self, count: int, first: MessageId, last: MessageId) -> None:
         try:
             size = await self._thread.read(LevelDb.size, *whole(first, last))
             for start, stop in slices(first, last, min(MOST_SLICES, 1 + size // SLICE)):
@@ -95,6 +95,10 @@ class Compactor:
                 await asyncio.sleep(PAUSE)
         except StoreError as error:
             _log.warning("the space of removed messages is not given back yet: %s", error)
+            # The spool is being reopened, perhaps because the disk is full.
+            self.note_removed(first)
+            self.note_removed(last)
+            self._count += count
 
 
 def whole(first: MessageId, last: MessageId) -> tuple[bytes, bytes]:

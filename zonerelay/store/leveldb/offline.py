@@ -27,9 +27,9 @@ import errno
 import itertools
 import os
 import re
-import secrets
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -383,12 +383,10 @@ def check_leveldb(
     """Check the spool, with a temporary copy in `place`. Blocks. Raises StoreError, or OSError, if the spool
     cannot be read at all.
     """
-    copy = place / f".zonerelay-{secrets.token_hex(4)}"
-    try:
+    with tempfile.TemporaryDirectory(prefix=".zonerelay-", dir=place) as scratch:
+        copy = Path(scratch) / "copy"
         take_snapshot(spool, copy)
         return _check_snapshot(spool, copy, findings, tell)
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _check_snapshot(
@@ -448,8 +446,7 @@ def _find_blocks(spool: Path, tables: list[Path], findings: check.Findings, tell
 
 def take_snapshot(spool: Path, into: Path) -> None:
     """Copy the state of a spool at one moment to `into`, which does not exist yet, while a relay may write to
-    the spool. Raises StoreError, StoreFullError, or OSError, in
-    which case nothing is left there.
+    the spool. Raises StoreError, StoreFullError, or OSError. Then the caller removes what is there.
 
     Tables never change, so they become hard links. Logs and the manifest grow, so they are copied. The
     snapshot has a prefix of all writes: every write that was acknowledged before this was called, and later
@@ -468,11 +465,7 @@ def take_snapshot(spool: Path, into: Path) -> None:
         except FileNotFoundError:
             # Before LevelDB removes a file, it writes to the manifest that the file is no longer needed.
             if not spool.is_dir():
-                shutil.rmtree(into, ignore_errors=True)
                 raise
-        except BaseException:
-            shutil.rmtree(into, ignore_errors=True)
-            raise
         shutil.rmtree(into, ignore_errors=True)
     raise StoreError(f"{spool} was modified while it was being read, {TRIES} times in a row; try again later")
 

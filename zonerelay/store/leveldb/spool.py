@@ -37,7 +37,7 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.directories import FILE_NAME, lacks_inodes, make_configured, take_from_others
 from zonerelay.store.keys import port
-from zonerelay.store.keys.port import KeyPage, Row, page_of
+from zonerelay.store.keys.port import KeyPage, Row, get_each, page_of
 from zonerelay.store.leveldb import engine
 from zonerelay.store.leveldb.damage import directory as files
 from zonerelay.store.leveldb.damage.format import identities_in, write_log
@@ -461,7 +461,7 @@ class SpoolReads(QueueReads):
             self._view.close()
 
     async def _each(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found = self._db.get_each(keys, self._view)
+        found = await get_each(self.keys, keys)
         return [None if isinstance(value, StoreCorruptError) else value for value in found]
 
     async def _look_up(self, key: bytes) -> bytes | None:
