@@ -17,12 +17,13 @@ from pathlib import Path
 
 import zonerelay
 from zonerelay.telemetry.events.events import RENAMED
+from zonerelay.telemetry.metrics.families import READ
 
 PACKAGE = Path(zonerelay.__file__).parent
 LEVELS = ("info", "warning", "error")
 LEVEL = re.compile(rf'"({"|".join(LEVELS)})"|lifecycle\(')
 """What each file has that logs an event."""
-KINDS = {"Info": "info", "labelled": "counter", "_gauge": "gauge", "_counter": "counter"}
+KINDS = {"Info": "info", "labelled": "counter"}
 NAMES = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")
 CALLS = {"_emit", "emit", "report", "_line", "_queue"}
 
@@ -50,6 +51,10 @@ def metrics() -> list[Described]:
         if "zonerelay_" not in source:
             continue
         tree = ast.parse(source)
+        if file.name == "families.py":
+            for name, each in READ.items():
+                kind = "counter" if name.endswith("_total") else "gauge"
+                found.setdefault(name, Described(name, kind, each.labels, each.help))
         for call, function in calls(tree):
             texts = [text for each in call.args if (text := literal(each, [function, tree])) is not None]
             maker = called(call)

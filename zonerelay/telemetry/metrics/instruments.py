@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,40 +30,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from zonerelay.telemetry.metrics.families import Family, Labels
+from zonerelay.telemetry.metrics.families import READ, Family, Labels
 
 SHARED_QUEUE = "zonerelay_queue_deliveries"
 
-# Aggregated as the oldest, the first to expire, and "no" if one of them is "no".
-_GREATEST = frozenset(
-    {
-        "zonerelay_queue_oldest_seconds",
-        "zonerelay_queue_overdue_seconds",
-        "zonerelay_last_delivered_timestamp_seconds",
-        "zonerelay_loop_lag_longest_seconds",
-        "zonerelay",
-        # All workers have the same suspensions, and count the same table and the same captured mail.
-        "zonerelay_orders",
-        "zonerelay_orders_without_end",
-        "zonerelay_captured_messages",
-        "zonerelay_captured_bytes",
-        "zonerelay_outbox_rows",
-        "zonerelay_user_quota_used_ratio",
-        "zonerelay_outbox_lag_seconds",
-    }
-)
-_LEAST = frozenset(
-    {
-        "zonerelay_certificate_expiry_timestamp_seconds",
-        "zonerelay_config_last_reload_success_timestamp_seconds",
-        "zonerelay_config_last_reload_successful",
-        "zonerelay_name_servers_reachable",
-        "zonerelay_smarthost_login",
-        "zonerelay_outbox_up",
-        "process_start_time_seconds",
-        "process_max_fds",
-    }
-)
+# How the numbers of two workers are joined where that is not in `READ` and their sum is wrong.
+_OF: Mapping[str, Callable[[float, float], float]] = {
+    "zonerelay_last_delivered_timestamp_seconds": max,
+    "zonerelay": max,
+    "zonerelay_name_servers_reachable": min,
+    "process_start_time_seconds": min,
+    "process_max_fds": min,
+}
 # The contents of a worker's spool remain when its process ends.
 _LASTING = frozenset({SHARED_QUEUE, "zonerelay_queue_oldest_seconds"})
 _GROWING = frozenset({"counter", "histogram"})
@@ -181,9 +160,9 @@ def _merged(same: list[Family], *, shared: bool) -> Family:
 
 
 def _together(family: str, labels: Labels, one: float, other: float, shared: bool) -> float:
-    if family in _GREATEST or (shared and family == SHARED_QUEUE and ("state", "active") not in labels):
+    if shared and family == SHARED_QUEUE and ("state", "active") not in labels:
         return max(one, other)
-    return min(one, other) if family in _LEAST else one + other
+    return (READ[family].of if family in READ else _OF.get(family, add))(one, other)
 
 
 # How busy the event loop is: how late its timers run, and which part of the time its thread needs a
@@ -447,7 +426,7 @@ class Instruments(Collector):
 Figures = float | Mapping[Any, float] | None
 """The numbers of a metric by the values of its labels, or the number of a metric without labels."""
 ReadFigures = Callable[[], Mapping[str, Figures]]
-"""Returns figures by the names of their metrics (`metrics.READ`). It must answer from memory."""
+"""Returns figures by the names of their metrics (`families.READ`). It must answer from memory."""
 
 
 def reload_figures(since: float, is_good: bool) -> Mapping[str, Figures]:

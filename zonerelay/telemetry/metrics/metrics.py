@@ -17,7 +17,7 @@ not exposed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -28,7 +28,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
-from zonerelay.telemetry.metrics.families import Family
+from zonerelay.telemetry.metrics.families import READ, Family
 from zonerelay.telemetry.metrics.instruments import (
     MAX_LABEL_VALUES,
     OTHER,
@@ -326,93 +326,6 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
-
-
-def _gauge(name: str, help_text: str, *labels: str) -> tuple[str, tuple[_Kind, str, Sequence[str]]]:
-    return name, (GaugeMetricFamily, help_text, labels)
-
-
-def _counter(name: str, help_text: str, *labels: str) -> tuple[str, tuple[_Kind, str, Sequence[str]]]:
-    return name, (CounterMetricFamily, help_text, labels)
-
-
-READ = dict(
-    (
-        _gauge(
-            "zonerelay_config_last_reload_success_timestamp_seconds",
-            "Unix time at which the active configuration was loaded.",
-        ),
-        _gauge(
-            "zonerelay_config_last_reload_successful",
-            "1 if the last load of the configuration file succeeded, otherwise 0.",
-        ),
-        _gauge("zonerelay_queue_deliveries", "Deliveries in the queue.", "zone", "state"),
-        _gauge("zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", "zone"),
-        _gauge(
-            "zonerelay_queue_overdue_seconds",
-            "Seconds that have passed since the earliest deferred delivery became due.",
-            "zone",
-        ),
-        _gauge("zonerelay_queue_counting", "Workers that are still counting the deliveries in the queue."),
-        _gauge("zonerelay_outbound_connections", "Open connections to peers.", "zone"),
-        _gauge(
-            "zonerelay_loop_lag_longest_seconds", "Longest event loop delay of the last one to two minutes."
-        ),
-        _gauge(
-            "zonerelay_user_quota_used_ratio",
-            "Used fraction of the most used quota of each user who has sent recently.",
-            "user",
-        ),
-        _gauge(
-            "zonerelay_certificate_expiry_timestamp_seconds",
-            "Unix time at which a listener's certificate expires.",
-            "name",
-        ),
-        _gauge("zonerelay_orders_without_end", "Active suspensions and hold rules without an end."),
-        _gauge("zonerelay_orders", "Active suspensions and hold rules, by effect.", "effect"),
-        _gauge(
-            "zonerelay_source_penalties",
-            "Destinations at which a source is not used because of its reputation.",
-            "source",
-        ),
-        # A worker label shows whose disk is full.
-        _gauge("zonerelay_store_usable", "1 if the worker's spool accepts mail, otherwise 0.", "worker"),
-        _gauge("zonerelay_spool_free_bytes", "Free space on the disk of the spool.", "worker"),
-        _gauge("zonerelay_spool_min_free_bytes", "Free space below which no new mail is accepted.", "worker"),
-        _gauge("zonerelay_captured_messages", "Stored captured messages."),
-        _gauge("zonerelay_captured_bytes", "Disk space used by captured mail."),
-        _gauge(
-            "zonerelay_destinations",
-            "Known destinations with mail or failures, by whether they are suspended.",
-            "zone",
-            "state",
-        ),
-        _counter(
-            "zonerelay_restrained_seconds_total",
-            "Time during which backlog and deferred mail was throttled in favour of new mail.",
-        ),
-        _gauge("zonerelay_inbound_memory_bytes", "Memory used by client connections."),
-        _gauge(
-            "zonerelay_limits_places",
-            "Connections under shared limits, by state: held by this worker, used, or wanted.",
-            "zone",
-            "state",
-        ),
-        _gauge(
-            "zonerelay_smarthost_login", "1 if a credential can log in, otherwise 0.", "zone", "credential"
-        ),
-        _gauge("zonerelay_webhook_queued", "Events queued for a webhook.", "webhook"),
-        _gauge("zonerelay_outbox_rows", "Rows in the outbox.", "status"),
-        _counter("zonerelay_outbox_claims_total", "Outbox rows claimed by this relay."),
-        _counter("zonerelay_outbox_reaped_total", "Outbox rows of dead relays returned to the queue."),
-        _gauge("zonerelay_outbox_lag_seconds", "Age of the oldest outbox row that is due."),
-        _gauge("zonerelay_outbox_up", "1 if the outbox's database is usable, otherwise 0."),
-    )
-)
-"""The metrics that others keep."""
-
-
 class ReadMetrics(Collector):
     """Metrics of `READ`, made at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
 
@@ -421,8 +334,8 @@ class ReadMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, figures in self._read().items():
-            kind, help_text, labels = READ[name]
-            family = kind(name, help_text, labels=labels)
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(name, READ[name].help, labels=READ[name].labels)
             alone: Mapping[Any, float] = {} if figures is None else {(): figures}  # type: ignore[dict-item]
             numbers = figures if isinstance(figures, Mapping) else alone
             for values, number in islice(numbers.items(), MAX_LABEL_VALUES):
