@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from ipaddress import ip_network
 from pathlib import Path
@@ -19,6 +19,7 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from tests.support.certificates import make
+from tests.support.event_log import EventLog, events_into
 from tests.support.waiting import until
 from zonerelay.admin import http_server as http_module
 from zonerelay.admin.http import AdminError, AdminServer
@@ -80,21 +81,14 @@ class Site:
         self.reasons: tuple[str, ...] = ()
         self.broken = False
         self.refreshed = 0
-        self.faults: list[str] = []
+        self.log, clock = EventLog(), SystemClock()
+        told = events_into(self.log, clock)
         self.settings = AdminSettings(address=address, **more)
-        self.audited: list[Mapping[str, str]] = []
         settings = Settings(spool=SpoolSettings(path=directory / "spool"), admin=self.settings)
         self.identities = identities_file(directory)
         self.events = Events()
-        self.operators = Operators(
-            self.events,
-            lambda: settings,
-            on_error=self._trouble,
-            audit=self.audited.append,
-            clock=SystemClock(),
-            submit=_no_mail,
-        )
-        self.server = AdminServer(self.settings, self, lambda: self.operators, on_error=self._trouble)
+        self.operators = Operators(self.events, lambda: settings, events=told, clock=clock, submit=_no_mail)
+        self.server = AdminServer(self.settings, self, lambda: self.operators, events=told, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self.server.start()
@@ -103,8 +97,9 @@ class Site:
     async def __aexit__(self, *error: object) -> None:
         await self.server.close()
 
-    def _trouble(self, where: str, error: BaseException) -> None:
-        self.faults.append(f"{where}: {error}")
+    @property
+    def faults(self) -> list[str]:
+        return [f"{each['where']}: {each['error']}" for each in self.log.named("trouble")]
 
     def exposition(self) -> bytes:
         if self.broken:
@@ -175,7 +170,7 @@ async def test_a_page_that_fails_says_nothing_and_reports_everything(site: Site)
     page = await site.get("/metrics")
     assert page.status == 500
     assert b"secret" not in page.body
-    assert site.faults == ["admin-http: a secret"]
+    assert site.faults == ["admin-http: RuntimeError: a secret"]
 
 
 async def test_a_rebound_name_is_refused(site: Site) -> None:
@@ -253,7 +248,8 @@ async def test_an_address_in_use_is_named(site: Site) -> None:
         AdminSettings(address=f"127.0.0.1:{site.server.port}"),
         site,
         lambda: site.operators,
-        on_error=lambda where, error: None,
+        events=events_into(EventLog(), SystemClock()),
+        clock=SystemClock(),
     )
     with pytest.raises(AdminError, match=r"127\.0\.0\.1:\d+ for HTTP: the address is in use by [^(]*$"):
         await second.start()
@@ -270,9 +266,12 @@ async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_wo
         assert await shown(site) == first.der
         certificate.write_bytes(second.pem)  # its key has yet to come
         assert await shown(site) == first.der
-        assert [trouble.partition(":")[0] for trouble in site.faults] == ["admin-tls"]
+        assert await shown(site) == first.der
+        [refused] = site.log.named("certificate-refused")
+        assert refused["problem"] in site.server.problems()
         second.write(tmp_path, "admin")
         assert await shown(site) == second.der
+        assert refused["problem"] not in site.server.problems()
     key.write_text("no key")
     broken = Site(certificate=certificate, key=key)
     with pytest.raises(AdminError, match="contains no private key"):
@@ -591,7 +590,7 @@ async def test_every_look_at_what_is_behind_a_pseudonym_is_logged(guarded: Guard
     bearer = f"Bearer {guarded.token()}"
     for path in ("/v1/resolve?pseudonym=u-1", "/v1/resolve?pseudonym=u-1&recent=true"):
         await guarded.ask(f"GET {path}", Authorization=bearer)
-    assert [each["request"] for each in guarded.audited] == ["GET /v1/resolve"] * 2
+    assert [each["request"] for each in guarded.log.named("http-request")] == ["GET /v1/resolve"] * 2
 
 
 CONTROLS = ("\x00", "\x01", "\x1b[31m", "\r\nX: y", "\x7f", "\x85")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from tests.support.event_log import EventLog
 from zonerelay.admin.http import ControlSocket
 from zonerelay.admin.operators import Operators
 from zonerelay.config.settings import Settings, SpoolSettings
@@ -14,8 +15,23 @@ from zonerelay.control.client import LINES, written
 from zonerelay.control.runner import Handler
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.envelope import MessageId
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.requests import Request
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
+
+
+class _Troubles(Events):
+    """Passes errors on instead of logging them."""
+
+    def __init__(self, trouble: Callable[[str, BaseException], None]) -> None:
+        super().__init__(EventLog(), Metrics(), Redactor(b"", enabled=False), SystemClock())
+        self._trouble = trouble
+
+    def error(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
+        self._trouble(where, error)
 
 
 def control_socket(
@@ -23,12 +39,7 @@ def control_socket(
 ) -> ControlSocket:
     settings = Settings(spool=SpoolSettings(path=path.parent / "spool"))
     operators = Operators(
-        handler,
-        lambda: settings,
-        on_error=trouble,
-        audit=lambda fields: None,
-        clock=SystemClock(),
-        submit=cast("Submit", None),
+        handler, lambda: settings, events=_Troubles(trouble), clock=SystemClock(), submit=cast("Submit", None)
     )
     return ControlSocket(path, lambda: operators, on_error=trouble)
 

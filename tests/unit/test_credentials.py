@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.targets import logins
 from tests.support.credentials import cheap_hash, file_of, user
+from tests.support.event_log import EventLog, events_into
 from zonerelay.admin import operators
 from zonerelay.admin.operators import Access
 from zonerelay.admin.problems import ApiError
@@ -498,12 +499,9 @@ def test_the_token_file_is_one_token_more(tmp_path: Path) -> None:
 
 def test_failures_are_remembered_of_so_many_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "MAX_CLIENTS", 2)
-    audited: list[str] = []
-    reader = Identities(tmp_path / "identities.json", lambda: 1.0)
-    door = Access(
-        reader, ManualClock(), lambda fields: audited.append(fields["client"]), lambda where, error: None
-    )
+    log, clock = EventLog(), ManualClock()
+    door = Access(Identities(tmp_path / "identities.json", lambda: 1.0), clock, events_into(log, clock))
     for client in ("a", "b", "a", "c", "b"):  # the first failure of a client is logged
         with pytest.raises(ApiError, match="the token is invalid"):
             door.admit("zrt_wrong", RequestIdentity(client, secure=True, private=True))
-    assert audited == ["a", "b", "c", "b"]
+    assert [each["client"] for each in log.named("http-request")] == ["a", "b", "c", "b"]

@@ -14,26 +14,28 @@ from __future__ import annotations
 import abc
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.settings import AdminSettings
+from zonerelay.config.settings import AdminSettings, ListenerSettings
 from zonerelay.control.runner import OnError
 from zonerelay.control.socket import bind
 from zonerelay.inbound.listen.listening_socket import bound, explained
+from zonerelay.model.clock import Clock
 from zonerelay.process.files import identity
 from zonerelay.process.sockets import NOTHING, InheritedSockets
 from zonerelay.process.threads import STATUS
 from zonerelay.routing.addresses import Networks
+from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
     import ssl
 
     from zonerelay.admin.http_server import Monitored
     from zonerelay.admin.operators import Operators
+    from zonerelay.inbound.tls.certificates import Certificates
 
 _BACKLOG = 64
 
@@ -104,15 +106,17 @@ class AdminServer(_LazyServer):
         monitored: Monitored,
         operators: Callable[[], Operators],
         *,
-        on_error: OnError,
+        events: Events,
+        clock: Clock,
         inherited: InheritedSockets = NOTHING,
     ) -> None:
-        super().__init__("admin-http", on_error)
+        super().__init__("admin-http", events.error)
         self._settings = settings
         self._monitored, self._operators = monitored, operators
         self._handed = inherited.take(settings.address)
         self._address = parse_listen(settings.address)
-        self._tls: ssl.SSLContext | None = None
+        self._events, self._clock = events, clock
+        self._certificates: Certificates | None = None
 
     @property
     def port(self) -> int | None:
@@ -125,7 +129,7 @@ class AdminServer(_LazyServer):
     async def start(self) -> None:
         """Bind the address. Raise AdminError on failure; then it may be called again."""
         if self._settings.certificate is not None:
-            self._tls = _tls(self._settings.certificate, self._settings.key, self._on_error)
+            self._certificates = self._read(self._settings.certificate)
         if self._handed is None and self._address.is_unix:
             raise AdminError(f"the HTTP server requires an address and a port, not {self._address}")
         try:
@@ -140,43 +144,37 @@ class AdminServer(_LazyServer):
             is_loopback=self._address.is_loopback,
             monitored=self._monitored,
             operators=self._operators(),
-            on_error=self._on_error,
             hosts=self._settings.hosts,
             proxies=Networks(self._settings.proxy_networks),
-            tls=self._tls,
+            tls=None if self._certificates is None else _context(self._certificates),
         )
 
+    def problems(self) -> tuple[str, ...]:
+        return () if self._certificates is None else self._certificates.problems
 
-def _tls(certificate: Path, key: Path | None, on_error: OnError) -> ssl.SSLContext:
-    """Return a context that uses the current certificate. Its files are checked when a client connects. If a
-    changed pair is unusable, `on_error` is called, and the old pair stays in use. Raise AdminError if the
-    first one is not usable.
-    """
-    # OpenSSL
-    from zonerelay.inbound.tls import certificates  # noqa: PLC0415
-    from zonerelay.inbound.tls.certificate_files import CertificateError  # noqa: PLC0415
+    def _read(self, certificate: Path) -> Certificates:
+        # OpenSSL
+        from zonerelay.inbound.tls.certificate_files import CertificateError  # noqa: PLC0415
+        from zonerelay.inbound.tls.certificates import Certificates  # noqa: PLC0415
 
-    entry = certificates.CertificateEntry(certificate, key or certificate)
-    try:
-        current = first = certificates.server_context(entry.read(time.monotonic()))
-    except (CertificateError, OSError) as error:
-        raise AdminError(f"admin HTTP: {error}") from error
-    next_look = 0.0
+        key = () if self._settings.key is None else (self._settings.key,)
+        served = ListenerSettings(address=self._settings.address, certificate=(certificate,), key=key)
+        try:
+            return Certificates(served, clock=self._clock, events=self._events)
+        except (CertificateError, OSError) as error:
+            raise AdminError(f"admin HTTP: {error}") from error
+
+
+def _context(certificates: Certificates) -> ssl.SSLContext:
+    """Return a context that uses the certificate that is current when a client connects."""
+
+    def current() -> ssl.SSLContext:
+        return cast("ssl.SSLContext", certificates.context())  # no certificate is requested from clients
 
     def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, of: ssl.SSLContext) -> None:
-        nonlocal current, next_look
-        if (now := time.monotonic()) >= next_look:
-            next_look = now + certificates.LOOK_EVERY
-            try:
-                if entry.is_due(now):
-                    current = certificates.server_context(entry.read(now))
-                    entry.problem = ""
-            except (CertificateError, OSError) as error:
-                if str(error) != entry.problem:
-                    on_error("admin-tls", error)
-                entry.problem = str(error)
-        connection.context = current
+        connection.context = current()
 
+    first = current()
     first.sni_callback = choose  # called whether or not the client names a server
     return first
 

@@ -35,7 +35,6 @@ from aiohttp.typedefs import Handler
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress, plain, visit_of
 from zonerelay.config.endpoints import is_address
-from zonerelay.control.runner import OnError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.addresses import Networks
 from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
@@ -80,7 +79,6 @@ class HttpServer:
     is_loopback: bool
     monitored: Monitored
     operators: Operators
-    on_error: OnError
     hosts: Collection[str]
     proxies: Networks
     tls: ssl.SSLContext | None
@@ -198,7 +196,7 @@ class HttpServer:
         elif request.method not in _SAFE and self._is_foreign(request, host):
             response = plain(403, "the request was sent by a page of another origin")
         else:
-            response = await answered(request, handler, self.on_error)
+            response = await answered(request, handler, self.operators.events.error)
         visit.answered = True
         if is_monitoring or not visit.who or not request.content.at_eof():
             response.force_close()  # the rest of a body is not read to keep a connection open

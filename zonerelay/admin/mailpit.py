@@ -108,7 +108,7 @@ class CapturedMail:
 
     def note(self, by: str, request: str) -> None:
         if self.sandbox is None:
-            self._operators.audit({"by": by, "request": request})
+            self._operators.events.requested({"by": by, "request": request})
 
     async def release(self, message_id: str, to: Sequence[str], by: str) -> int:
         """Send the message to `[capture] release_to`, for these recipients or for its own. It stays captured.

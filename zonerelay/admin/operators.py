@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,14 @@ from zonerelay.admin.problems import ApiError
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token, identities_file
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.runner import Handler, OnError, Runner
+from zonerelay.control.runner import Handler, Runner
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import addresses_in
 from zonerelay.operations.errors import BusyError, ControlError
 from zonerelay.operations.requests import Request
+from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
     from zonerelay.admin.requests import RequestIdentity
@@ -44,7 +45,6 @@ MAX_OF_TOKEN = 4
 """The number of these that one token may have."""
 CHECK = 0.5
 """Seconds between checks whether the token of a stream is still valid."""
-Audit = Callable[[Mapping[str, str]], None]
 MAX_FAILURES = 30
 WINDOW = 60.0
 MAX_CLIENTS = 4096
@@ -73,14 +73,13 @@ async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
 
 @dataclass(eq=False, repr=False)
 class Access:
-    """Authenticates HTTP clients. `audit` logs the first failure of a client in each window, and the one that
+    """Authenticates HTTP clients. The first failure of a client in each window is logged, and the one that
     exceeds the limit.
     """
 
     identities: Identities
     clock: Clock
-    audit: Callable[[Mapping[str, str]], None]
-    on_error: OnError
+    events: Events
 
     def __post_init__(self) -> None:
         self._failures: BoundedDict[str, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
@@ -92,7 +91,7 @@ class Access:
         try:
             token = self._identified(text, visit.client)
         except IdentitiesError as error:
-            self.on_error("identities", error)
+            self.events.error("identities", error)
             raise ApiError(503, "unavailable", "tokens cannot be read; see the relay's log") from error
         require(token, *scopes)
         visit.who = token.name
@@ -108,7 +107,7 @@ class Access:
             began, count = now, 0
         self._failures[who] = (began, count + 1)
         if count in (0, MAX_FAILURES):
-            self.audit({"client": client, "request": "refused: a token that is not valid"})
+            self.events.requested({"client": client, "request": "refused: a token that is not valid"})
         if count >= MAX_FAILURES:
             again = str(int(began + WINDOW - now) + 1)
             raise ApiError(429, "too_many_failures", "too many invalid tokens", fields={"Retry-After": again})
@@ -142,15 +141,14 @@ def _client(address: str) -> str:
 @dataclass(eq=False, repr=False)
 class Operators:
     """The objects that the API and the page of one process share. `settings` returns the current settings;
-    `audit` writes a line to the log; `submit` accepts mail by the rules of the listener whose settings
+    `submit` accepts mail by the rules of the listener whose settings
     `listener` returns. Without that, those of the first listener apply.
     """
 
     handler: InitVar[Handler]
     settings: Callable[[], Settings]
     _: KW_ONLY
-    on_error: OnError
-    audit: Audit
+    events: Events
     clock: Clock
     submit: Submit
     listener: InitVar[Callable[[], ListenerSettings] | None] = None
@@ -158,11 +156,11 @@ class Operators:
 
     def __post_init__(self, handler: Handler, listener: Callable[[], ListenerSettings] | None) -> None:
         start = self.settings()
-        self.asking = Runner(handler, self.on_error)
+        self.asking = Runner(handler, self.events.error)
         self.identities = Identities(
             identities_file(start.spool.path.parent), self.clock.now, token_file=start.admin.token_file
         )
-        self.access = Access(self.identities, self.clock, self.audit, self.on_error)
+        self.access = Access(self.identities, self.clock, self.events)
         self.rules = listener or (lambda: self.settings().listener[0])
         self.streams = Counter[str]()
         """The numbers of open event streams by token."""

@@ -76,7 +76,7 @@ class PeerServer:
             text = f"the user {name} is not allowed to operate this relay"
             response = ApiError(403, "forbidden", text).response()
         else:
-            response = await answered(request, self._api.serve, self._operators.on_error)
+            response = await answered(request, self._api.serve, self._operators.events.error)
         if not response.prepared:
             await dress(request, response)
         return response

@@ -43,10 +43,11 @@ from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
-from zonerelay.telemetry.events.events import http_request
+from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.instruments import MetricTotals
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 
 def supervise(config: Path, settings: Settings) -> int:
@@ -90,6 +91,7 @@ class Supervisor:
     redactor: Redactor
 
     def __post_init__(self, home: Path, held: int) -> None:
+        self._events = Events(self.log, Metrics(), self.redactor, self.clock)
         self._handed = InheritedSockets.of_systemd(os.environ, os.getpid())
         self._sockets = RelaySockets(self._handed)
         self._launcher = Launcher(home, held, self._sockets, os.environ, self.settings)
@@ -101,18 +103,18 @@ class Supervisor:
             now=self.clock.monotonic,
         )
         self._state = RelayState(self._workers, self.settings, self._sockets, self.clock)
-        self._notifier = Notifier(os.environ, partial(self._on_error, "systemd"))
+        self._notifier = Notifier(os.environ, partial(self._events.error, "systemd"))
         self._reloading = RelayReload(
             self.config, state=self._state, launcher=self._launcher, log=self.log, notifier=self._notifier
         )
 
     async def run(self) -> int:
-        self.log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
+        self._events.lifecycle("starting", version=__version__, workers=count_of(self.settings))
         for note in advice(self.settings, resolve_hostname(self.settings, socket.getfqdn)):
-            self.log.emit("info", "advice", {"note": note})
+            self._events.lifecycle("advice", note=note)
         try:
             async with AsyncExitStack() as stack:
-                stack.callback(self.log.emit, "info", "stopped", {})
+                stack.callback(self._events.lifecycle, "stopped")
                 await self._run(stack)
         except (ListenError, ControlError) as error:
             raise StartError(str(error)) from error
@@ -123,6 +125,7 @@ class Supervisor:
     async def _run(self, stack: AsyncExitStack) -> None:
         """Start each part, after adding its stop to the stack. Return when the workers have ended."""
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
+        events = self._events
         stack.callback(self._sockets.keep, ())
         self._open_sockets()
         self._launcher.begin(read_copy(self.config)[0])
@@ -141,19 +144,16 @@ class Supervisor:
         operators = Operators(
             relay,
             lambda: self._state.settings,
-            on_error=self._on_error,
-            audit=lambda fields: self.log.emit(*http_request(fields, self.redactor)),
+            events=events,
             clock=self.clock,
             submit=SubmitClient(state.submission).submit,
         )
         stack.push_async_callback(operators.asking.close)
-        parts = RetriedComponents(
-            self._on_error, lambda part: self.log.emit("info", "restored", {"part": part})
-        )
+        parts = RetriedComponents(events.error, lambda part: events.lifecycle("restored", part=part))
         stack.push_async_callback(parts.close)
         state.unopened = parts.problems
-        control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=self._on_error)
-        calls = CallSocket(relay_socket_path(settings), relay, on_error=self._on_error)
+        control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=events.error)
+        calls = CallSocket(relay_socket_path(settings), relay, on_error=events.error)
         await parts.open("workers cannot query the relay", "relay-socket", calls, ControlError)
         what = "commands cannot be processed", "control-socket"
         await parts.open(*what, control, ControlError, final=(AnotherRelayError,))
@@ -162,11 +162,17 @@ class Supervisor:
             self._workers.ready.result()
         if settings.admin.address and not state.draining:
             http = AdminServer(
-                settings.admin, state, lambda: operators, on_error=self._on_error, inherited=self._handed
+                settings.admin,
+                state,
+                lambda: operators,
+                events=events,
+                clock=self.clock,
+                inherited=self._handed,
             )
+            state.unopened = lambda: (*parts.problems(), *http.problems())
             await parts.open("HTTP is not served", "admin-http", http, AdminError)
         if not state.draining:
-            self.log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
+            events.lifecycle("ready", listeners=" ".join(self._sockets.addresses()))
             loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
             allow_reload()
             self._notifier.ready(state.where())
@@ -184,12 +190,12 @@ class Supervisor:
 
     def _stop(self) -> None:
         if self._state.draining:
-            self.log.emit("info", "killed", {"why": "a second signal while stopping"})
+            self._events.lifecycle("killed", why="a second signal while stopping")
             self._workers.kill()
             self.log.flush()
             os._exit(1)
         self._state.draining = True
-        self.log.emit("info", "stopping", {})
+        self._events.lifecycle("stopping")
         self._notifier.stopping()
         self._reloading.cancel()
         self._workers.stop()
@@ -199,6 +205,3 @@ class Supervisor:
         if not running.done():
             self._workers.stop()
             await asyncio.wait({running})
-
-    def _on_error(self, where: str, error: BaseException) -> None:
-        self.log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})

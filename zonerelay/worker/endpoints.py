@@ -70,7 +70,8 @@ class Endpoints:
                 settings.admin,
                 self.board,
                 self._own_operators,
-                on_error=on_error,
+                events=self._events,
+                clock=self._worker.clock,
                 inherited=identity.inherited,
             )
             await self._worker.opened.open("HTTP is not served", "admin-http", http, AdminError)
@@ -106,8 +107,7 @@ class Endpoints:
         built = Operators(
             handler,
             lambda: self._worker.settings,
-            on_error=self._events.error,
-            audit=self._events.requested,
+            events=self._events,
             clock=self._worker.clock,
             submit=submit,
             listener=rules,

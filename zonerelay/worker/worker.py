@@ -272,6 +272,7 @@ class Worker:
         asked = (
             self.drop,
             self.opened,
+            self.http,
             self.sending,
             self.scheduler,
             self.store,

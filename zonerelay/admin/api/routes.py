@@ -75,7 +75,7 @@ class Api:
         parameters = _parameters(request, verb)
         body = None if verb.body is None else await _body(request, verb.body)
         if verb.audited:
-            self._operators.audit({"by": caller, "request": f"{request.method} {request.path}"})
+            self._operators.events.requested({"by": caller, "request": f"{request.method} {request.path}"})
         call = ApiCall(self._operators, token, caller, request, path, parameters, body, lines)
         try:
             answer = await verb.run(call)

@@ -186,7 +186,7 @@ class PageRoutes:
             return await visitor.page("login.html", error.status, to=to, problem=error)
         secret = self._sessions.begin(token, visit.client)
         login = f"log-in to the page from {visit.client}"
-        self._operators.audit({"by": f"token {token.name}", "request": login})
+        self._operators.events.requested({"by": f"token {token.name}", "request": login})
         response = see_other(to)
         response.set_cookie(
             _cookie(request),

@@ -58,7 +58,7 @@ class SubmissionServer:
         if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits a second for it
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the response has not begun
-        response = await answered(request, self._api.serve, self._operators.on_error)
+        response = await answered(request, self._api.serve, self._operators.events.error)
         await dress(request, response)
         response.headers["Server"] = "relay"  # otherwise aiohttp names itself and Python, with their versions
         if not visit.who or not request.content.at_eof():

@@ -237,7 +237,7 @@ def _problems_for(call: ApiCall) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        call.operators.on_error("submission", error)
+        call.operators.events.error("submission", error)
         again = {"Retry-After": "60"}
         raise ApiError(503, "unavailable", "not enough free space to store the body", fields=again) from None
 

@@ -531,7 +531,8 @@ class Events:
 
     def requested(self, fields: Mapping[str, str]) -> None:
         """Log an operator's change over HTTP, or a refused token."""
-        self.emit(*http_request(fields, self._redact))
+        given = {"by": fields.get("by"), "client": fields.get("client"), "request": fields["request"]}
+        self.emit("warning", "http-request", shown(given, self._redact))
 
     @logged("warning", stored=True)
     def order(
@@ -734,9 +735,3 @@ def _raised_at(error: BaseException) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
-
-
-def http_request(fields: Mapping[str, str], redact: Redactor) -> tuple[str, str, dict[str, Field]]:
-    """Return the log line of `Events.requested`, which a supervisor writes too."""
-    given = {"by": fields.get("by"), "client": fields.get("client"), "request": fields["request"]}
-    return "warning", "http-request", shown(given, redact)
