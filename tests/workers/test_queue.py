@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Literal
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from tests.support.outbox import OutboxBed, outbox_of, to_sink
 from tests.support.relay import Running
 from tests.support.sink import Sink
-from zonerelay.model.delivery import queue_of
+from zonerelay.model.delivery import DeliveryKey, queue_of
 from zonerelay.model.envelope import Priority
 from zonerelay.outbox.database.sql import OutboxStatements
 from zonerelay.outbox.database.tables import TableNames
@@ -220,6 +220,19 @@ def claims_of(running: Running) -> OutboxClaims:
 
 
 @pytest.mark.proof
+async def test_pages_of_the_queue_have_each_recipient_of_a_row_once(bed: OutboxBed, sink: Sink) -> None:
+    people = [f"{name}@example.com" for name in ("c", "a", "d", "b")]
+    async with bed.relay(to_sink(sink.port)) as running:
+        for _ in range(2):
+            bed.insert(to_addresses=people, next_retry_at="tomorrow")
+        found: list[DeliveryKey] = []
+        for _ in range(2 * len(people)):
+            async with aclosing(outbox_of(running).scan(after=found[-1] if found else None)) as rest:
+                found.append((await anext(rest)).key)
+        assert sorted(set(found)) == found
+        assert len(found) == 2 * len(people)
+
+
 async def test_slow_mailboxes_do_not_hold_up_the_rows_of_another_one(bed: OutboxBed, sink: Sink) -> None:
     async with Tarpit() as tarpit, bed.relay() as running:
         slow = [bed.mailbox(tarpit.port, password=None, smtp_tls="none") for _ in range(SLOW)]

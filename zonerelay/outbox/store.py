@@ -234,7 +234,7 @@ class OutboxStore:
             row = self.claims.rows.get(message_id) or await self.reader.row(row_of(message_id))
         except BadRowError:
             return []
-        return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
+        return [] if row is None else row.open()
 
     async def scan(
         self,
@@ -248,7 +248,7 @@ class OutboxStore:
             async for delivery in self._spool.scan(queue, wanted=wanted, after=after):
                 yield delivery
         if self.keeper.usable:
-            async for delivery in self.reader.scan(queue):
+            async for delivery in self.reader.scan(queue, 0 if row is None else row_of(row.message_id)):
                 if wanted(delivery.recipient) and (row is None or delivery.key[1:] > row[1:]):
                     yield delivery
 

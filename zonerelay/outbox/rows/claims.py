@@ -93,9 +93,9 @@ class OutboxReader:
 
     # --- all rows
 
-    async def scan(self, queue: QueueName | None) -> AsyncGenerator[Delivery, None]:
-        """Yield the open deliveries in the order of rows. Invalid rows have none."""
-        last = -1
+    async def scan(self, queue: QueueName | None, first: int) -> AsyncGenerator[Delivery, None]:
+        """Yield the open deliveries in the order of rows, from the row `first` on. Invalid rows have none."""
+        last = first - 1
         name = None if queue is None else queue.text
         while rows := await self._keeper.fetch(self._statements.scan, last, name, self._around.settings.zone):
             for columns in rows:

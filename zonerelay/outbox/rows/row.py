@@ -133,8 +133,8 @@ class Row:
         )
 
     def open(self) -> list[Delivery]:
-        """Return the deliveries without a final outcome."""
-        return [self.delivery(each) for each in self.people.everybody if not self.state(each).done]
+        """Return the deliveries without a final outcome, in recipient order."""
+        return [self.delivery(each) for each in sorted(self.people.everybody) if not self.state(each).done]
 
     def take_due(self, now: float) -> list[Delivery]:
         """Select and return the deliveries to attempt with this claim, at least one if any recipient is

@@ -35,7 +35,7 @@ class KeptConnection(Generic[C]):
 
     def __init__(self, opened: Callable[[], Awaitable[C]]) -> None:
         self._opened = opened
-        self._connection: C | None = None
+        self.connection: C | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()
 
@@ -44,10 +44,10 @@ class KeptConnection(Generic[C]):
         async with self._turn:
             if self._is_closed:
                 raise StoreError(Unhealthy.CLOSED)
-            if self._connection is None or self._connection.is_over:
+            if self.connection is None or self.connection.is_over:
                 await self._hang_up()
-                self._connection = await self._opened()
-            return self._connection
+                self.connection = await self._opened()
+            return self.connection
 
     async def give_up(self) -> None:
         """Close the connection, so that the next caller gets a new one. Active calls fail."""
@@ -55,9 +55,9 @@ class KeptConnection(Generic[C]):
             await self._hang_up()
 
     async def _hang_up(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        if self.connection is not None:
+            await self.connection.close()
+            self.connection = None
 
     async def close(self) -> None:
         self._is_closed = True

@@ -30,7 +30,8 @@ import msgspec
 
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, driver
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreLostError, Unhealthy
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreLostError
+from zonerelay.store.keys.server import KeptConnection
 
 if TYPE_CHECKING:
     import asyncpg
@@ -296,48 +297,30 @@ class DatabasePool:
     """A small connection pool. A broken connection is replaced at its next use. `opened` opens one."""
 
     def __init__(self, opened: Callable[[], Awaitable[DatabaseConnection]], links: int) -> None:
-        self._opened = opened
-        self._idle: list[DatabaseConnection] = []
-        self._busy: set[DatabaseConnection] = set()
-        self._places = asyncio.Semaphore(links)
-        self._is_closed = False
+        self._links = [KeptConnection(opened) for _ in range(links)]
+        self._idle: asyncio.LifoQueue[KeptConnection[DatabaseConnection]] = asyncio.LifoQueue()
+        for link in self._links:
+            self._idle.put_nowait(link)
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[DatabaseConnection]:
         """Yield a connection for the block. Raises ConnectionLostError if the database is unreachable."""
-        async with self._places:
-            if self._is_closed:
-                raise StoreError(Unhealthy.CLOSED)
-            link = await self._take()
-            self._busy.add(link)
-            try:
-                yield link
-            finally:
-                self._busy.discard(link)
-                if not link.is_over:
-                    self._idle.append(link)
-
-    async def _take(self) -> DatabaseConnection:
-        while self._idle:
-            link = self._idle.pop()
-            if not link.is_over:
-                return link
-        return await self._opened()
+        link = await self._idle.get()
+        try:
+            yield await link.get()
+        finally:
+            self._idle.put_nowait(link)
 
     def cut(self) -> None:
         """Close all connections immediately, so that the next callers get new ones. Active statements
         fail.
         """
-        for link in (*self._idle, *self._busy):
-            link.cut()
-        self._idle.clear()
+        for link in self._links:
+            if link.connection is not None:
+                link.connection.cut()
 
     async def close(self) -> None:
-        self._is_closed = True
-        while self._idle:
-            await self._idle.pop().close()
-        for link in self._busy:
-            link.cut()
+        await asyncio.gather(*(link.close() for link in self._links))
 
 
 async def _kept(opening: Coroutine[None, None, DatabaseConnection]) -> DatabaseConnection:
