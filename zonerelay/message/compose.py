@@ -34,7 +34,8 @@ _STRUCTURED = re.compile(
     r"|require-recipient-valid-since|tls-required|authentication-results|arc-.+|autocrypt|.*-language"
     r"|expires|expiry-date|deferred-delivery|supersedes|feedback-id|x-auto-response-suppress"
 )
-_WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
+_WORD_OCTETS = 42  # in base64 with its frame: at most the 75 characters that RFC 2047 2 allows
+_SURROGATE = re.compile(r"[\udc80-\udcff]")
 _PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")
 # The characters of RFC 2231 are left out: readers misread a bare one, though RFC 2045 allows it.
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`{|}~-]+")
@@ -44,14 +45,17 @@ _MANY = 6
 
 
 def encoded(text: str) -> str:
-    """Return the text as encoded words, folded."""
+    """Return the text as encoded words, folded. Bytes that are not UTF-8 (surrogates) keep their values, as
+    `unknown-8bit` (RFC 1428).
+    """
+    charset = "unknown-8bit" if _SURROGATE.search(text) else "utf-8"
     words: list[bytes] = [b""]
     for character in text:
-        octets = character.encode()
+        octets = character.encode("utf-8", "surrogateescape")
         if len(words[-1]) + len(octets) > _WORD_OCTETS:
             words.append(b"")
         words[-1] += octets
-    return "\r\n ".join(f"=?utf-8?b?{base64.b64encode(word).decode()}?=" for word in words)
+    return "\r\n ".join(f"=?{charset}?b?{base64.b64encode(word).decode()}?=" for word in words)
 
 
 def unstructured(name: str, text: str) -> str:

@@ -23,7 +23,6 @@ A field in ASCII keeps every byte. Text that is not UTF-8 keeps its bytes, under
 
 from __future__ import annotations
 
-import base64
 import binascii
 import codecs
 import email
@@ -47,8 +46,6 @@ _QUOTED_PAIR = re.compile(r"\\(.)")
 MAX_WIDTH = 78
 """Octets of a line (RFC 5322 2.1.1)."""
 FOLD_AT = 900
-_WORD_OCTETS = 42
-"""Octets in one encoded word, in base64 with its frame within the 75 characters of RFC 2047 2."""
 
 _ADDRESSES = frozenset(
     b"from sender reply-to to cc bcc errors-to disposition-notification-to return-receipt-to "
@@ -115,14 +112,6 @@ def _ascii_field(field: re.Match[bytes]) -> bytes:
 
 def _words(text: str) -> str:
     """Return the text as encoded words separated by spaces."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        octets = text.encode("utf-8", "surrogateescape")
-        return " ".join(
-            f"=?unknown-8bit?b?{base64.b64encode(octets[at : at + _WORD_OCTETS]).decode()}?="
-            for at in range(0, len(octets), _WORD_OCTETS)
-        )
     return encoded(text).replace("\r\n ", " ")
 
 

@@ -86,8 +86,6 @@ class SubmittingClient:
 
         def decided(verdict: LookupResult) -> ServerReply:
             decision = verdict.decision
-            if decision.reply is not None:
-                return self.refuse_by(verdict, "EHLO" if extended else "HELO")
             self.keep_edits(Helo.step, decision)
             answer = self._welcome(name, extended)
             kept = decision.lines if isinstance(decision, Changes) else ()
@@ -95,7 +93,7 @@ class SubmittingClient:
 
         lines = tuple(self._offer().reply.text.split("\n"))
         event = Helo(client=self.client_state.info, name=name, extended=extended, lines=lines)
-        return self.ask(event, decided)
+        return self.ask(event, decided, "EHLO" if extended else "HELO")
 
     def _welcome(self, name: str, extended: bool) -> ServerReply:
         self.client_state.said_hello(name, extended=extended)
@@ -146,16 +144,22 @@ class SubmittingClient:
         about, detail = intake.envelope, intake.detail
         self.refuse(answer, command, message_id=about.id, mailbox=about.sender, detail=detail)
 
-    def ask(self, question: Question, after_verdict: AfterVerdict) -> ServerReply:
+    def ask(
+        self, question: Question, after: AfterVerdict, command: str = "", mailbox: Mailbox | None = None
+    ) -> ServerReply:
+        """Let the caller perform a lookup. With `command`, a verdict that has a reply refuses it."""
         self.question = question
-        self._after_verdict = after_verdict
+        self._after_verdict = after
+        self._about = command, mailbox
         return replies.ASK
 
     def decided(self, verdict: LookupResult) -> ServerReply:
         """Return the reply that follows from the verdict on `question`."""
-        after_verdict = self._after_verdict
+        after_verdict, (command, mailbox) = self._after_verdict, self._about
         assert after_verdict is not None
         self.question = self._after_verdict = None
+        if command and verdict.decision.reply is not None:
+            return self.refuse_by(verdict, command, mailbox=mailbox)
         return after_verdict(verdict)
 
     def keep_edits(self, step: str, decision: Decision) -> None:
@@ -196,16 +200,15 @@ class SubmittingClient:
 
     def _guarded(self, transaction: MailTransaction, guard: Guard, user: str) -> ServerReply:
         """Check the limits of the user. This needs a lookup if they cannot be had without reading a file."""
-
-        def decided(verdict: LookupResult) -> ServerReply:
-            if verdict.decision.reply is not None:
-                return self.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
-            return self._allowed(transaction, verdict.allowance)
-
         known = guard.known(user)
-        if known is None:
-            return self.ask(partial(self.context.limits_of, user), decided)
-        return self._allowed(transaction, known)
+        if known is not None:
+            return self._allowed(transaction, known)
+        return self.ask(
+            partial(self.context.limits_of, user),
+            lambda verdict: self._allowed(transaction, verdict.allowance),
+            "MAIL",
+            transaction.mail.sender,
+        )
 
     def _allowed(self, transaction: MailTransaction, allowance: Allowance | Refusal | None) -> ServerReply:
         if isinstance(allowance, Allowance):
@@ -236,7 +239,7 @@ class SubmittingClient:
             smtputf8=command.smtputf8,
             recipients=transaction.recipients,
         )
-        return self.ask(event, lambda verdict: self._mail_decided(transaction, verdict))
+        return self.ask(event, partial(self._mail_decided, transaction), "MAIL", command.sender)
 
     def _mail_refusal(self, command: MailCommand) -> ServerReply | None:
         context = self.context
@@ -254,8 +257,6 @@ class SubmittingClient:
         return None
 
     def _mail_decided(self, transaction: MailTransaction, verdict: LookupResult) -> ServerReply:
-        if verdict.decision.reply is not None:
-            return self.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
         refusal = self._changed(transaction, verdict, "MAIL")
         if refusal is not None:
             return refusal
@@ -406,8 +407,6 @@ class SubmittingClient:
         )
 
         def decided(verdict: LookupResult) -> ServerReply:
-            if verdict.decision.reply is not None:
-                return self.refuse_by(verdict, "RCPT", mailbox=given)
             refusal = self._changed(transaction, verdict, "RCPT", given=recipient, given_address=given)
             if refusal is not None:
                 return refusal
@@ -416,7 +415,7 @@ class SubmittingClient:
                 self._add(transaction, key, recipient, given)
             return replies.RECIPIENT_OK
 
-        return self.ask(event, decided)
+        return self.ask(event, decided, "RCPT", given)
 
     def new_intake(self, on_room: Callable[[], None]) -> Intake:
         """Return the intake for the content, now that the envelope is complete. `on_room`: see `Intake`."""

@@ -132,20 +132,18 @@ class Conversation(SubmittingClient):
         self, event: type[Event], command: str, answer: ServerReply, **fields: Any
     ) -> ServerReply:  # Any: values of the event's fields
         """Call the policy for a command that only aiosmtpd handlers handle. `answer` is the relay's own
-        reply, which is final if there is no handler.
+        reply, which is final if there is no handler, or no `command` that it may refuse.
         """
         if event not in self.context.asked:
             return answer
 
         def decided(verdict: LookupResult) -> ServerReply:
             decision = verdict.decision
-            if decision.reply is not None:
-                return answer if event is Quit else self.refuse_by(verdict, command)
             if isinstance(decision, Changes) and decision.vrfy_reply is not None:
                 return ServerReply(decision.vrfy_reply, decision.vrfy_reply.encode())
             return answer
 
-        return self.ask(event(client=self.client_state.info, **fields), decided)
+        return self.ask(event(client=self.client_state.info, **fields), decided, command)
 
     def go_on_from(self, before: Conversation) -> None:
         """Keep the policy's decision at connect after STARTTLS. The client must repeat everything else."""
@@ -372,7 +370,7 @@ class Conversation(SubmittingClient):
     def _quit(self, argument: str) -> ServerReply:
         if argument:
             return self.refuse(replies.NO_ARGUMENT, "QUIT")
-        return self._handled(Quit, "QUIT", replies.BYE)
+        return self._handled(Quit, "", replies.BYE)
 
 
 Command = Callable[[Conversation, str], ServerReply]
