@@ -23,8 +23,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from socket import AF_INET6, inet_pton
 
-import msgspec
-
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.srs import Srs, SrsError, SrsFault
@@ -37,24 +35,24 @@ from zonerelay.store.contract import QueueCounts
 
 # Finds senders whose mail would delay the other mail of a zone. No I/O.
 #
-# While more than `LONG` fresh deliveries of a zone wait, and at the rate at which new mail starts they need
-# more than `PATIENCE` seconds, each sender may have `MANY` fresh recipients in this zone, and `RATE` more in
+# A zone is slow while more than `LONG` of its fresh deliveries wait that need more than `PATIENCE` seconds
+# at the rate at which new mail starts, and for `TIME` seconds after that; otherwise a sender would keep the
+# queue at just that length. In a slow zone each sender may have `MANY` fresh recipients, and `RATE` more in
 # each second (a leaky bucket). Mail beyond that is stored as deferred mail that has become due, like mail to
-# a long list of recipients, until the bucket is no longer full. This also holds if the queue has become
-# short by then; otherwise the sender would keep the queue at just that length. A long queue that moves fast
-# delays nobody, and to store mail as due and read it back costs half as much again as its delivery. Thus a
-# sender of a hundred thousand single messages does not delay the others, a sender of a few messages a second
-# is never delayed, and nothing is counted while new mail moves fast. A burst is remembered for `TIME`
-# seconds after its end. A sender is an envelope sender of one user or client. Addresses that contain the
-# recipient or a number (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender.
+# a long list of recipients. Thus a sender of a hundred thousand single messages does not delay the others, a
+# sender of a few messages a second is never delayed, and nothing is counted while new mail moves fast: a
+# long queue then delays nobody, and to store mail as due and read it back costs half as much again as its
+# delivery.
 #
-# Counts are lost at a restart. Only the `MAX_SENDERS` most recent senders are counted.
+# A sender is an envelope sender of one user or client. Addresses that contain the recipient or a number
+# (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender. Counts are lost at a restart. Only the
+# `MAX_SENDERS` most recent senders are counted.
 
 MANY = 100
 """Recipients. RFC 5321 4.5.3.1.8 requires servers to accept this many in one message."""
 
 RATE = 10.0
-LONG = 100
+LONG = 300
 """Fresh deliveries. In a shorter queue nobody is put behind, however slow it is."""
 
 PATIENCE = 2.0
@@ -67,16 +65,8 @@ MAX_SENDERS = 10_000
 _NUMBERS = re.compile(r"[0-9]+")
 
 
-class _Sender(msgspec.Struct):
-    """The recent recipients of one sender in one zone."""
-
-    at: float
-    level: float = 0.0
-    is_over: bool = False
-
-
 class Bursts:
-    """Counts the recent recipients of each sender of one worker, across all listeners."""
+    """Counts the recent recipients of each sender in the slow zones of one worker, across all listeners."""
 
     def __init__(
         self,
@@ -89,37 +79,34 @@ class Bursts:
         self._rate = rate
         self._clock = clock
         self._look_at = 0.0
-        self._late: frozenset[str] = frozenset()
-        """The zones in which much new mail waits, and will wait long."""
-        self._senders: BoundedDict[tuple[str, str, str], _Sender] = BoundedDict(MAX_SENDERS)
-        self._active_until = 0.0
-        """Until this time (monotonic) a sender may be over its limit."""
+        self._slow: dict[str, float] = {}
+        """The slow zones, and the time until which each is one."""
+        self._senders: BoundedDict[tuple[str, str, str], tuple[float, float]] = BoundedDict(MAX_SENDERS)
+        """The recent recipients of each sender in a zone, and their time."""
 
     def is_over(self, envelope: Envelope, deliveries: Sequence[Delivery]) -> bool:
         """Count the new deliveries of a message, and return whether its sender is over the limit."""
         now = self._clock.monotonic()
         if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
-            self._late = frozenset(
-                queue.zone
-                for queue, count in self._counts().items()
-                if count.ready > LONG and count.ready > PATIENCE * self._rate(queue.zone)
-            )
-        if not self._late and now >= self._active_until:
+            self._look(now)
+        if not self._slow:
             return False
-        late = next((each.zone for each in deliveries if each.zone in self._late), "")
-        return self._count(envelope, late or deliveries[0].zone, now, is_late=bool(late))
-
-    def _count(self, envelope: Envelope, zone: str, now: float, *, is_late: bool) -> bool:
+        zone = next((each.zone for each in deliveries if each.zone in self._slow), None)
+        if zone is None:
+            return False
         key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender), zone)
-        sender = self._senders.get(key) or _Sender(now)
-        leaked = max(0.0, sender.level - RATE * (now - sender.at))
-        sender.at, sender.level = now, min(leaked + len(envelope.recipients), MANY + RATE * TIME)
-        sender.is_over = sender.level > MANY and (sender.is_over or is_late)
-        if sender.is_over:
-            self._active_until = now + 2 * TIME
-        self._senders[key] = sender
-        return sender.is_over
+        count, at = self._senders.get(key, (0.0, now))
+        count = max(0.0, count - RATE * (now - at)) + len(envelope.recipients)
+        self._senders[key] = min(count, MANY + RATE * TIME), now
+        return count > MANY
+
+    def _look(self, now: float) -> None:
+        self._look_at = now + LOOK_EVERY
+        for queue, count in self._counts().items():
+            if count.ready > LONG and count.ready > PATIENCE * self._rate(queue.zone):
+                self._slow[queue.zone] = now + TIME
+        for zone in [zone for zone, until in self._slow.items() if until <= now]:
+            del self._slow[zone]
 
 
 def _general(sender: str) -> str:
