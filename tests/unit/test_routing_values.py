@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from pathlib import Path
+from typing import Any
 
 import dns.edns
 import dns.flags
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.support.dns_oracle import read_alike
 from zonerelay.config.endpoints import NameServer, parse_listen
+from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.addresses import (
     OwnAddresses,
@@ -31,6 +33,7 @@ from zonerelay.routing.addresses import (
     is_private,
 )
 from zonerelay.routing.dns import answers as dns_answers
+from zonerelay.routing.dns import resolver as dns_resolver
 from zonerelay.routing.dns.answers import (
     AAAA,
     CNAME,
@@ -47,7 +50,7 @@ from zonerelay.routing.dns.answers import (
     is_plain_name,
     question,
 )
-from zonerelay.routing.dns.resolver import AnswerCache, Hosts, read_answer, system_names
+from zonerelay.routing.dns.resolver import Hosts, Resolver, read_answer, system_names
 from zonerelay.smtp.server.paths import literal_address
 
 
@@ -263,20 +266,21 @@ def test_the_search_list_is_the_last_one_or_the_domain_of_the_machine(
     assert system_names(str(file)).search == search
 
 
-class Asked:
-    """A cache of some answers, which count what was asked and live for 10 s; they wait for `gate`."""
+class Asked(Resolver):
+    """A resolver whose answers count what was asked and live for 10 s; they wait for `gate`."""
 
-    def __init__(self, capacity: int = 10) -> None:
+    def __init__(self, domains: int = 10) -> None:
         self.clock = ManualClock()
-        self.cache = AnswerCache(capacity, self.clock)
+        settings = DnsSettings(servers=("192.0.2.1",), cache_size=domains)
+        super().__init__(settings, self.clock, hosts=Hosts({}))
         self.count = 0
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def get(self, name: str = "x") -> DnsAnswer[str]:
-        return await self.cache.get(("A", name), self._ask)
+        return await self.lookup(name, "A")
 
-    async def _ask(self) -> DnsAnswer[str]:
+    async def _ask(self, name: str, kind: object) -> DnsAnswer[Any]:
         self.count += 1
         await self.gate.wait()
         return DnsAnswer(DnsStatus.OK, (str(self.count),), self.clock.monotonic() + 10.0)
@@ -293,11 +297,11 @@ async def test_an_answer_is_reused_until_it_expires() -> None:
 
 
 async def test_the_oldest_answer_makes_room() -> None:
-    asked = Asked(2)
-    for name in ("a", "b", "c", "b", "a"):
+    asked = Asked(domains=1)
+    for name in ("a", "b", "c", "d", "e", "b", "a"):
         await asked.get(name)
-        assert len(asked.cache) <= 2
-    assert asked.count == 4  # b was still there, a was not
+        assert len(asked._answers) <= dns_resolver.ANSWERS == 4
+    assert asked.count == 6  # b was still there, a was not
 
 
 async def test_equal_questions_are_asked_once_and_a_caller_that_leaves_does_not_matter() -> None:
@@ -320,7 +324,7 @@ async def test_closing_gives_up_what_is_being_asked() -> None:
     asked.gate.clear()
     caller = asyncio.create_task(asked.get())
     await asyncio.sleep(0)
-    await asked.cache.close()
+    await asked.close()
     with pytest.raises(asyncio.CancelledError):
         await caller
 

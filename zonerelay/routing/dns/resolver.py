@@ -38,7 +38,7 @@ import ipaddress
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -421,50 +421,6 @@ def _read_hosts(path: Path) -> Mapping[str, tuple[str, ...]]:
     return names
 
 
-# A bounded cache of answers that joins equal queries.
-#
-# The oldest entry is dropped for a new one. Callers with the same query wait for one task, so that a caller
-# that is cancelled does not take the answer from the others.
-
-Question = tuple[str, str]
-
-
-class AnswerCache:
-    """A bounded cache of DNS answers. The type of a question determines the type of its records."""
-
-    def __init__(self, limit: int, clock: Clock) -> None:
-        self._clock = clock
-        self._answers: BoundedDict[Question, DnsAnswer[Any]] = BoundedDict(max(limit, 1))
-        self._asking: dict[Question, asyncio.Task[DnsAnswer[Any]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    async def get(
-        self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
-    ) -> DnsAnswer[Record]:
-        """Return the cached answer, or the result of `ask`, which must not raise."""
-        answer = self._answers.get(question)
-        if answer is not None and answer.expires > self._clock.monotonic():
-            return answer
-        task = self._asking.get(question)
-        if task is None:
-            task = self._asking[question] = asyncio.get_running_loop().create_task(self._fill(question, ask))
-        return await asyncio.shield(task)
-
-    async def close(self) -> None:
-        await cancel_all(*self._asking.values())
-
-    async def _fill(
-        self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
-    ) -> DnsAnswer[Record]:
-        try:
-            answer = self._answers[question] = await ask()
-        finally:
-            del self._asking[question]
-        return answer
-
-
 MIN_TTL = 5.0
 FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as in Postfix since 3.9: a name with more addresses is an attack, not a mail system
@@ -504,7 +460,11 @@ class Resolver:
             self._use([parse_name_server(server) for server in settings.servers])
         else:
             self._notice_changes()
-        self._cache = AnswerCache(ANSWERS * settings.cache_size, clock)
+        # The type of a question, which is a type and a name, determines the type of its records.
+        self._answers: BoundedDict[tuple[str, str], DnsAnswer[Any]] = BoundedDict(
+            max(ANSWERS * settings.cache_size, 1)
+        )
+        self._asking: dict[tuple[str, str], asyncio.Task[DnsAnswer[Any]]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     def when_restored(self, call: Callable[[float], object]) -> None:
@@ -591,10 +551,27 @@ class Resolver:
     async def close(self) -> None:
         """Cancel the queries in progress."""
         await self.watch.close()
-        await self._cache.close()
+        await cancel_all(*self._asking.values())
 
     async def _cached(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
-        return await self._cache.get((kind.name, name), lambda: self._ask(name, kind))
+        """Return the cached answer, or send a query. Callers with the same query wait for one task, so that a
+        caller that is cancelled does not take the answer from the others.
+        """
+        question = kind.name, name
+        answer = self._answers.get(question)
+        if answer is not None and answer.expires > self._clock.monotonic():
+            return answer
+        task = self._asking.get(question)
+        if task is None:
+            task = self._asking[question] = asyncio.create_task(self._fill(name, kind))
+        return await asyncio.shield(task)
+
+    async def _fill(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
+        try:
+            answer = self._answers[kind.name, name] = await self._ask(name, kind)
+        finally:
+            del self._asking[kind.name, name]
+        return answer
 
     async def _ask(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
         async with self._slots:
