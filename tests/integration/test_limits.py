@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dns import FakeDns
+from tests.support.limits import QuietTable
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
@@ -340,7 +341,7 @@ async def submit_to(workers: Sequence[Running], each: int) -> None:
 
 @asynccontextmanager
 async def serving(path: Path, *, quiet: float = 0.0) -> AsyncIterator[LimitServer]:
-    server = LimitServer(path, LimitTable(SystemClock(), quiet=quiet))
+    server = LimitServer(path, QuietTable(SystemClock(), quiet))
     await server.start()
     try:
         yield server

@@ -239,8 +239,6 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     "places-not-declared": (135, "limits.worker:LimitKeeper._back", _declare_nothing),
     # Limits over workers: who has more gives way.
     "passed-over": (86, "limits.authority:Reclaimer.ask", None),
-    # Limits over workers: quiet after a start.
-    "no-quiet-time": (219, "limits.authority:LimitTable._may_allocate", True),
     # Limits over workers: a grant wakes who waits.
     "grant-not-heard": (4, "queue.selection:RoundRobin.granted", None),
     # A slot is given back with its connection.

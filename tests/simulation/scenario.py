@@ -34,10 +34,10 @@ from tests.simulation.network import Factory, Fault, Network
 from tests.simulation.operators import Dice, Operators
 from tests.simulation.parts import NARROW_WINDOW, Node, narrow, simulated
 from tests.simulation.receivers import Quirks, Receiver, Receivers
+from tests.support.limits import QuietTable
 from zonerelay.config import settings as config
 from zonerelay.config.units import Rate
 from zonerelay.limits import worker as limits_worker
-from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.process.setup import Identity, StartError
@@ -330,7 +330,7 @@ class Run:
             self.failures.append(f"w1 got no connection to d0.crowded.test from {last.answered:.3f} on")
 
     async def _start_supervisor(self, *, quiet: float = 0.0) -> None:
-        table = LimitTable(VirtualClock(self.loop), quiet=quiet)
+        table = QuietTable(VirtualClock(self.loop), quiet)
         self._limits = LimitServer(self._directory / "limits.sock", table)
         await self._limits.start()
 

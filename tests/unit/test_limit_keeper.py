@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.support.event_log import EventLog, events_into
+from tests.support.limits import nothing_assigned
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import (
     QUANTUM,
@@ -222,17 +223,15 @@ class Limits(RuleBasedStateMachine):
         super().__init__()
         self.limits = ZoneLimits()
         self.now = 1000.0
-        self.quiet_until = 0.0
         self.workers = {name: Worker() for name in OWNERS}
 
     def exchange(
         self, name: str, *claims: SlotClaim, everything: bool = False, lost: bool = False
     ) -> LimitAnswer:
         request = LimitRequest(ZONE, claims, everything=everything)
-        allocate = self.now >= self.quiet_until
         # Through what is written down: so it is where machines share it.
         self.limits = ZoneLimits.decode(self.limits.encode())
-        answer, _ = self.limits.exchange(name, request, self.now, allocate=allocate)
+        answer, _ = self.limits.exchange(name, request, self.now)
         if not lost:
             self.workers[name].hear(answer)
         return answer
@@ -265,7 +264,7 @@ class Limits(RuleBasedStateMachine):
 
     @rule(name=owners)
     def die(self, name: str) -> None:
-        self.limits.end(name, self.now, allocate=self.now >= self.quiet_until)
+        self.limits.end(name, self.now)
         self.workers[name] = Worker()
 
     @rule(seconds=st.floats(0.1, 3))
@@ -274,12 +273,12 @@ class Limits(RuleBasedStateMachine):
 
     @rule()
     def authority_restarts(self) -> None:
-        """Who is alive comes back within the quiet time."""
+        """Who is alive comes back before anything is assigned."""
         self.limits = ZoneLimits()
-        self.quiet_until = self.now + 2.0
-        for name in OWNERS:
-            self.say_everything(name)
-        self.now = self.quiet_until
+        with nothing_assigned():
+            for name in OWNERS:
+                self.say_everything(name)
+        self.now += 2.0
 
     @invariant()
     def no_limit_is_exceeded(self) -> None:
@@ -293,7 +292,6 @@ class Limits(RuleBasedStateMachine):
                 of = [key for key, most in DESTINATIONS.items() if key[0] == site and most <= limit]
                 assert sum(used[key] for key in of) <= limit
 
-    @precondition(lambda self: self.now >= self.quiet_until)
     @rule(name=owners, key=destinations)
     def nobody_waits_for_ever(self, name: str, key: tuple[str, str]) -> None:
         """Others want all they can get, for ever, and use what they have until they are asked for it."""
@@ -319,7 +317,6 @@ class Limits(RuleBasedStateMachine):
 
     @rule(name=owners)
     def what_is_given_back_can_be_had(self, name: str) -> None:
-        self.now = max(self.now, self.quiet_until)
         for other in OWNERS:
             self.exchange(other, everything=True)
             self.workers[other] = Worker()

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.bench.simulate.run import Result, simulate
 from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario, limits
 from tests.bench.simulate.world import Kind
+from tests.support.limits import nothing_assigned
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.authority import LimitRequest, TurnRequest, ZoneLimits, leased_grace, margin
@@ -392,7 +393,8 @@ class Shared(RuleBasedStateMachine):
         for owner in self.owners:
             known = () if owner.turns.known is None else (owner.turns.known,)
             request = LimitRequest(9, everything=True, known_turns=known)
-            self.limits.exchange(owner.name, request, self.now, allocate=False)
+            with nothing_assigned():
+                self.limits.exchange(owner.name, request, self.now)
 
     @invariant()
     def no_time_holds_more_than_the_rate_allows(self) -> None:
@@ -553,7 +555,7 @@ def test_a_question_brings_several_turns_where_much_mail_waits(monkeypatch: pyte
 
     def counting(limits: ZoneLimits, name: str, request: LimitRequest, now: float, **more: float) -> object:
         counts[sum(ask.count for ask in request.turns)] += 1
-        return exchange(limits, name, request, now, **more)  # type: ignore[arg-type]  # as it was called
+        return exchange(limits, name, request, now, **more)
 
     monkeypatch.setattr(ZoneLimits, "exchange", counting)
     shared("100/1s", 2, 600)

@@ -424,13 +424,12 @@ class SlotAllocator:
 
     # Decisions
 
-    def settle(self, now: float, *, allocate: bool = True, active_after: float = float("-inf")) -> set[str]:
+    def settle(self, now: float, *, active_after: float = float("-inf")) -> set[str]:
         """Assign free slots, and reclaim those that exceed a limit or that others need more. Return the
         owners that have not been notified yet. An owner whose `until` is before `active_after` gets nothing:
         it may have died while it waited, and would keep the slots from the others for its whole lease.
         """
-        if allocate:
-            self._allocate(now, active_after)
+        self._allocate(now, active_after)
         self.waiters = 0
         for lease in self._marked:
             lease.revoked = lease.waiters = 0
@@ -668,17 +667,9 @@ class ZoneLimits:
         self.calendars: dict[str, Calendar] = {}
 
     def exchange(
-        self,
-        name: str,
-        request: LimitRequest,
-        now: float,
-        *,
-        until: float = float("inf"),
-        allocate: bool = True,
+        self, name: str, request: LimitRequest, now: float, *, until: float = float("inf")
     ) -> tuple[LimitAnswer, set[str]]:
-        """Return the response for the owner `name`, and the other owners that should send a request. If
-        `allocate` is false, nothing is assigned to any owner.
-        """
+        """Return the response for the owner `name`, and the other owners that should send a request."""
         allocator = self.allocator
         allocator.expire(now)
         allocator.register(name, request.zone_limit, until)
@@ -686,21 +677,21 @@ class ZoneLimits:
             allocator.claim(name, claim, now)
         if request.everything:
             allocator.keep_only(name, request.claims)
-        news = allocator.settle(now, allocate=allocate, active_after=until - MAX_SILENCE)
+        news = allocator.settle(now, active_after=until - MAX_SILENCE)
         for site, at in request.unused:
             self._withdraw(site, at)
         for ask, moments in request.known_turns:
             self._declare(ask, moments)
-        turns = tuple(self._turns(ask, now) if allocate else () for ask in request.turns)
+        turns = tuple(self._turns(ask, now) for ask in request.turns)
         declared = None if request.everything else ((each.site, each.destination) for each in request.claims)
         owners = len(allocator.owners)
         held = tuple(allocator.report(name, declared))
         return LimitAnswer(now, held, turns, allocator.waiters, owners), news - {name}
 
-    def end(self, name: str, now: float, *, allocate: bool = True) -> set[str]:
+    def end(self, name: str, now: float) -> set[str]:
         """Remove an owner. Return the owners that should send a request."""
         self.allocator.end(name)
-        return self.allocator.settle(now, allocate=allocate)
+        return self.allocator.settle(now)
 
     @property
     def is_empty(self) -> bool:
@@ -812,9 +803,6 @@ class _StoredLimits(msgspec.Struct, frozen=True, array_like=True):
 
 
 # The authority in memory: the limits of all zones, and the connected owners. No I/O.
-#
-# After a start it can assign nothing for `quiet` seconds, during which the owners of its previous run
-# declare what they have. An authority that has no previous owners needs no quiet time.
 
 
 class LimitTable:
@@ -822,9 +810,8 @@ class LimitTable:
     request.
     """
 
-    def __init__(self, clock: Clock, *, quiet: float = 0.0) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._quiet_until = clock.monotonic() + quiet
         self._zones: dict[str, ZoneLimits] = {}
         self._listeners: dict[str, Callable[[str], None]] = {}
 
@@ -839,19 +826,15 @@ class LimitTable:
         del self._listeners[owner]
         now = self._clock.monotonic()
         for zone, limits in list(self._zones.items()):
-            self._notify(zone, limits.end(owner, now, allocate=self._may_allocate(now)))
+            self._notify(zone, limits.end(owner, now))
             self._drop_empty(zone)
 
     def exchange(self, owner: str, zone: str, request: LimitRequest) -> LimitAnswer:
-        now = self._clock.monotonic()
         limits = self._zones.setdefault(zone, ZoneLimits())
-        answer, news = limits.exchange(owner, request, now, allocate=self._may_allocate(now))
+        answer, news = limits.exchange(owner, request, self._clock.monotonic())
         self._notify(zone, news)
         self._drop_empty(zone)
         return answer
-
-    def _may_allocate(self, now: float) -> bool:
-        return now >= self._quiet_until
 
     def _notify(self, zone: str, owners: set[str]) -> None:
         for owner in owners:

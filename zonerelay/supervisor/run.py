@@ -129,7 +129,7 @@ class Supervisor:
         stack.callback(self._sockets.keep, ())
         self._open_sockets()
         self._launcher.begin(read_copy(self.config)[0])
-        # No quiet time is needed: the lock proves that no worker of a former relay runs.
+        # The lock proves that no worker of a former relay runs, which could have slots that are unknown here.
         path = self._launcher.limits = limits_socket_path(settings)
         limits = LimitServer(path, LimitTable(self.clock))
         stack.push_async_callback(limits.close)
