@@ -15,21 +15,8 @@ from tests.support.credentials import file_of, user
 from tests.support.event_log import EventLog
 from zonerelay.config.credentials import passwords
 from zonerelay.config.settings import AuthSettings
-from zonerelay.inbound.access.auth import (
-    MAX_WAITING,
-    MAX_WAITING_PER_CLIENT,
-    MIN_REMEMBERED,
-    REMEMBERED_FOR,
-    Authenticator,
-    ChecksBusyError,
-    ClosedError,
-    GoneError,
-    LoginKind,
-    LoginResult,
-    PasswordCheck,
-    PasswordChecks,
-    RememberedPasswords,
-)
+from zonerelay.inbound.access import auth
+from zonerelay.inbound.access.auth import MIN_REMEMBERED, LoginKind, PasswordChecks, RememberedPasswords
 from zonerelay.inbound.limits import clients as attempts
 from zonerelay.inbound.limits.clients import MAX_KEYS, FailedAttempts
 from zonerelay.model.clock import ManualClock
@@ -62,7 +49,7 @@ class Door:
         self.guesses = 0
         self.shared: list[str] = []
         self.settings = AuthSettings(credentials=self.file)
-        self.authenticator = Authenticator(
+        self.authenticator = auth.Authenticator(
             self.settings,
             clock=self.clock,
             events=Events(self.log, self.metrics, Redactor(bytes(32), enabled=True), self.clock),
@@ -90,7 +77,7 @@ class Door:
         each = (Credentials(user.format(n), f"guess {n}") for n in range(count))
         return [await self.login(one, client.format(n)) for n, one in enumerate(each)]
 
-    async def check(self, credentials: Credentials, client: str = CLIENT) -> LoginResult:
+    async def check(self, credentials: Credentials, client: str = CLIENT) -> auth.LoginResult:
         if credentials is WRONG:  # another guess each time: the same one counts once
             self.guesses += 1
             credentials = Credentials(WRONG.user, f"{WRONG.password} {self.guesses}")
@@ -120,7 +107,7 @@ def _closed(door: Door) -> Iterator[None]:
 
 async def test_the_right_password_brings_the_user_with_the_senders(door: Door) -> None:
     login = await door.check(Credentials("crm", "another password"))
-    assert login == LoginResult(LoginKind.OK, user("crm", "another password", "example.com"))
+    assert login == auth.LoginResult(LoginKind.OK, user("crm", "another password", "example.com"))
     assert door.slept == []
 
 
@@ -150,7 +137,7 @@ async def test_an_application_that_logs_in_for_every_message_is_hashed_once(door
         assert await door.login(RIGHT) is LoginKind.OK
     assert len(door.hashed) == 1
     assert door.counted("ok") == 50
-    door.clock.advance(REMEMBERED_FOR)
+    door.clock.advance(auth.REMEMBERED_FOR)
     assert await door.login(RIGHT) is LoginKind.OK
     assert len(door.hashed) == 2
 
@@ -361,7 +348,7 @@ async def test_an_account_is_locked_for_those_who_have_not_been_there_and_for_no
     assert await door.login(RIGHT, "192.0.2.7") is LoginKind.OK
     assert await door.guess(25, "app", "10.{}.0.1") == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
     assert await door.login(RIGHT, "10.99.0.1") is LoginKind.LOCKED  # also right, from where nobody knows it
-    door.clock.advance(REMEMBERED_FOR)
+    door.clock.advance(auth.REMEMBERED_FOR)
     for place in ("192.0.2.7", "192.0.2.8"):  # another address of its network
         assert await door.login(RIGHT, place) is LoginKind.OK
     assert await door.login(Credentials("crm", "another password"), "10.99.0.1") is LoginKind.OK
@@ -407,7 +394,7 @@ async def test_a_delay_ends_at_once_when_the_client_leaves(door: Door) -> None:
 
 async def test_too_many_at_once_is_busy_and_not_a_failure(door: Door) -> None:
     door.gate.clear()
-    guesses = [Credentials("app", f"guess {number}") for number in range(MAX_WAITING_PER_CLIENT)]
+    guesses = [Credentials("app", f"guess {number}") for number in range(auth.MAX_WAITING_PER_CLIENT)]
     tasks = [asyncio.create_task(door.check(guess)) for guess in guesses]
     while len(door.authenticator._checks._checks) < len(guesses):
         await asyncio.sleep(0)
@@ -592,7 +579,7 @@ async def checks(gate: Gate) -> AsyncIterator[PasswordChecks]:
 
 async def check(checks: PasswordChecks, key: bytes, password: str = "pw", **more: Any) -> bool:
     given = {"regular": False, "rank": lambda: 0, **more}
-    entered = checks.enter(PasswordCheck(key, "pw", password, **given))
+    entered = checks.enter(auth.PasswordCheck(key, "pw", password, **given))
     try:
         return await asyncio.shield(entered.done)
     except asyncio.CancelledError:
@@ -610,8 +597,8 @@ async def started(checks: PasswordChecks, keys: range, **more: Any) -> list[asyn
 
 
 async def test_more_than_the_queue_holds_is_told_busy(gate: Gate, checks: PasswordChecks) -> None:
-    tasks = await started(checks, range(1 + MAX_WAITING))
-    with pytest.raises(ChecksBusyError):
+    tasks = await started(checks, range(1 + auth.MAX_WAITING))
+    with pytest.raises(auth.ChecksBusyError):
         await check(checks, b"one more", client="another")
     gate.open.set()
     assert all(await asyncio.gather(*tasks))
@@ -644,14 +631,14 @@ async def test_closing_answers_what_waits_without_hashing_it(gate: Gate, checks:
     gate.open.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [answers.pop(5), answers.pop(0)] == [True, True]
-    assert all(isinstance(answer, ClosedError) for answer in answers)
+    assert all(isinstance(answer, auth.ClosedError) for answer in answers)
     assert gate.calls == QUEUES
-    with pytest.raises(ClosedError):
+    with pytest.raises(auth.ClosedError):
         await check(checks, b"late", client="a")
 
 
 async def test_regulars_wait_for_no_strangers_who_have_a_lane(gate: Gate, checks: PasswordChecks) -> None:
-    strangers = await started(checks, range(1 + MAX_WAITING))
+    strangers = await started(checks, range(1 + auth.MAX_WAITING))
     assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     [regular] = await started(checks, range(100, 101), regular=True)
     assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
@@ -690,15 +677,15 @@ async def test_strangers_come_in_the_order_of_their_failures(gate: Gate, checks:
 
 
 async def test_without_room_the_one_with_most_failures_goes(gate: Gate, checks: PasswordChecks) -> None:
-    guessing = await started(checks, range(1 + MAX_WAITING), rank=lambda: 3)
+    guessing = await started(checks, range(1 + auth.MAX_WAITING), rank=lambda: 3)
     [fresh] = await started(checks, range(100, 101))
-    with pytest.raises(ChecksBusyError):
+    with pytest.raises(auth.ChecksBusyError):
         await check(checks, b"guess", client="another", rank=lambda: 3)
     gate.open.set()
     assert await fresh
     answers = await asyncio.gather(*guessing, return_exceptions=True)
-    assert [number for number, answer in enumerate(answers) if isinstance(answer, ChecksBusyError)] == [
-        MAX_WAITING
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, auth.ChecksBusyError)] == [
+        auth.MAX_WAITING
     ]
     assert checks._checks == {}
 
@@ -712,7 +699,7 @@ async def test_what_nobody_waits_for_or_is_locked_is_not_hashed(gate: Gate, chec
     gate.open.set()
     assert await first
     for answer in await asyncio.gather(*locked, return_exceptions=True):
-        assert isinstance(answer, GoneError)
+        assert isinstance(answer, auth.GoneError)
     assert gate.calls == 1
     assert checks._checks == {}
 

@@ -19,14 +19,8 @@ from tests.support import lenient
 from tests.support.feeding import cuts
 from tests.support.lenient import LENIENT, STRICT, Receiver
 from zonerelay.smtp.client.stuffing import ChunkLines, DotStuffer, as_chunk, stuffed
-from zonerelay.smtp.server.line_ends import (
-    END_OF_DATA,
-    MAX_LINE,
-    BodyReader,
-    ChunkReader,
-    crlf_only,
-    parse_bdat,
-)
+from zonerelay.smtp.server import line_ends
+from zonerelay.smtp.server.line_ends import END_OF_DATA, BodyReader, ChunkReader
 from zonerelay.smtp.server.paths import CommandError
 
 ARGUMENTS = [
@@ -43,7 +37,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("argument", "expected", "reason"), ARGUMENTS, ids=[row[2] for row in ARGUMENTS])
 def test_size_and_last(argument: str, expected: tuple[int, bool], reason: str) -> None:
-    assert parse_bdat(argument) == expected
+    assert line_ends.parse_bdat(argument) == expected
 
 
 BAD_ARGUMENTS = [
@@ -55,7 +49,7 @@ BAD_ARGUMENTS = [
 @pytest.mark.parametrize("argument", BAD_ARGUMENTS)
 def test_size_that_cannot_be_read_is_refused(argument: str) -> None:
     with pytest.raises(CommandError, match=r"501 5\.5\.4"):
-        parse_bdat(argument)
+        line_ends.parse_bdat(argument)
 
 
 def read(chunks: Iterable[tuple[Sequence[bytes], bool]]) -> tuple[bytes, ChunkReader]:
@@ -141,7 +135,7 @@ def test_long_lines_are_seen_wherever_lines_and_packets_end() -> None:
         cuts_at = sorted(random.choices(range(len(whole)), k=5))
         packets = [whole[a:b] for a, b in itertools.pairwise([0, *cuts_at, len(whole)])]
         _, reader = read([([packet for packet in packets if packet], True)])
-        is_long = max(map(len, whole.split(b"\n"))) > MAX_LINE + len(b"\r")
+        is_long = max(map(len, whole.split(b"\n"))) > line_ends.MAX_LINE + len(b"\r")
         assert reader.has_long is is_long, packets
         seen[is_long] += 1
     assert min(seen.values()) > 50
@@ -358,14 +352,14 @@ def cut(body: bytes, size: int, *, plain: bool) -> bytes:
 def test_line_ends_are_strict_whatever_was_stored(body: bytes, size: int) -> None:
     sent = cut(body, size, plain=False)
     assert sent == as_chunk(body, plain=False)
-    assert crlf_only(sent) == sent
+    assert line_ends.crlf_only(sent) == sent
     assert sent.endswith(b"\r\n")
     # Nothing but line ends was touched.
     assert sent.replace(b"\r\n", b"").replace(b" ", b"") == body.replace(b"\r", b"").replace(b"\n", b"")
 
 
 @settings(max_examples=100, deadline=None)
-@given(body=BODY.map(crlf_only), size=st.integers(1, 10))
+@given(body=BODY.map(line_ends.crlf_only), size=st.integers(1, 10))
 def test_a_plain_body_goes_as_it_is(body: bytes, size: int) -> None:
     expected = body if body.endswith(b"\n") else body + b"\r\n"
     assert cut(body, size, plain=True) == expected

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.limits.clients import (
-    AGE,
-    FREE,
-    MAX_CLIENTS,
-    MAX_ERROR_DELAY,
-    STEP,
-    ConnectionLimits,
-    ErrorDelays,
-    client_key,
-)
+from zonerelay.inbound.limits import clients
+from zonerelay.inbound.limits.clients import AGE, FREE, STEP, ConnectionLimits, ErrorDelays
 from zonerelay.inbound.limits.memory import FAST, SESSION_COST, LargeBodies, SessionMemory
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.transport import Deadlines
@@ -58,7 +50,7 @@ SAME = [
 
 @pytest.mark.parametrize(("one", "other", "client", "network", "reason"), SAME, ids=[row[4] for row in SAME])
 def test_clients_and_networks(one: str, other: str, client: bool, network: bool, reason: str) -> None:
-    assert (client_key(one) == client_key(other)) is client, reason
+    assert (clients.client_key(one) == clients.client_key(other)) is client, reason
     limits = limits_of(total=9, per_client=1, per_network=9)
     limits.enter(one)
     assert limits.enter(other) is (Reason.CLIENT_CONNECTIONS if client else None)
@@ -114,7 +106,7 @@ def test_some_errors_are_free_then_each_waits_longer_up_to_a_limit() -> None:
     errors = ErrorDelays()
     delays = [errors.made("a", 0.0) for _ in range(FREE + 100)]
     assert delays[: FREE + 3] == [0.0] * FREE + [STEP, 2 * STEP, 3 * STEP]
-    assert max(delays) == MAX_ERROR_DELAY == delays[-1]
+    assert max(delays) == clients.MAX_ERROR_DELAY == delays[-1]
     assert errors.made("b", 0.0) == 0.0
 
 
@@ -130,9 +122,9 @@ def test_errors_age_one_by_one_and_the_worst_client_is_free_again_some_day() -> 
 
 def test_the_table_forgets_whoever_erred_longest_ago() -> None:
     errors = ErrorDelays()
-    for number in range(MAX_CLIENTS + 10):
+    for number in range(clients.MAX_CLIENTS + 10):
         errors.made(str(number), 0.0)
-    assert len(errors) == MAX_CLIENTS
+    assert len(errors) == clients.MAX_CLIENTS
 
 
 MB = 1024 * 1024

@@ -14,20 +14,8 @@ from typing import Any
 
 import pytest
 
-from zonerelay.inbound.policy.api import (
-    ACCEPT,
-    EVENTS,
-    MAX_EDITS,
-    MAX_FIELD_NAME,
-    MAX_FIELD_VALUE,
-    MAX_REPLY_TEXT,
-    Connect,
-    Decision,
-    Policy,
-    PolicyContext,
-    accept,
-    refuse,
-)
+from zonerelay.inbound.policy import api
+from zonerelay.inbound.policy.api import EVENTS, MAX_FIELD_NAME, Decision, PolicyContext, accept
 from zonerelay.inbound.policy.runner import load_authenticator, load_policy
 from zonerelay.message.header import edit_header
 from zonerelay.model.reply import Reply
@@ -37,12 +25,12 @@ PAGE = (ROOT / "docs" / "send" / "policy.md").read_text(encoding="utf-8")
 
 
 def test_helpers_make_decisions() -> None:
-    assert accept() == ACCEPT == Decision()
+    assert accept() == api.ACCEPT == Decision()
     assert accept(zone="bulk", add=[("X-A", "1")], remove={"X-B"}) == Decision(
         zone="bulk", add=(("X-A", "1"),), remove=("X-B",)
     )
-    assert refuse(450, "7.1", "later") == Decision(reply=Reply(450, "7.1", "later"))
-    assert not ACCEPT.edits_header
+    assert api.refuse(450, "7.1", "later") == Decision(reply=Reply(450, "7.1", "later"))
+    assert not api.ACCEPT.edits_header
     assert accept(remove=["X-B"]).edits_header
 
 
@@ -56,13 +44,13 @@ NOT_ONE_LINE = ["a\r\nBcc: x@y", "a\nb", "a\rb", "a\0b", "\x1b[2J", "é", "a\x7f
         *(((550, each, "no"), "detail") for each in ("", "5.7.1", "7", "7.1.", "a.b", "7.1\r\n", "7777.1")),
         *(
             ((550, "7.1", text), "the text must be")
-            for text in ("", "a\tb", "x" * (MAX_REPLY_TEXT + 1), *NOT_ONE_LINE)
+            for text in ("", "a\tb", "x" * (api.MAX_REPLY_TEXT + 1), *NOT_ONE_LINE)
         ),
     ],
 )
 def test_a_refusal_has_code_detail_and_one_printable_line(reply: tuple[int, str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        refuse(*reply)
+        api.refuse(*reply)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +82,11 @@ def test_lengths_are_bounded_so_that_folding_breaks_no_word() -> None:
     assert accept(add=[("X" * MAX_FIELD_NAME, longest)])
     assert longest.encode() in field
     assert all(len(line) <= 998 for line in field.split(b"\r\n"))
-    assert accept(add=[("X", "w " * (MAX_FIELD_VALUE // 2))])
-    for value in ("w" * 901, "w " * (MAX_FIELD_VALUE // 2) + "w"):
+    assert accept(add=[("X", "w " * (api.MAX_FIELD_VALUE // 2))])
+    for value in ("w" * 901, "w " * (api.MAX_FIELD_VALUE // 2) + "w"):
         with pytest.raises(ValueError, match="characters"):
             accept(add=[("X", value)])
-    many = [("X-Note", "v")] * (MAX_EDITS + 1)
+    many = [("X-Note", "v")] * (api.MAX_EDITS + 1)
     with pytest.raises(ValueError, match="more than"):
         accept(add=many)
     with pytest.raises(ValueError, match="more than"):
@@ -137,10 +125,10 @@ def test_wrong_types_are_told_apart_from_wrong_values(make: Any, wrong: dict[str
 
 
 def test_the_base_class_accepts_every_step() -> None:
-    policy = Policy(PolicyContext())
+    policy = api.Policy(PolicyContext())
     for event in EVENTS:
         # Nothing of the event is looked at.
-        assert getattr(policy, event.step)(Connect()) is None
+        assert getattr(policy, event.step)(api.Connect()) is None
     assert policy.close() is None
 
 

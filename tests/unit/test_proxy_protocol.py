@@ -10,20 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
+from zonerelay.smtp.server import proxy_protocol
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.smtp.server.proxy_protocol import (
-    KEYWORDS,
-    MAX_HEADER,
-    MAX_LINE,
-    MAX_VALUE,
-    SIGNATURE,
-    ProxyFault,
-    ProxyHeader,
-    ProxyReader,
-    XClient,
-    looks_like_proxy,
-    parse_xclient,
-)
+from zonerelay.smtp.server.proxy_protocol import SIGNATURE, ProxyHeader, ProxyReader, XClient, parse_xclient
 
 NOBODY = ProxyHeader("", 0)
 TLS_HELLO = b"\x16\x03\x01\x02\x00"
@@ -55,7 +44,7 @@ GOOD = [
     (line("PROXY TCP6 ::ffff:192.0.2.1 ::ffff:198.51.100.9 1 25"), ProxyHeader("192.0.2.1", 1), "mapped"),
     (line("PROXY UNKNOWN"), NOBODY, "unknown, short form"),
     (line("PROXY UNKNOWN whatever \x01 is here"), NOBODY, "unknown, the rest is ignored"),
-    (line("PROXY UNKNOWN " + "f" * (MAX_LINE - 16)), NOBODY, "the longest line"),
+    (line("PROXY UNKNOWN " + "f" * (proxy_protocol.MAX_LINE - 16)), NOBODY, "the longest line"),
     (binary(1, 0x11, IPV4), ProxyHeader("192.0.2.1", 56324), "v2 IPv4"),
     (binary(1, 0x21, IPV6), ProxyHeader("2001:db8::1", 56324), "v2 IPv6"),
     (binary(1, 0x21, MAPPED), ProxyHeader("192.0.2.1", 56324), "v2 mapped"),
@@ -68,7 +57,11 @@ GOOD = [
     (binary(0, 0x00, b""), NOBODY, "v2 local"),
     (binary(0, 0x11, IPV4), NOBODY, "v2 local: the balancer's own addresses are not the client's"),
     (binary(0, 0xFF, b"abc"), NOBODY, "v2 local: its family is ignored"),
-    (binary(1, 0x11, IPV4.ljust(MAX_HEADER - 16, b"\0")), ProxyHeader("192.0.2.1", 56324), "v2 longest"),
+    (
+        binary(1, 0x11, IPV4.ljust(proxy_protocol.MAX_HEADER - 16, b"\0")),
+        ProxyHeader("192.0.2.1", 56324),
+        "v2 longest",
+    ),
 ]
 
 BAD = [
@@ -100,7 +93,7 @@ BAD = [
     (b"PROXY TCP4 192.0.2.1 198.51.100.9 -1 25\r\n", "a negative port"),
     (b"PROXY TCP4 192.0.2.1 198.51.100.9 1 \r\n", "an empty port"),
     ("PROXY TCP4 192.0.2.1 198.51.100.9 1 \u0662\u0665\r\n".encode(), "digits that are not ASCII"),
-    (b"PROXY UNKNOWN " + b"f" * (MAX_LINE - 15) + b"\r\n", "one octet too long"),
+    (b"PROXY UNKNOWN " + b"f" * (proxy_protocol.MAX_LINE - 15) + b"\r\n", "one octet too long"),
     (b"PROXY UNKNOWN " + b"f" * 500, "no end"),
     (SIGNATURE + b"\x11", "version 1 in binary"),
     (SIGNATURE + b"\x22", "an unassigned command"),
@@ -110,7 +103,7 @@ BAD = [
     (binary(1, 0x11, IPV4[:-1]), "an IPv4 block that is too short"),
     (binary(1, 0x21, IPV6[:-1]), "an IPv6 block that is too short"),
     (binary(1, 0x31, b"\0" * 215), "a Unix block that is too short"),
-    (binary(1, 0x11, b"", length=MAX_HEADER - 15), "one octet too long, before it has come"),
+    (binary(1, 0x11, b"", length=proxy_protocol.MAX_HEADER - 15), "one octet too long, before it has come"),
     (SIGNATURE[:-1] + b"\r", "nearly the signature"),
 ]
 
@@ -136,14 +129,14 @@ def test_the_client_is_one_in_any_cut(wire: bytes, expected: ProxyHeader, reason
 @pytest.mark.parametrize(("wire", "reason"), BAD, ids=[row[1] for row in BAD])
 def test_what_is_not_exactly_a_header_is_a_fault_in_every_cut(wire: bytes, reason: str) -> None:
     for pieces in cuts(wire):
-        with pytest.raises(ProxyFault, match="PROXY header"):
+        with pytest.raises(proxy_protocol.ProxyFault, match="PROXY header"):
             read(pieces)
 
 
 def test_a_fault_is_found_before_the_line_ends_when_it_never_does() -> None:
     reader = ProxyReader()
-    assert reader.feed(b"PROXY UNKNOWN " + b"f" * (MAX_LINE - 15)) is None
-    with pytest.raises(ProxyFault, match="longer than 107 bytes"):
+    assert reader.feed(b"PROXY UNKNOWN " + b"f" * (proxy_protocol.MAX_LINE - 15)) is None
+    with pytest.raises(proxy_protocol.ProxyFault, match="longer than 107 bytes"):
         reader.feed(b"f")
 
 
@@ -159,7 +152,7 @@ def test_a_fault_is_found_before_the_line_ends_when_it_never_does() -> None:
     ],
 )
 def test_the_text_for_the_operator_shows_nothing_that_a_stranger_chose(sent: bytes, kind: str) -> None:
-    with pytest.raises(ProxyFault) as caught:
+    with pytest.raises(proxy_protocol.ProxyFault) as caught:
         ProxyReader().feed(sent)
     assert str(caught.value) == f"no PROXY header: the connection begins with {kind}"
 
@@ -177,7 +170,7 @@ LOOKS = [
 
 @pytest.mark.parametrize(("data", "expected", "reason"), LOOKS, ids=[row[2] for row in LOOKS])
 def test_what_looks_like_a_header_from_an_unlisted_peer(data: bytes, expected: bool, reason: str) -> None:
-    assert looks_like_proxy(data) is expected, reason
+    assert proxy_protocol.looks_like_proxy(data) is expected, reason
 
 
 ADDRESSES = st.one_of(
@@ -213,9 +206,9 @@ def test_any_bytes_are_a_header_a_fault_or_waited_for_in_bounds(data: bytes) -> 
     reader = ProxyReader()
     try:
         header = reader.feed(data)
-    except ProxyFault:
+    except proxy_protocol.ProxyFault:
         return
-    assert header is not None or len(data) < MAX_HEADER
+    assert header is not None or len(data) < proxy_protocol.MAX_HEADER
 
 
 XCLIENTS = [
@@ -241,7 +234,11 @@ XCLIENTS = [
     ("NAME=[TEMPUNAVAIL]", XClient(name=""), "nobody knows now"),
     ("DESTADDR=192.0.2.9 DESTPORT=25", XClient(), "where the client has connected to is dropped"),
     ("DESTADDR=[UNAVAILABLE] DESTPORT=[UNAVAILABLE]", XClient(), "or is not known"),
-    (f"HELO={'x' * MAX_VALUE}", XClient(helo="x" * MAX_VALUE), "the longest value"),
+    (
+        f"HELO={'x' * proxy_protocol.MAX_VALUE}",
+        XClient(helo="x" * proxy_protocol.MAX_VALUE),
+        "the longest value",
+    ),
     ("  NAME=a   PORT=1 ", XClient(name="a", port=1), "spaces"),
 ]
 
@@ -252,7 +249,7 @@ def test_what_a_server_in_front_says(argument: str, expected: XClient, reason: s
 
 
 def test_every_keyword_that_is_offered_is_understood() -> None:
-    for keyword in KEYWORDS.split():
+    for keyword in proxy_protocol.KEYWORDS.split():
         value = "SMTP" if keyword == "PROTO" else "[UNAVAILABLE]"
         parse_xclient(f"{keyword}={value}")
 

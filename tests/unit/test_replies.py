@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.client import reputation
-from zonerelay.smtp.client.extensions import (
-    NO_LIMITS,
-    Capabilities,
-    PeerLimits,
-    future_release_line,
-    limits_line,
-    parse_ehlo,
-)
+from zonerelay.smtp.client import extensions, reputation
+from zonerelay.smtp.client.extensions import NO_LIMITS, Capabilities, PeerLimits, limits_line, parse_ehlo
 from zonerelay.smtp.client.replies import (
     MAX_BACKLOG,
     MAX_LINE,
@@ -353,6 +346,6 @@ def test_our_limits_can_be_read_by_anybody() -> None:
 
 def test_how_far_ahead_a_message_may_be_held() -> None:
     now = 1_893_456_000.9  # 2030-01-01T00:00:00.9Z
-    assert future_release_line(604_800.0, now) == "FUTURERELEASE 604800 2030-01-08T00:00:00Z"
-    assert future_release_line(1.5, now) == "FUTURERELEASE 1 2030-01-01T00:00:01Z"
-    assert future_release_line(2e9, now).startswith("FUTURERELEASE 999999999 2061-")
+    assert extensions.future_release_line(604_800.0, now) == "FUTURERELEASE 604800 2030-01-08T00:00:00Z"
+    assert extensions.future_release_line(1.5, now) == "FUTURERELEASE 1 2030-01-01T00:00:01Z"
+    assert extensions.future_release_line(2e9, now).startswith("FUTURERELEASE 999999999 2061-")

@@ -13,20 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.client import sasl
 from zonerelay.smtp.client.extensions import parse_ehlo
-from zonerelay.smtp.client.sasl import (
-    MAX_CHALLENGES,
-    MAX_ITERATIONS,
-    MAX_LINE,
-    MIN_ITERATIONS,
-    SaslConversation,
-    SaslError,
-    SaslIdentity,
-    SaslMechanism,
-    choose_mechanism,
-    make_mechanism,
-    without_secrets,
-)
+from zonerelay.smtp.client.sasl import SaslConversation, SaslError, SaslIdentity, without_secrets
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.sasl import (
     MAX_AUTH_LINE,
@@ -68,7 +57,7 @@ def plain(line: bytes) -> str:
 
 
 def talk(name: str, identity: SaslIdentity = PENCIL, nonce: str = "abc") -> SaslConversation:
-    return SaslConversation(make_mechanism(name, identity, nonce))
+    return SaslConversation(sasl.make_mechanism(name, identity, nonce))
 
 
 def begun(name: str, identity: SaslIdentity = PENCIL, nonce: str = "abc") -> SaslConversation:
@@ -120,8 +109,8 @@ def test_a_235_without_the_proof_is_worth_nothing() -> None:
     ("challenge", "words"),
     [
         ("r=abcX,s=QSXCR+Q6sek8bf92,i=1", "iterations"),
-        (f"r=abcX,s=QSXCR+Q6sek8bf92,i={MIN_ITERATIONS - 1}", "iterations"),
-        (f"r=abcX,s=QSXCR+Q6sek8bf92,i={MAX_ITERATIONS + 1}", "iterations"),
+        (f"r=abcX,s=QSXCR+Q6sek8bf92,i={sasl.MIN_ITERATIONS - 1}", "iterations"),
+        (f"r=abcX,s=QSXCR+Q6sek8bf92,i={sasl.MAX_ITERATIONS + 1}", "iterations"),
         ("r=abcX,s=QSXCR+Q6sek8bf92,i=99999999999999999999", "iteration count"),
         ("r=abcX,s=QSXCR+Q6sek8bf92,i=-4096", "iteration count"),
         ("r=abcX,s=QSXCR+Q6sek8bf92,i=４０９６", "iteration count"),
@@ -253,12 +242,12 @@ def test_a_long_token_waits_for_the_challenge() -> None:
 
 
 def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
-    talking = begun("XOAUTH2", SaslIdentity("user", "t" * MAX_LINE))
+    talking = begun("XOAUTH2", SaslIdentity("user", "t" * sasl.MAX_LINE))
     check_end(talking, "", "exceed")
 
 
 def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_escapes() -> None:
-    class Broken(SaslMechanism):
+    class Broken(sasl.SaslMechanism):
         name = "BROKEN"
         first = b"x"
 
@@ -281,7 +270,7 @@ def test_a_server_that_never_stops_asking_is_left() -> None:
     with pytest.raises(SaslError):
         talking.receive(334, "")
     assert talking.done
-    assert MAX_CHALLENGES < 10
+    assert sasl.MAX_CHALLENGES < 10
 
 
 @pytest.mark.parametrize(
@@ -300,7 +289,7 @@ def test_a_server_that_never_stops_asking_is_left() -> None:
 )
 def test_the_strongest_mechanism_offered_is_chosen(wanted: str, offered: str, chosen: str | None) -> None:
     capabilities = parse_ehlo(f"smarthost\nSIZE\nAUTH {offered}")
-    assert choose_mechanism(wanted, capabilities.auth) == chosen
+    assert sasl.choose_mechanism(wanted, capabilities.auth) == chosen
 
 
 def test_mechanisms_are_read_as_old_servers_write_them() -> None:

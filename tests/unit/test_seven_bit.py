@@ -10,22 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.conversion import (
-    ConversionPlan,
-    ConversionSurvey,
-    Encoder,
-    NotConvertibleError,
-    ascii_fields,
-    folded,
-)
+from zonerelay.message import conversion
+from zonerelay.message.conversion import ascii_fields, folded
 from zonerelay.smtp.server.line_ends import MAX_LINE
 
 READ = email.policy.default.clone(refold_source="none")
 EIGHT = email.policy.SMTPUTF8.clone(cte_type="8bit")
 
 
-def surveyed(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> ConversionPlan:
-    survey = ConversionSurvey(seven_bit=seven_bit)
+def surveyed(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> conversion.ConversionPlan:
+    survey = conversion.ConversionSurvey(seven_bit=seven_bit)
     for at in range(0, len(octets), cut):
         survey.feed(octets[at : at + cut])
     survey.finish()
@@ -33,7 +27,7 @@ def surveyed(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> Conversi
 
 
 def converted(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> bytes:
-    writer = Encoder(surveyed(octets, cut, seven_bit=seven_bit))
+    writer = conversion.Encoder(surveyed(octets, cut, seven_bit=seven_bit))
     pieces = [writer.feed(octets[at : at + cut]) for at in range(0, len(octets), cut)]
     return b"".join(pieces) + writer.finish()
 
@@ -153,7 +147,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_form_without_loss_is_refused(name: str) -> None:
-    with pytest.raises(NotConvertibleError):
+    with pytest.raises(conversion.NotConvertibleError):
         converted(REFUSED[name], 5000)
 
 
@@ -295,5 +289,5 @@ def test_any_quoted_printable_text_comes_back(words: list[str], cut: int) -> Non
 )
 def test_a_part_that_its_encoding_forbids_stays_as_it_is(encoding: str, body: bytes, seven_bit: bool) -> None:
     fields = f"Content-Type: application/pdf\r\nContent-Transfer-Encoding: {encoding}\r\n"
-    with pytest.raises(NotConvertibleError):
+    with pytest.raises(conversion.NotConvertibleError):
         surveyed(message(body + b"\r\n", fields), seven_bit=seven_bit)

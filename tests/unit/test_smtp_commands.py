@@ -10,27 +10,12 @@ from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
 from zonerelay.model.envelope import BodyType
-from zonerelay.smtp.server.commands import (
-    COMMAND_LINE,
-    LIMITS,
-    MAX_LINE,
-    LineFault,
-    LineReader,
-    parse_command,
-)
-from zonerelay.smtp.server.params import (
-    AUTH_MAIL_PARAMETERS,
-    DSN_MAIL_PARAMETERS,
-    DSN_RCPT_PARAMETERS,
-    HOLD_MAIL_PARAMETERS,
-    MAIL_PARAMETERS,
-    MailCommand,
-    parse_mail,
-    parse_rcpt,
-)
+from zonerelay.smtp.server import commands, params
+from zonerelay.smtp.server.commands import LineFault, LineReader, parse_command
+from zonerelay.smtp.server.params import DSN_RCPT_PARAMETERS, HOLD_MAIL_PARAMETERS, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError, literal_address
 
-EXTENDED = AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
+EXTENDED = params.AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
 
 TABLE = [
     (b"NOOP", ("NOOP", ""), "bare verb"),
@@ -58,8 +43,8 @@ def test_lines_are_limited_by_verb_and_the_limit_does_not_move() -> None:
         assert parse_command(b"NOOP " + b"x" * 505)[0] == "NOOP"
         with pytest.raises(CommandError, match="Line too long"):
             parse_command(b"NOOP " + b"x" * 506)
-        for verb, limit in LIMITS.items():
-            assert COMMAND_LINE < limit <= MAX_LINE
+        for verb, limit in commands.LIMITS.items():
+            assert commands.COMMAND_LINE < limit <= commands.MAX_LINE
             longest = verb.encode() + b" "
             longest += b"x" * (limit - 2 - len(longest))
             assert parse_command(longest)[0] == verb
@@ -93,7 +78,7 @@ def test_extensions_have_room(line: str, reason: str) -> None:
     verb, argument = parse_command(line.encode())
     assert f"{verb} {argument}" == line
     if verb == "MAIL":
-        parse_mail(argument, offered=MAIL_PARAMETERS | DSN_MAIL_PARAMETERS | EXTENDED)
+        parse_mail(argument, offered=params.MAIL_PARAMETERS | params.DSN_MAIL_PARAMETERS | EXTENDED)
     elif verb == "RCPT":
         parse_rcpt(argument, offered=DSN_RCPT_PARAMETERS)
 
@@ -193,7 +178,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize(("mailbox", "reason"), ACCEPTED, ids=[row[1] for row in ACCEPTED])
 def test_mailbox_is_kept_as_sent(mailbox: str, reason: str) -> None:
-    assert parse_mail(f"FROM:<{mailbox}>") == MailCommand(mailbox)  # type: ignore[arg-type]  # a literal
+    assert parse_mail(f"FROM:<{mailbox}>") == params.MailCommand(mailbox)  # type: ignore[arg-type]  # a literal
     assert parse_rcpt(f"TO:<{mailbox}>").address == mailbox
 
 
@@ -230,7 +215,7 @@ def test_orcpt_types(address: str) -> None:
 def test_envid_and_orcpt_hold_any_printable_character() -> None:
     everything = "".join(f"+{code:02X}" for code in range(0x20, 0x7F))
     for xtext in (everything[:99], everything[99:198], everything[198:]):
-        assert parse_mail(f"FROM:<> ENVID={xtext}", offered=DSN_MAIL_PARAMETERS).envid == xtext
+        assert parse_mail(f"FROM:<> ENVID={xtext}", offered=params.DSN_MAIL_PARAMETERS).envid == xtext
     argument = f"TO:<a@b> ORCPT=x;{everything}"
     assert parse_rcpt(argument, offered=DSN_RCPT_PARAMETERS).orcpt == f"x;{everything}"
 
@@ -240,7 +225,7 @@ def test_envid_and_orcpt_hold_any_printable_character() -> None:
 )
 def test_auth_parameter_is_checked_and_forgotten(value: str) -> None:
     plain = parse_mail("FROM:<a@example.org>")
-    assert parse_mail(f"FROM:<a@example.org> AUTH={value}", offered=AUTH_MAIL_PARAMETERS) == plain
+    assert parse_mail(f"FROM:<a@example.org> AUTH={value}", offered=params.AUTH_MAIL_PARAMETERS) == plain
 
 
 def test_hold_for_is_seconds() -> None:

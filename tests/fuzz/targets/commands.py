@@ -14,26 +14,21 @@ from datetime import UTC, datetime
 from tests.support.feeding import cuttings
 from zonerelay.model.envelope import domain_of, path
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.server import params
 from zonerelay.smtp.server.commands import LIMITS, MAX_LINE, LineFault, LineReader, parse_command
-from zonerelay.smtp.server.params import (
-    AUTH_MAIL_PARAMETERS,
-    DSN_MAIL_PARAMETERS,
-    DSN_RCPT_PARAMETERS,
-    HOLD_MAIL_PARAMETERS,
-    MAIL_PARAMETERS,
-    MAX_HOLD_FOR,
-    RCPT_PARAMETERS,
-    parse_mail,
-    parse_rcpt,
-)
 from zonerelay.smtp.server.paths import MAX_DOMAIN, MAX_PATH, CommandError, forward_path, reverse_path
 
 DAY = 86400.0
 BEGINNING_OF_TIME = datetime.min.replace(tzinfo=UTC).timestamp() - DAY
 END_OF_TIME = datetime.max.replace(tzinfo=UTC).timestamp() + DAY
 LIMIT = 64  # short, so that overlong lines are found soon
-OFFERED_TO_MAIL = MAIL_PARAMETERS | DSN_MAIL_PARAMETERS | AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
-OFFERED_TO_RCPT = RCPT_PARAMETERS | DSN_RCPT_PARAMETERS
+OFFERED_TO_MAIL = (
+    params.MAIL_PARAMETERS
+    | params.DSN_MAIL_PARAMETERS
+    | params.AUTH_MAIL_PARAMETERS
+    | params.HOLD_MAIL_PARAMETERS
+)
+OFFERED_TO_RCPT = params.RCPT_PARAMETERS | params.DSN_RCPT_PARAMETERS
 
 _REFUSAL = re.compile(rb"[45]\d\d [245]\.\d{1,3}\.\d{1,3} [ -~]{1,400}\r\n")
 _QUOTED = re.compile(r'^"(?:[^"\\]|\\.)*"')
@@ -103,12 +98,12 @@ def refusal(reply: Reply) -> None:
 
 
 def _mail(argument: str) -> None:
-    mail = parse_mail(argument, offered=OFFERED_TO_MAIL)
+    mail = params.parse_mail(argument, offered=OFFERED_TO_MAIL)
     assert mail.smtputf8 or mail.sender.isascii()
     assert mail.size >= 0
     assert mail.envid.isascii()
     assert mail.envid.isprintable()
-    assert mail.hold_for is None or 0 < mail.hold_for <= MAX_HOLD_FOR
+    assert mail.hold_for is None or 0 < mail.hold_for <= params.MAX_HOLD_FOR
     assert mail.hold_until is None or BEGINNING_OF_TIME <= mail.hold_until < END_OF_TIME
     assert mail.hold_for is None or mail.hold_until is None
     if mail.sender:
@@ -118,7 +113,7 @@ def _mail(argument: str) -> None:
 
 def _rcpt(argument: str) -> None:
     for smtputf8 in (False, True):
-        rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=OFFERED_TO_RCPT)
+        rcpt = params.parse_rcpt(argument, smtputf8=smtputf8, offered=OFFERED_TO_RCPT)
         assert smtputf8 or rcpt.address.isascii()
         assert rcpt.orcpt.isprintable()
         assert " " not in rcpt.orcpt
