@@ -58,6 +58,8 @@ def metrics() -> list[Described]:
         for call, function in calls(tree):
             texts = [text for each in call.args if (text := literal(each, [function, tree])) is not None]
             maker = called(call)
+            if maker == "labelled":
+                texts += [each.arg for each in call.keywords if each.arg]
             if maker == "Info" and texts:
                 texts = [f"{texts[0]}_info", *texts[1:], "version"]
             elif maker == "Family" and len(texts) > 2:

@@ -93,13 +93,6 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
         assert failing.options == [True, False]
 
 
-async def test_a_truncated_answer_is_asked_for_over_tcp() -> None:
-    async with FakeDns(ZONES, {"mx.example.com": TRUNCATED}) as server:
-        servers = NameServers([parse_name_server(server.address)], random.Random(1), wants_dnssec=False)
-        assert await ask(servers) == FOUND
-        assert [transport for *_, transport in server.queries] == ["udp", "tcp"]
-
-
 async def test_where_tcp_fails_the_next_server_is_asked() -> None:
     cut = FakeDns(ZONES, {"mx.example.com": TRUNCATED}, tcp=False)
     async with cut as first, FakeDns(ZONES) as second, asking(first.address, second.address) as servers:

@@ -400,12 +400,10 @@ class Instruments(Collector):
     def gauge(self, name: str, help_text: str, value: int = 0) -> Gauge:
         return self._kept(Gauge(name, help_text, value))
 
-    def labelled(
-        self, name: str, help_text: str, *labels: str, declared: Iterable[str] = ()
-    ) -> LabelledCounter:
-        """Create the metric. `declared` are values of its only label that are shown from the start."""
-        made = self._kept(LabelledCounter(name, help_text, labels))
-        made.declare((value,) for value in declared)
+    def labelled(self, name: str, help_text: str, *labels: str, **declared: Iterable[str]) -> LabelledCounter:
+        """Create the metric. `declared` is its only label, with the values that are shown from the start."""
+        made = self._kept(LabelledCounter(name, help_text, (*labels, *declared)))
+        made.declare((value,) for values in declared.values() for value in values)
         return made
 
     def histogram(self, name: str, help_text: str, bounds: Sequence[float]) -> Histogram:

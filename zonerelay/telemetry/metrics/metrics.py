@@ -127,22 +127,18 @@ class Metrics:
             "zonerelay_inbound_refused_total", "Connections and commands rejected.", "reason"
         )
         self.quota_refused = made.labelled(
-            "zonerelay_quota_refused_total",
-            "Mail rejected because of a user's quota.",
-            "quota",
-            declared=QUOTAS,
+            "zonerelay_quota_refused_total", "Mail rejected because of a user's quota.", quota=QUOTAS
         )
         self.logins = made.labelled(
-            "zonerelay_inbound_logins_total", "Replies to AUTH commands.", "result", declared=LOGIN_RESULTS
+            "zonerelay_inbound_logins_total", "Replies to AUTH commands.", result=LOGIN_RESULTS
         )
         self.dsn = made.labelled(
-            "zonerelay_dsn_total", "Bounces and reports queued to senders.", "kind", declared=DSN_KINDS
+            "zonerelay_dsn_total", "Bounces and reports queued to senders.", kind=DSN_KINDS
         )
         self.no_dsn = made.labelled(
             "zonerelay_dsn_withheld_total",
             "Final outcomes that are not reported to any sender.",
-            "reason",
-            declared=NO_DSN_REASONS,
+            reason=NO_DSN_REASONS,
         )
         self.history_dropped = made.counter(
             "zonerelay_history_dropped_total", "Events missing from the history."
@@ -150,8 +146,7 @@ class Metrics:
         self.dkim = made.labelled(
             "zonerelay_dkim_signatures_total",
             "Messages sent through zones that sign, by result.",
-            "result",
-            declared=DKIM_RESULTS,
+            result=DKIM_RESULTS,
         )
         self._declared: set[str] = set()
         self.destinations_suspended = made.labelled(
@@ -165,7 +160,7 @@ class Metrics:
             "source",
         )
         self.errors = made.labelled(
-            "zonerelay_trouble_total", "Unexpected errors by location.", "where", declared=TROUBLES
+            "zonerelay_trouble_total", "Unexpected errors by location.", where=TROUBLES
         )
         self._deliveries = made.labelled(
             "zonerelay_deliveries_total", "Results of delivery attempts.", "zone", "outcome"
@@ -192,8 +187,7 @@ class Metrics:
         self.tls_sessions = made.labelled(
             "zonerelay_inbound_tls_sessions_total",
             "Completed TLS handshakes with clients.",
-            "version",
-            declared=TLS_VERSIONS,
+            version=TLS_VERSIONS,
         )
         self.tls_connections = made.labelled(
             "zonerelay_outbound_tls_sessions_total",
@@ -205,26 +199,20 @@ class Metrics:
         self.sts_look_ups = made.labelled(
             "zonerelay_mta_sts_lookups_total",
             "Lookups of MTA-STS policies for a route, by result.",
-            "result",
-            declared=("enforce", "testing", "none", "absent", "failed"),
+            result=("enforce", "testing", "none", "absent", "failed"),
         )
         self.sts_fetches = made.labelled(
             "zonerelay_mta_sts_fetches_total",
             "Fetches of MTA-STS policies over HTTPS, by result.",
-            "result",
-            declared=("fetched", "failed"),
+            result=("fetched", "failed"),
         )
         self.sts_mismatches = made.labelled(
             "zonerelay_mta_sts_mismatches_total",
             "Routes with MX hosts that are not in the domain's MTA-STS policy.",
-            "mode",
-            declared=("enforce", "testing"),
+            mode=("enforce", "testing"),
         )
         self.dns_look_ups = made.labelled(
-            "zonerelay_dns_lookups_total",
-            "Queries to name servers, by result.",
-            "result",
-            declared=DNS_RESULTS,
+            "zonerelay_dns_lookups_total", "Queries to name servers, by result.", result=DNS_RESULTS
         )
         self.name_servers_lost = made.counter(
             "zonerelay_name_servers_lost_total", "Number of times that no name server responded."
@@ -260,8 +248,7 @@ class Metrics:
         self.outbox_finished = self.outbox.labelled(
             "zonerelay_outbox_finished_total",
             "Outbox rows released by this relay, by reason.",
-            "status",
-            declared=ROW_STATUSES,
+            status=ROW_STATUSES,
         )
         self.webhook_events = self.webhooks.labelled(
             "zonerelay_webhook_events_total",
