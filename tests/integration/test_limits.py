@@ -427,3 +427,28 @@ async def test_machines_that_share_a_spool_share_its_limits(
         assert len(receiver.messages) == 60
         assert receiver.open_peak <= LIMIT
         assert fullest(receiver.mails, rate.seconds) <= rate.count
+
+
+async def test_a_sender_of_very_many_takes_turns_where_new_mail_waits_long(tmp_path: Path) -> None:
+    """The receiver takes 50 recipients in a fifth of a second."""
+    many = [f"u{n}@example.com" for n in range(90)]
+    async with Timed(delay=0.2) as sink:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", max_connections_per_destination=1)
+        async with relay_with(settings(tmp_path, zone=zone)) as running:
+
+            def deferred() -> int:
+                return sum(counts.deferred for counts in running.worker.store.counts().values())
+
+            async with asyncio.timeout(20):
+                while not deferred():
+                    await asyncio.sleep(0.1)
+                    await running.send("news@example.org", many, MESSAGE)
+            for _ in range(12):
+                await running.send("news@example.org", many, MESSAGE)
+            await running.send("app@example.org", ["ann@example.com"], MESSAGE)
+            await running.until(
+                lambda: any("ann@example.com" in message.recipients for message in sink.messages),
+                what="a single message",
+                timeout=30.0,
+            )
+            assert deferred(), "it did not wait for all others"
