@@ -134,9 +134,10 @@ class Comparison(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(pick=st.integers(0, 5))
     def abort(self, pick: int) -> None:
-        real, model, _ = self.open.pop(pick % len(self.open))
+        real, model, deliveries = self.open.pop(pick % len(self.open))
         self.run(real.abort())
         self.run(model.abort())
+        self.aborted.add(deliveries[0].message_id)
 
     # --- handing out
 

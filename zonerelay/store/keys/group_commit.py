@@ -295,9 +295,14 @@ class GroupCommitter(Generic[Change, P]):
             refusal = StoreError(f"the spool could not be written: {error!r}")
             refusal.__cause__ = error
         self._refusal = refusal
-        batch = [*batch, *self._pending]  # the writer has the list of its submissions
-        self._pending = []
-        self._pending_size = self._urgent = 0
-        self._failed(refusal)
         for submission in batch:
             refuse(submission.done, refusal)
+        self.refuse_pending(refusal)
+        self._failed(refusal)
+
+    def refuse_pending(self, error: StoreError) -> None:
+        """Fail the submissions that are not being written yet, because an earlier one was refused."""
+        pending, self._pending = self._pending, []
+        self._pending_size = self._urgent = 0
+        for submission in pending:
+            refuse(submission.done, error)

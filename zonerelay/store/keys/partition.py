@@ -5,7 +5,8 @@ Concurrent writes are combined into one batch (`group_commit`). One batch is wri
 If a batch fails, its fate is determined before any caller receives a result. The partition is entered again
 in a new epoch, which fences a late batch, and the stored position shows whether the batch was durable. If so,
 the callers have succeeded. If not, the batch is written once more, unless there is no space. Then the writes
-that free space are written alone, and the callers of the others receive StoreFullError.
+that free space are written alone. The callers of the others receive StoreFullError, and so do those of writes
+that were submitted later, because they may have been computed from the refused ones.
 
 If the store does not respond within `PATIENCE`, the callers receive StoreError and never learn the result.
 `on_failure` is called, all later writes are refused, and the partition is entered in the background with
@@ -146,7 +147,9 @@ class Partition:
         self.on_back: Callable[[], None] = lambda: None
         """Called when it can be written again."""
         self.on_refused: Callable[[], None] = lambda: None
-        """Called when writes were refused for lack of space while others succeed."""
+        """Called when writes were refused for lack of space, with all that follow them, while others may have
+        succeeded.
+        """
         self.observe: Callable[[float], None] = lambda seconds: None
         """Receives the duration of each batch in seconds."""
         self.undo: Callable[[port.Write], port.Write | None] = lambda write: None
@@ -157,6 +160,8 @@ class Partition:
         self._valid_until = float("inf") if not self.lease else float("-inf")
         self._in_doubt: port.WriteBatch | None = None
         self._refused: list[port.Write] = []
+        self._full: StoreFullError | None = None
+        """Why writes of the current batch were refused."""
         self._turn = asyncio.Lock()
         self.batches = asyncio.Lock()
         """While a caller holds it, no batch is written, and every stored write has been `applied`."""
@@ -235,6 +240,11 @@ class Partition:
                 self._committer.written(JobFailure(error))
             else:
                 self._committer.written(self.clock.monotonic() - started)
+            if full := self._full:
+                # The submissions that wait were computed from the refused ones.
+                self._full = None
+                self._committer.refuse_pending(full)
+                self.on_refused()
 
         self._committing = asyncio.get_running_loop().create_task(run())
 
@@ -251,7 +261,7 @@ class Partition:
                 if is_last or not each.ops.makes_room:
                     refuse(each.done, error)
                     each.applied = None
-            self.on_refused()
+            self._full = error
             if frees and not is_last:
                 await self._commit(frees)
 
