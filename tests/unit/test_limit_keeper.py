@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.support.event_log import EventLog, events_into
-from tests.support.limits import nothing_assigned
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import (
     QUANTUM,
@@ -192,143 +190,7 @@ async def test_turns_that_were_idle_are_declared_again_once_they_are_used() -> N
         assert it.keeper.turns("z", "a", "", rate, None) is turns
 
 
-# Limits over all workers: whatever they do, in whichever order, none is exceeded and nobody starves
-
-
-ZONE = 6
-DESTINATIONS = {("a", ""): 4, ("a", "few"): 2, ("b", ""): 3, ("c", ""): 1}
-OWNERS = ("one", "two", "three")
-owners = st.sampled_from(OWNERS)
-destinations = st.sampled_from(sorted(DESTINATIONS))
-
-
-class Worker:
-    """What an owner knows, and does: it believes the newest answer, and uses no more."""
-
-    def __init__(self) -> None:
-        self.slots: Counter[tuple[str, str]] = Counter()
-        self.want: Counter[tuple[str, str]] = Counter()
-        self.revoked: Counter[tuple[str, str]] = Counter()
-
-    def hear(self, answer: LimitAnswer) -> None:
-        for held in answer.held:
-            key = (held.site, held.destination)
-            self.slots[key], self.revoked[key] = held.slots, held.revoked
-
-
-class Limits(RuleBasedStateMachine):
-    """Owners of one zone; an exchange may be lost on its way there or back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.limits = ZoneLimits()
-        self.now = 1000.0
-        self.workers = {name: Worker() for name in OWNERS}
-
-    def exchange(
-        self, name: str, *claims: SlotClaim, everything: bool = False, lost: bool = False
-    ) -> LimitAnswer:
-        request = LimitRequest(ZONE, claims, everything=everything)
-        # Through what is written down: so it is where machines share it.
-        self.limits = ZoneLimits.decode(self.limits.encode())
-        answer, _ = self.limits.exchange(name, request, self.now)
-        if not lost:
-            self.workers[name].hear(answer)
-        return answer
-
-    def claim(self, name: str, key: tuple[str, str], *, back: int = 0) -> SlotClaim:
-        worker = self.workers[name]
-        worker.slots[key] -= back
-        worker.want[key] = max(worker.want[key], worker.slots[key]) if not back else worker.slots[key]
-        return SlotClaim(*key, DESTINATIONS[key], worker.slots[key], back, worker.want[key])
-
-    @rule(name=owners, key=destinations, count=st.integers(1, 5), lost=st.booleans())
-    def wish(self, name: str, key: tuple[str, str], count: int, lost: bool) -> None:
-        worker = self.workers[name]
-        worker.want[key] = min(DESTINATIONS[key], worker.slots[key] + count)
-        self.exchange(name, self.claim(name, key), lost=lost)
-
-    @rule(name=owners, key=destinations, lost=st.booleans())
-    def give_back(self, name: str, key: tuple[str, str], lost: bool) -> None:
-        if self.workers[name].slots[key]:
-            self.exchange(name, self.claim(name, key, back=1), lost=lost)
-
-    @rule(name=owners, lost=st.booleans())
-    def ask_again(self, name: str, lost: bool) -> None:
-        self.exchange(name, lost=lost)
-
-    @rule(name=owners)
-    def say_everything(self, name: str) -> None:
-        keys = [key for key in DESTINATIONS if self.workers[name].slots[key] or self.workers[name].want[key]]
-        self.exchange(name, *(self.claim(name, key) for key in keys), everything=True)
-
-    @rule(name=owners)
-    def die(self, name: str) -> None:
-        self.limits.end(name, self.now)
-        self.workers[name] = Worker()
-
-    @rule(seconds=st.floats(0.1, 3))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule()
-    def authority_restarts(self) -> None:
-        """Who is alive comes back before anything is assigned."""
-        self.limits = ZoneLimits()
-        with nothing_assigned():
-            for name in OWNERS:
-                self.say_everything(name)
-        self.now += 2.0
-
-    @invariant()
-    def no_limit_is_exceeded(self) -> None:
-        used: Counter[tuple[str, str]] = Counter()
-        for worker in self.workers.values():
-            used.update(worker.slots)
-        assert sum(used.values()) <= ZONE
-        for site in {site for site, _ in DESTINATIONS}:
-            limits = {limit for (each, _), limit in DESTINATIONS.items() if each == site}
-            for limit in limits:
-                of = [key for key, most in DESTINATIONS.items() if key[0] == site and most <= limit]
-                assert sum(used[key] for key in of) <= limit
-
-    @rule(name=owners, key=destinations)
-    def nobody_waits_for_ever(self, name: str, key: tuple[str, str]) -> None:
-        """Others want all they can get, for ever, and use what they have until they are asked for it."""
-        for other in OWNERS:
-            for each, limit in DESTINATIONS.items():
-                self.workers[other].want[each] = limit
-                self.exchange(other, self.claim(other, each))
-        for _ in range(60):
-            if self.workers[name].slots[key]:
-                return
-            self.now += QUANTUM
-            for other, worker in self.workers.items():
-                self.exchange(other)
-                for each in DESTINATIONS:
-                    for _ in range(worker.revoked[each]):
-                        if worker.slots[each]:
-                            want = worker.want[each]
-                            claim = self.claim(other, each, back=1)
-                            worker.want[each] = want
-                            back = SlotClaim(claim.site, claim.destination, claim.limit, claim.keep, 1, want)
-                            self.exchange(other, back)
-        raise AssertionError(f"{name} never got anything of {key}")
-
-    @rule(name=owners)
-    def what_is_given_back_can_be_had(self, name: str) -> None:
-        for other in OWNERS:
-            self.exchange(other, everything=True)
-            self.workers[other] = Worker()
-        assert self.limits.is_empty
-        for key in (("a", ""), ("b", "")):
-            self.workers[name].want[key] = DESTINATIONS[key]
-            self.exchange(name, self.claim(name, key))
-        assert sum(self.workers[name].slots.values()) == ZONE
-
-
-TestLimits = Limits.TestCase
-TestLimits.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+# Limits over all workers; that none is ever exceeded is proved in tests/store/test_limit_authorities.py
 
 
 def say(ledger: ZoneLimits, name: str, *claims: SlotClaim, now: float = 0.0, zone: int = 20) -> LimitAnswer:
@@ -352,6 +214,31 @@ def test_two_who_want_everything_share_it_equally(ledger: ZoneLimits) -> None:
         (has,) = say(ledger, "one", SlotClaim("a", "", 20, keep, has.revoked, want=20)).held
     assert has.slots == 10
     assert ledger.allocator.owners["two"].slots == 10
+
+
+def test_a_full_zone_gives_way_to_another_site(ledger: ZoneLimits) -> None:
+    say(ledger, "one", SlotClaim("a", "", 6, want=6), zone=6)
+    _, news = ledger.exchange("two", LimitRequest(6, (SlotClaim("b", "", 6, want=6),)), 0.0)
+    assert news == {"one"}
+    assert say(ledger, "one", zone=6).held == (SlotGrant("a", "", 6, 3),)
+
+
+def test_the_last_slot_is_asked_back_after_a_while_and_once(ledger: ZoneLimits) -> None:
+    say(ledger, "one", SlotClaim("a", "", 1, want=1), zone=1)
+    for now, revoked in ((0.0, 0), (QUANTUM - 0.1, 0), (QUANTUM, 1), (QUANTUM + 0.1, 1)):
+        say(ledger, "two", SlotClaim("b", "", 1, want=1), now=now, zone=1)
+        assert ledger.allocator.owners["one"].leases["a", ""].revoked == revoked, now
+
+
+def test_a_destination_with_fewer_slots_takes_them_from_its_sites(ledger: ZoneLimits) -> None:
+    say(ledger, "one", SlotClaim("a", "", 4, want=3))
+    assert say(ledger, "two", SlotClaim("a", "few", 2, want=2)).held[0].slots == 1
+
+
+def test_ones_own_destinations_share_what_it_has(ledger: ZoneLimits) -> None:
+    say(ledger, "one", SlotClaim("a", "", 4, want=4), zone=4)
+    held = say(ledger, "one", SlotClaim("b", "", 4, want=4), zone=4).held
+    assert SlotGrant("a", "", 4, 2) in held
 
 
 def test_the_smaller_of_two_configurations_counts(ledger: ZoneLimits) -> None:
@@ -381,6 +268,10 @@ def test_who_is_not_heard_of_loses_what_it_had(ledger: ZoneLimits) -> None:
 
 
 # Turns
+
+
+ZONE = 6
+owners = st.sampled_from(["one", "two", "three"])
 
 
 class Rates(RuleBasedStateMachine):
