@@ -36,16 +36,12 @@ DAY = 86_400.0
 REDACTOR = Redactor(b"", enabled=False)
 
 
-class Count:
-    value = 0
-
-
 class Kept:
     """A history with its file, and what it told of trouble."""
 
     def __init__(self, home: Path) -> None:
         self.file = writer.file_of(home, 0)
-        self.dropped = Count()
+        self.dropped = Metrics().history_dropped
         self.told: list[str] = []
         self.restored: list[int] = []
         self.history = History(

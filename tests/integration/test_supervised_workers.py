@@ -57,7 +57,7 @@ channel.send(b"EMPTY=1")
 
 
 def launch_of(program: str) -> Launch:
-    def launch(index: int, *, drains_spool: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+    def launch(index: int, drains_spool: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         return [sys.executable, "-S", "-c", EMPTIES if drains_spool else program], {}, ()
 
     return launch

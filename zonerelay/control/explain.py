@@ -369,15 +369,11 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
                 ehlo_name=source.ehlo_name or zone.ehlo_name or self.hostname,
                 share=round(each.share, 4),
                 chosen=each.first,
+                refused_until=penalty.until if penalty else None,
+                refused_reply=str(penalty.reply) if penalty else "",
+                refused_ipv6_only=penalty is not None and penalty.ipv6,
                 absent=each.absent,
             )
-            if penalty is not None:
-                plan = msgspec.structs.replace(
-                    plan,
-                    refused_until=penalty.until,
-                    refused_reply=str(penalty.reply),
-                    refused_ipv6_only=penalty.ipv6,
-                )
             plans.append(plan)
         return plans
 

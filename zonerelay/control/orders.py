@@ -117,15 +117,11 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         about = request.about
         given = {name: getattr(about, name) for name in SELECTORS if getattr(about, name) is not None}
         if bool(given) is about.everything:
-            raise InvalidError(
-                "`everything` selects all mail and cannot be combined with other selectors"
-                if given
-                else (
-                    "no mail selected: specify a zone, destination, domain, sender, user or recipient, or "
-                    "everything"
-                ),
-                pointer="/about",
-            )
+            selectors = "a zone, destination, domain, sender, user or recipient, or everything"
+            text = f"no mail selected: specify {selectors}"
+            if given:
+                text = "`everything` selects all mail and cannot be combined with other selectors"
+            raise InvalidError(text, pointer="/about")
         texts = (*given.values(), request.reason)
         if (
             any(len(text) > MAX_TEXT or not text.isprintable() for text in texts)
@@ -134,23 +130,18 @@ class OrderAnswers(msgspec.Struct, frozen=True):
             text = f"selectors and reason must be printable and have at most {MAX_TEXT} characters"
             raise InvalidError(text, pointer="/about")
         if about.zone is not None and about.zone not in self._known_zones():
-            near = did_you_mean(about.zone, self._known_zones()) or (
-                f"; the zones are {in_words(self._known_zones())}"
-            )
+            zones = self._known_zones()
+            near = did_you_mean(about.zone, zones) or f"; the zones are {in_words(zones)}"
             raise InvalidError(f'zone "{about.zone}" does not exist{near}', pointer="/about/zone")
         if about.domain is not None and about.destination is not None:
             text = "domain and destination cannot be combined, because a destination has its own domains"
             raise InvalidError(text, pointer="/about")
         if request.refuse and (request.effect == HOLD or about.destination is not None):
-            what = (
-                ("a hold rule does not reject mail")
-                if request.effect == HOLD
-                else ("refuse cannot be combined with a destination")
-            )
-            raise InvalidError(
-                f"{what}: refuse requires a zone, domain, sender, user or recipient, or all mail",
-                pointer="/refuse",
-            )
+            what = "refuse cannot be combined with a destination"
+            if request.effect == HOLD:
+                what = "a hold rule does not reject mail"
+            text = f"{what}: refuse requires a zone, domain, sender, user or recipient, or all mail"
+            raise InvalidError(text, pointer="/refuse")
 
     def _known_zones(self) -> list[str]:
         stored = (queue.zone for queue, counts in self.operations.store.counts().items() if counts.total)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -22,6 +22,7 @@ import msgspec
 
 from zonerelay.history.database import CLEAR, MORE, Field, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.envelope import is_message_id
 from zonerelay.model.pattern import is_like
 from zonerelay.telemetry.events.records import TraceStep
@@ -188,7 +189,7 @@ class _HistoryFile(msgspec.Struct):
 
     worker: int
     database: sqlite3.Connection
-    blocks: OrderedDict[int, Mapping[str, list[HistoryRecord]]] = msgspec.field(default_factory=OrderedDict)
+    blocks: BoundedDict[int, Mapping[str, list[HistoryRecord]]]
     """What was read last, by the ids of messages."""
 
     def read(self, row: int) -> list[HistoryRecord]:
@@ -198,8 +199,6 @@ class _HistoryFile(msgspec.Struct):
     def records(self, message_id: str, row: int) -> list[HistoryRecord]:
         if (block := self.blocks.get(row)) is None:
             block = self.blocks[row] = _by_message(self.read(row))
-            if len(self.blocks) > _BLOCKS:
-                self.blocks.popitem(last=False)
         return block.get(message_id, [])
 
 
@@ -238,7 +237,7 @@ class Histories:
                 database = open_for_reading(path)
                 if self.longest is not None:  # a value other than zero interrupts the statement
                     database.set_progress_handler(self._is_late, _LOOKS)
-                self.files.append(_HistoryFile(worker, database))
+                self.files.append(_HistoryFile(worker, database, BoundedDict(_BLOCKS)))
             except sqlite3.Error as error:
                 self._is_broken(worker, error)
         return self

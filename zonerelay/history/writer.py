@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from zonerelay import durable
 from zonerelay.model.clock import Clock
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from zonerelay.history.database import Event
+    from zonerelay.telemetry.metrics.instruments import Counter
 
 Field = str | int | float | bool | None
 
@@ -55,12 +56,6 @@ CRASHED = "the relay ended without a shutdown; events of the last second may be 
 WAS_OFF = "the history was disabled"
 
 
-class DropCounter(Protocol):
-    """Counts events that could not be recorded."""
-
-    value: int
-
-
 @dataclass(eq=False, repr=False)
 class History:
     """Writes the history of a worker (implements `events.HistorySink`). `file` is its database; `guard` is
@@ -74,7 +69,7 @@ class History:
     max_size: int
     guard: int
     clock: InitVar[Clock]
-    dropped: DropCounter
+    dropped: Counter
 
     def __post_init__(self, clock: Clock) -> None:
         self.problem = ""

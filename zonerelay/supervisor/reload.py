@@ -194,19 +194,12 @@ class RelayReload(RepeatedWork):
             )
 
     async def _tell(self, member: SupervisedWorker) -> str:
-        """Send SIGHUP to a worker and return the reason of a refusal, or `""`. A worker that ends in the
-        meantime reads the configuration at its next start.
-        """
-        child, before = member.child, member.verdicts
-        if child is None:
-            return ""
-        self.state.workers.tell_to_reload(member)
-        deadline = self.state.clock.monotonic() + VERDICT_TIMEOUT
-        while member.verdicts == before and member.child is child:
-            if self.state.clock.monotonic() > deadline:
-                return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
-            await asyncio.sleep(_LOOK_EVERY)
-        return (member.verdict or "") if member.verdicts != before else ""
+        """Reload a worker, and return the reason of a refusal, or ""."""
+        try:
+            async with asyncio.timeout(VERDICT_TIMEOUT):
+                return await self.state.workers.tell_to_reload(member)
+        except TimeoutError:
+            return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
 
     async def _replace_all(self) -> None:
         """Replace one worker after the other. Raise ReloadRejectedError if one does not come up."""

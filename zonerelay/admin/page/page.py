@@ -149,7 +149,7 @@ class PageRoutes:
         by_itself = "X-By-Itself" in request.headers or request.path == "/tail/events"
         session = self._sessions.find(secret, by_itself=by_itself) if secret else None
         if session is not None:
-            VISIT.get().who = session.who
+            VISIT.get().who = session.token.name
         return session
 
     def _to_log_in(self, request: web.Request) -> web.Response:

@@ -66,14 +66,6 @@ class PageSession(msgspec.Struct):
     used: float
     check: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(18))
 
-    @property
-    def who(self) -> str:
-        return self.token.name
-
-    @property
-    def scope(self) -> Scope:
-        return self.token.scope
-
 
 class Sessions:
     """The open login sessions of the operators' page. `now` is a monotonic clock; `is_valid` returns whether
@@ -90,16 +82,13 @@ class Sessions:
         """Begin a session, and return the secret for the cookie."""
         self._expire()
         if len(self._sessions) >= MAX_SESSIONS:
-            counts = Counter(each.who for each in self._sessions.values())
-            del self._sessions[min(self._sessions, key=lambda each: self._rank(each, counts))]
+            counts = Counter(each.token.name for each in self._sessions.values())
+            ranks = {key: (-counts[each.token.name], each.used) for key, each in self._sessions.items()}
+            del self._sessions[min(ranks, key=ranks.__getitem__)]
         secret, now = secrets.token_urlsafe(32), self._now()
         self._begun += 1
         self._sessions[_hashed(secret)] = PageSession(self._begun, token, address, now, now)
         return secret
-
-    def _rank(self, key: bytes, counts: Counter[str]) -> tuple[int, float]:
-        session = self._sessions[key]
-        return -counts[session.who], session.used
 
     def find(self, secret: str, *, by_itself: bool) -> PageSession | None:
         """Return the open session of a cookie, or None. With `by_itself`, the page sent the request without
@@ -166,11 +155,11 @@ class PageRequest:
 
     @property
     def caller(self) -> str:
-        return "" if self.session is None else f"token {self.session.who}"
+        return "" if self.session is None else f"token {self.session.token.name}"
 
     @property
     def operates(self) -> bool:
-        return self.session is not None and self.session.scope == "operate"
+        return self.session is not None and self.session.token.scope == "operate"
 
     @property
     def addresses(self) -> AskRelay | None:

@@ -56,7 +56,7 @@ class Launcher:
         """The socket of the shared limits."""
 
     def __call__(
-        self, index: int, *, drains_spool: bool
+        self, index: int, drains_spool: bool
     ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         for path, text in self._texts.items():
             if not path.exists():  # an operator has removed it

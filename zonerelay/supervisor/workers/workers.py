@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -31,7 +30,8 @@ MAX_WORDS = 500
 
 class SupervisedWorker(msgspec.Struct):
     """A worker with its process and its restart policy. If `drains_spool`, it does not listen and ends when
-    its spool is empty. `edition` is that of its configuration. `verdict` is its result of a reload.
+    its spool is empty. `edition` is that of its configuration. `verdict` completes with its refusal of a
+    reload, or "".
     """
 
     index: int
@@ -44,8 +44,7 @@ class SupervisedWorker(msgspec.Struct):
     metrics: str = ""
     because: str = ""
     problem: str = ""
-    verdict: str | None = None
-    verdicts: int = 0
+    verdict: asyncio.Future[str] | None = None
 
     @property
     def name(self) -> str:
@@ -97,12 +96,8 @@ def timeouts_of(settings: Settings) -> WorkerTimeouts:
     )
 
 
-class Launch(Protocol):
-    """Returns the command line, the environment and the descriptors of a new process."""
-
-    def __call__(
-        self, index: int, *, drains_spool: bool
-    ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]: ...
+Launch = Callable[[int, bool], tuple[Sequence[str], Mapping[str, str], Sequence[int]]]
+"""`launch(index, drains_spool)` returns command line, environment and descriptors of a new process."""
 
 
 @dataclass(eq=False, repr=False)
@@ -164,10 +159,19 @@ class Workers:
                 self._do(member, member.policy.restart(self.now()))
         self.wake()
 
-    def tell_to_reload(self, member: SupervisedWorker) -> None:
+    def tell_to_reload(self, member: SupervisedWorker) -> asyncio.Future[str]:
+        """Send SIGHUP to a worker, and return its verdict: the reason of a refusal, or "". A worker that ends
+        in the meantime reads the configuration at its next start.
+        """
+        verdict = member.verdict
+        if verdict is None or verdict.done():
+            verdict = member.verdict = asyncio.get_running_loop().create_future()
         member.edition = self.edition
-        if member.child is not None:
+        if member.child is None:
+            _judged(member, "")
+        else:
             member.child.signal(signal.SIGHUP)
+        return verdict
 
     def change_timeouts(self, timeouts: WorkerTimeouts) -> None:
         self.timeouts = timeouts
@@ -238,7 +242,7 @@ class Workers:
         member.emptied, member.edition = False, self.edition
         member.policy.started(self.now())
         try:
-            command, environment, descriptors = self.launch(member.index, drains_spool=member.drains_spool)
+            command, environment, descriptors = self.launch(member.index, member.drains_spool)
             await child.start(command, environment, descriptors)
         except OSError as error:
             member.last_words = str(error)
@@ -280,8 +284,7 @@ class Workers:
             case "STATUS":
                 member.last_words = value[:MAX_WORDS]
             case "TAKEN" | "REFUSED":
-                member.verdict = "" if key == "TAKEN" else value
-                member.verdicts += 1
+                _judged(member, "" if key == "TAKEN" else value)
             case "FAILED":
                 self._pass_on(member, packet)
             case "EMPTY":
@@ -310,6 +313,7 @@ class Workers:
         first_time = member.policy.phase is WorkerPhase.STARTING and not self.ready.done()
         why = ending(status, killed_because=member.because, last_words=member.last_words)
         member.child = None
+        _judged(member, "")
         # An empty spool ends a worker only if it drains the spool. Its number may be in use again by now.
         member.emptied = member.emptied and member.drains_spool
         member.policy.ended(self.now(), finished=member.emptied)
@@ -322,3 +326,8 @@ class Workers:
         if first_time and not member.drains_spool and not self.ready.done():
             self.ready.set_exception(StartError(f"{member.name} {why}"))
         self.wake()
+
+
+def _judged(member: SupervisedWorker, verdict: str) -> None:
+    if member.verdict is not None and not member.verdict.done():
+        member.verdict.set_result(verdict)
