@@ -47,18 +47,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.authority import (
-    MAX_WAITING,
-    AuthorityError,
-    LimitAnswer,
-    LimitAuthority,
-    LimitRequest,
-    SlotClaim,
-    SlotGrant,
-    TurnRequest,
-    interval,
-    leased_grace,
-)
+from zonerelay.limits import authority as limits
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
 from zonerelay.telemetry.events.events import LimitEvents
@@ -142,10 +131,10 @@ class LeasedTurns:
 
     def __post_init__(self, rate: Rate | None, zone_rate: Rate | None) -> None:
         rates = [each for each in (rate, zone_rate) if each is not None]
-        self._site_interval = interval(rate) if rate is not None else 0.0
-        self._zone_interval = interval(zone_rate) if zone_rate is not None else 0.0
+        self._site_interval = limits.interval(rate) if rate is not None else 0.0
+        self._zone_interval = limits.interval(zone_rate) if zone_rate is not None else 0.0
         self.interval = max(self._site_interval, self._zone_interval)
-        self._grace = min(map(leased_grace, rates))
+        self._grace = min(map(limits.leased_grace, rates))
         self._turns: list[float] = []
         self._waiting: dict[Hashable, int] = {}
         self._unused: list[float] = []
@@ -233,7 +222,7 @@ class LeasedTurns:
 
     # As an owner
 
-    def ask(self) -> TurnRequest:
+    def ask(self) -> limits.TurnRequest:
         self.asked = True
         missing = self._started + self._demand - len(self._turns)
         if self._useless:
@@ -244,7 +233,7 @@ class LeasedTurns:
         # A batch that has lost its turn needs one at once.
         after = 0.0 if len(self._turns) < self._started else self._ahead
         count = max(0, min(missing, self._block))
-        return TurnRequest(
+        return limits.TurnRequest(
             self.site, self.destination, self._site_interval, self._zone_interval, count, after
         )
 
@@ -257,12 +246,14 @@ class LeasedTurns:
             call()
 
     @property
-    def known(self) -> tuple[TurnRequest, tuple[float, ...]] | None:
+    def known(self) -> tuple[limits.TurnRequest, tuple[float, ...]] | None:
         """Return the last used send time and the remaining ones, for an authority that has lost its state."""
         turns = (*((self.last,) if self.last != _NEVER else ()), *self._turns)
         if not turns:
             return None
-        return TurnRequest(self.site, self.destination, self._site_interval, self._zone_interval, 0), turns
+        return limits.TurnRequest(
+            self.site, self.destination, self._site_interval, self._zone_interval, 0
+        ), turns
 
     def idle_for(self, now: float) -> float:
         """Return the seconds since the last used send time."""
@@ -367,14 +358,14 @@ class Share(msgspec.Struct, eq=False):
         self.back += count
         self.revoked = max(0, self.revoked - count)
 
-    def claim(self, *, wanted: bool) -> SlotClaim:
+    def claim(self, *, wanted: bool) -> limits.SlotClaim:
         """Return the claim for the next request, which also returns slots. Unless `wanted`, it does not
         contain the requested slots.
         """
         back, self.back = self.back, 0
         self.declared = wanted or not self.requested
         want = max(self.requested if wanted else 0, self.slots)
-        return SlotClaim(self.site, self.destination, self.limit, self.slots, back, want)
+        return limits.SlotClaim(self.site, self.destination, self.limit, self.slots, back, want)
 
 
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
@@ -500,7 +491,7 @@ class ZoneAllowance:
         requested = sum(share.requested - share.slots for share in self._requests)
         return sum(share.slots for share in shares), sum(share.connections for share in shares), requested
 
-    def claims(self, *, everything: bool) -> tuple[SlotClaim, ...]:
+    def claims(self, *, everything: bool) -> tuple[limits.SlotClaim, ...]:
         self._zone_limit_declared = self.zone_limit
         heads = dict.fromkeys(self._first_requests())
         shares = self._dirty | heads
@@ -510,7 +501,7 @@ class ZoneAllowance:
         self._dirty.clear()
         return tuple(share.claim(wanted=share in heads) for share in shares)
 
-    def apply(self, held: tuple[SlotGrant, ...], waiters: int, now: float) -> list[float]:
+    def apply(self, held: tuple[limits.SlotGrant, ...], waiters: int, now: float) -> list[float]:
         """Apply an answer. Return the waiting time in seconds of each request that was granted at least in
         part.
         """
@@ -607,7 +598,7 @@ class ZoneAllowance:
 
     def _first_requests(self) -> Iterator[Share]:
         """Return the requests that the authority receives. The others follow when these are granted."""
-        return islice(self._requests, MAX_WAITING)
+        return islice(self._requests, limits.MAX_WAITING)
 
     def _freed(self, share: Share) -> None:
         spare = share.spare
@@ -655,7 +646,7 @@ class LimitKeeper:
     (`ZoneAllowance.is_contended`, `may_keep`).
     """
 
-    authority: LimitAuthority
+    authority: limits.LimitAuthority
     clock: Clock
     events: LimitEvents
     _: KW_ONLY
@@ -813,7 +804,7 @@ class LimitKeeper:
 
     async def _exchange(self, zone: ZoneAllowance) -> bool:
         wanted, everything = list(zone.wanted), zone.everything
-        request = LimitRequest(
+        request = limits.LimitRequest(
             zone.zone_limit,
             zone.claims(everything=everything),
             tuple(turns.ask() for turns in wanted),
@@ -829,7 +820,7 @@ class LimitKeeper:
         except Exception as error:  # noqa: BLE001 - turns and slots must be requested again after any error
             zone.everything = True
             zone.wanted.update(dict.fromkeys(wanted))
-            known = isinstance(error, AuthorityError)
+            known = isinstance(error, limits.AuthorityError)
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             self._note_lost(reason, zone.name)
             return False
@@ -837,7 +828,7 @@ class LimitKeeper:
         return True
 
     def _apply(
-        self, zone: ZoneAllowance, answer: LimitAnswer, wanted: list[LeasedTurns], sent: float
+        self, zone: ZoneAllowance, answer: limits.LimitAnswer, wanted: list[LeasedTurns], sent: float
     ) -> None:
         now = self.clock.monotonic()
         zone.heard = sent

@@ -42,14 +42,7 @@ from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import Tasks, cancel_all, gathered
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, secret_of
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    StoreError,
-    StoreFullError,
-    StoreLostError,
-    StoreOpenError,
-    Unhealthy,
-)
+from zonerelay.store.contract import StoreError, StoreFullError, StoreLostError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.port import MAX_NODES, first_release
 from zonerelay.store.objects.engine import AHEAD, Object, ObjectEngine, checked_values
 from zonerelay.store.objects.index import ValueLocation
@@ -67,7 +60,7 @@ PAGE_KEYS = 1000
 LAST_PATIENCE = 1.0
 READ_AGAIN = 10.0
 """Seconds between two searches for credentials in the places of the AWS tools, while requests are denied."""
-WINDOW = 16 * CHUNK_SIZE
+WINDOW = 1024 * 1024
 """The bytes of a body that one request reads."""
 LONGEST_USE = 100.0
 """Seconds, in addition to the timeout, for which a request may use a client."""

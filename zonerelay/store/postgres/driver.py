@@ -198,7 +198,7 @@ class DatabaseConnection:
                 access.url,
                 password=password or None,
                 timeout=CONNECT_TIMEOUT,
-                command_timeout=timeout,
+                command_timeout=min(timeout, COMMAND_TIMEOUT),
                 statement_cache_size=prepared,
                 server_settings={"application_name": access.name},
             )

@@ -31,13 +31,7 @@ from zonerelay.store.context import authority_errors
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys import port
 from zonerelay.store.keys.server import KeptConnection, ServerKeys
-from zonerelay.store.postgres.driver import (
-    COMMAND_TIMEOUT,
-    Columns,
-    DatabaseAccess,
-    DatabaseConnection,
-    Fetch,
-)
+from zonerelay.store.postgres.driver import Columns, DatabaseAccess, DatabaseConnection, Fetch
 
 OLDEST_VERSION = 13
 LONGEST_LEASE = 3600.0
@@ -232,9 +226,7 @@ def _connection(access: DatabaseAccess) -> KeptConnection[DatabaseConnection]:
     """Return a connection to a server that is suitable for a queue."""
 
     async def opened() -> DatabaseConnection:
-        link = await DatabaseConnection.plain(
-            access, timeout=min(COMMAND_TIMEOUT, max(1.0, access.lease / 2))
-        )
+        link = await DatabaseConnection.plain(access, timeout=max(1.0, access.lease / 2))
         with link.cut_on_error():
             await _check_server(link, access)
         return link

@@ -29,7 +29,6 @@ _PIECE = 256 * 1024
 _MAX_HEADER_FILE = 16 * 1024 * 1024
 _RECIPIENT = re.compile(r"(?P<front>.*)#(?P<kind>\d+)")
 _DEFERRED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S*(?: [+-]\d{4})? (\S+@\S+) .*?defer \(-?\d+\)(.*)")
-_NOTIFY = {2: Notify.NEVER, 4: Notify.SUCCESS, 8: Notify.FAILURE, 16: Notify.DELAY}
 _RET = {"1": Ret.FULL, "2": Ret.HDRS}
 _PROGRAMS = (b"exim", b"exim4")
 
@@ -107,10 +106,8 @@ def _recipient(line: str) -> OpenRecipient:
     if not kind & 2:
         return OpenRecipient(address=front)
     address, orcpt, flags = _without_text(front)
-    notify = Notify.UNSET
-    for bit, wish in _NOTIFY.items():
-        notify |= wish if flags & bit else Notify.UNSET
-    return OpenRecipient(address=address, notify=notify, orcpt=orcpt)
+    # Exim's flags begin with the second bit, in the order of ours.
+    return OpenRecipient(address=address, notify=Notify(flags >> 1 & 15), orcpt=orcpt)
 
 
 def _without_text(front: str) -> tuple[str, str, int]:

@@ -15,18 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
+from zonerelay.model import envelope
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import (
-    BodyType,
-    Envelope,
-    Mailbox,
-    Message,
-    MessageId,
-    Notify,
-    Origin,
-    Recipient,
-    Ret,
-)
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
@@ -34,8 +24,8 @@ from zonerelay.transfer.files import NO_QUEUE, Source, StoredMessage, UnusableMe
 
 T = TypeVar("T")
 
-_NOWHERE = Origin()
-_NO_ID = MessageId("")
+_NOWHERE = envelope.Origin()
+_NO_ID = envelope.MessageId("")
 _NOT_XTEXT = re.compile(r"[^!-*,-<>-~]")
 _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DOTALL)
 
@@ -44,7 +34,7 @@ class OpenRecipient(msgspec.Struct, frozen=True, kw_only=True):
     """A recipient whose delivery is not complete. `due` is Unix seconds, 0 for at once."""
 
     address: str
-    notify: Notify = Notify.UNSET
+    notify: envelope.Notify = envelope.Notify.UNSET
     orcpt: str = ""
     attempts: int = 0
     due: float = 0.0
@@ -65,9 +55,9 @@ class ForeignMessage(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = 0
     held: bool = False
     eight_bit: bool = False
-    ret: Ret = Ret.UNSET
+    ret: envelope.Ret = envelope.Ret.UNSET
     envid: str = ""
-    origin: Origin = _NOWHERE
+    origin: envelope.Origin = _NOWHERE
 
 
 def source_of(
@@ -109,7 +99,7 @@ def adopted(foreign: ForeignMessage, now: float) -> Iterator[StoredMessage | Unu
         )
         return
     created = min(foreign.created, now) if foreign.created > 0 else now
-    deliveries: dict[Mailbox, Delivery] = {}
+    deliveries: dict[envelope.Mailbox, Delivery] = {}
     for each in foreign.recipients:
         try:
             address = _mailbox(each.address, forward_path)
@@ -132,15 +122,15 @@ def adopted(foreign: ForeignMessage, now: float) -> Iterator[StoredMessage | Unu
         )
     if not deliveries:
         return
-    envelope = Envelope(
+    made = envelope.Envelope(
         id=_NO_ID,
         sender=sender,
         recipients=tuple(
-            Recipient(address=each.recipient, notify=each.notify, orcpt=each.orcpt)
+            envelope.Recipient(address=each.recipient, notify=each.notify, orcpt=each.orcpt)
             for each in deliveries.values()
         ),
         created=created,
-        body=BodyType.EIGHT_BIT if foreign.eight_bit else BodyType.SEVEN_BIT,
+        body=envelope.BodyType.EIGHT_BIT if foreign.eight_bit else envelope.BodyType.SEVEN_BIT,
         smtputf8=not all(each.isascii() for each in (sender, *deliveries)),
         ret=foreign.ret,
         envid=_checked(parse_envid, foreign.envid),
@@ -148,7 +138,7 @@ def adopted(foreign: ForeignMessage, now: float) -> Iterator[StoredMessage | Unu
     )
     yield StoredMessage(
         key=foreign.key,
-        message=Message(envelope=envelope, size=0, chunks=0),
+        message=envelope.Message(envelope=made, size=0, chunks=0),
         deliveries=tuple(deliveries.values()),
         body=foreign.body,
         weight=foreign.weight,
@@ -156,7 +146,7 @@ def adopted(foreign: ForeignMessage, now: float) -> Iterator[StoredMessage | Unu
     )
 
 
-def _mailbox(address: str, parse: Callable[[str], tuple[Mailbox, str]]) -> Mailbox:
+def _mailbox(address: str, parse: Callable[[str], tuple[envelope.Mailbox, str]]) -> envelope.Mailbox:
     mailbox, rest = parse(f"<{address}>")
     if rest or not address.isprintable():
         parse("")  # raises if the text continues after the address
