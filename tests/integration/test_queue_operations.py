@@ -109,7 +109,7 @@ async def test_mail_that_waits_in_memory_can_be_held(queue: Queue) -> None:
     queue.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     for n in range(20):
         queue.accept(f"u{n:02}@example.com")
-    await queue.until(lambda: queue.scheduler.zone("default").plan.waiting == 19)
+    await queue.until(lambda: queue.scheduler.zone("default").plan.window.waiting == 19)
     assert await queue.verbs.hold(ALL) == ChangeCounts(matched=20, changed=19, busy=1)
     queue.courier.gate.set()
     await queue.until(lambda: len(queue.sink.named("delivered")) == 1)

@@ -372,7 +372,7 @@ async def test_a_slow_destination_never_fills_the_window(make: Make) -> None:
     relay.accept("b@quick.example", tell=False)
     await relay.scheduler.start()
     await relay.until(lambda: relay.courier.recipients() == ["b@quick.example"])
-    assert relay.scheduler.zone("default").plan.waiting <= 64
+    assert relay.scheduler.zone("default").plan.window.waiting <= 64
     relay.accept("c@quick.example")
     await relay.until(lambda: relay.courier.recipients()[-1] == "c@quick.example")
     slow.set()
@@ -432,7 +432,7 @@ async def test_a_courier_that_raises_costs_a_deferral_and_no_lane(start: Start) 
     await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
     assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.courier"] * 2
     assert all(delivery.attempts == 0 for delivery in await relay.stored())
-    assert relay.scheduler.zone("default").plan.active == 0
+    assert relay.scheduler.zone("default").plan.round_robin.active == 0
 
 
 async def test_an_unreadable_message_is_put_off_and_reported(make: Make) -> None:

@@ -280,10 +280,10 @@ class Ledger:
         if worker is None or not node.is_up:
             return
         for zone in worker.scheduler._zones.values():
-            if zone.plan.waiting >= self.window - 1:
+            if zone.plan.window.waiting >= self.window - 1:
                 self.sometimes["the window was full"] += 1
-            if zone.plan.waiting > self.window:
-                self._fail(f"{zone.plan.waiting} deliveries wait in the memory of {node.name}")
+            if zone.plan.window.waiting > self.window:
+                self._fail(f"{zone.plan.window.waiting} deliveries wait in the memory of {node.name}")
         bodies = getattr(worker.store, "_bodies", None)
         if bodies is not None and bodies._size > body.CAPACITY:
             self._fail(f"{bodies._size} octets of bodies are in the memory of {node.name}")

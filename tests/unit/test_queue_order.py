@@ -98,7 +98,7 @@ def test_a_destination_that_stands_in_the_ring_already_is_hastened() -> None:
     assert HIGH in plan.priorities(2)
     assert len(plan.priorities(599)) == 599
     assert not plan.priorities(1)
-    assert plan.queue.waiting == 0
+    assert plan.queue.window.waiting == 0
 
 
 def test_a_full_window_of_bulk_mail_leaves_room_for_urgent_mail() -> None:
@@ -122,10 +122,10 @@ def test_withdrawn_and_drained_deliveries_are_found_whatever_their_priority() ->
     for some in withdrawn:
         plan.queue.add(some, plan.now, some[0].priority)
     plan.queue.withdraw([each.key for some in withdrawn for each in some])
-    assert plan.queue.waiting == 6
+    assert plan.queue.window.waiting == 6
     left = [each.priority for each in chain.from_iterable(plan.queue.drain())]
     assert left == [HIGH, HIGH, NORMAL, NORMAL, BULK, BULK]
-    assert plan.queue.waiting == 0
+    assert plan.queue.window.waiting == 0
 
 
 def test_a_destination_that_is_often_hastened_has_no_more_turns_than_its_neighbours() -> None:
@@ -417,7 +417,7 @@ def test_only_fresh_mail_starts_until_the_next_look_then_all(*, known: bool, pri
     zone.put_in("old", 5, due=PUT_OFF, priority=priority)
     zone.put_in("new", 5)
     assert zone.send() == ["new"] * 5
-    assert zone.queue.active == 0
+    assert zone.queue.round_robin.active == 0
     zone.let_go()
     assert zone.send() == ["old"] * 5
 

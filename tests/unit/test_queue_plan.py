@@ -78,7 +78,7 @@ def test_an_old_route_is_looked_up_again() -> None:
     work = queue.next_work(NOW + 61)
     assert work is not None
     assert work.route.name == "new"
-    assert queue.waiting == 0
+    assert queue.window.waiting == 0
 
 
 def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
@@ -143,7 +143,7 @@ def test_what_an_operator_changed_during_a_claim_goes_back_to_the_store() -> Non
     queue.withdraw([number(1).key])
     queue.give_back([number(1).key])
     queue.add([number(1), number(2)], NOW)
-    assert queue.waiting == 1
+    assert queue.window.waiting == 1
     assert list(itertools.chain.from_iterable(queue.drain())) == [number(2), number(1)]
 
 
@@ -248,7 +248,7 @@ def test_nothing_waits_for_a_suspended_destination() -> None:
     assert work is not None
     assert queue.finished(work, [NO_HOST], NOW) is Transition.SUSPENDED
     ((destination, parked),) = queue.take_parked()
-    assert (len(parked), queue.waiting, destination.suspension.until) == (4, 0, NOW + 30)
+    assert (len(parked), queue.window.waiting, destination.suspension.until) == (4, 0, NOW + 30)
     queue.add([number(9)], NOW + 29)
     assert [len(parked) for _, parked in queue.take_parked()] == [1]
     queue.add([number(10), number(11)], NOW + 31)
@@ -357,7 +357,7 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
     # A portion at a time: the next one after the next rest.
     assert [len(put_off) for _, put_off in queue.take_parked()] == [refill.limit]
     assert plan_claim(queue) is None
-    assert queue.waiting == 0
+    assert queue.window.waiting == 0
 
 
 def test_the_mail_of_a_few_messages_is_put_off_without_more_ado() -> None:

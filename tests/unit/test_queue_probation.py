@@ -251,12 +251,12 @@ def test_thousands_of_domains_that_died_together_do_not_fill_the_window(plan: Pl
         plan.add(name, 9)
     parked = plan.queue.take_parked()
     assert plan.active() == {f"dead{n}": 1 for n in range(5)}
-    assert 500 <= plan.queue.waiting < 550
-    assert len(parked) * 9 + plan.queue.waiting + 5 == 900
+    assert 500 <= plan.queue.window.waiting < 550
+    assert len(parked) * 9 + plan.queue.window.waiting + 5 == 900
     assert all(destination.suspension.until == plan.now + 30 for destination, _ in parked)
     while plan.active():
         plan.finish(_name(plan.works[0]))
-    assert not plan.queue.waiting, "those that waited have had their turn"
+    assert not plan.queue.window.waiting, "those that waited have had their turn"
     plan.now += 31
     plan.add("dead99", 9)
     assert plan.active()["dead99"] == 1, "and the others have it when there is room"

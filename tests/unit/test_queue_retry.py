@@ -215,7 +215,8 @@ async def test_an_exception_is_a_temporary_default(module: types.ModuleType, err
     assert len(sink.named("trouble")) == 2
 
 
-async def test_a_function_that_hangs_is_left_alone_until_it_returns() -> None:
+async def test_a_function_that_hangs_is_left_alone_until_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zonerelay.queue.settle.retry.BACKOFF_TIMEOUT", 0.2)
     sink = EventLog()
     released = threading.Event()
     calls = []
@@ -225,7 +226,7 @@ async def test_a_function_that_hangs_is_left_alone_until_it_returns() -> None:
         released.wait()
         return 5.0
 
-    isolated = IsolatedBackoff(backoff, 900.0, events_into(sink, ManualClock()), timeout=0.2)
+    isolated = IsolatedBackoff(backoff, events_into(sink, ManualClock()))
     assert await isolated.delay(ENVELOPE, 1) == 900.0
     assert await isolated.delay(ENVELOPE, 2) == 900.0
     assert calls == [1]

@@ -383,7 +383,7 @@ def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> No
     assert plan.queue.next_work(later) is None
     plan.queue.finished(probe, [LOCAL], NOW)
     assert plan.queue.next_work(NOW) is not None
-    assert plan.queue.waiting == 0
+    assert plan.queue.window.waiting == 0
 
 
 # While a backlog is worked off, half of all turns are new mail's, and the other half the backlog's
@@ -459,7 +459,7 @@ def test_the_backlog_has_its_part_of_turns_and_no_more_however_much_mail_comes(*
     assert len(sent) == 100
     assert 100 // (FRESH_WEIGHT + 1) <= len(sent) - sum(is_new(sent)) <= 20
     list(plan.queue.drain())
-    assert plan.queue.waiting == plan.window.new_waiting == 0
+    assert plan.queue.window.waiting == plan.window.new_waiting == 0
 
 
 def test_new_mail_for_a_destination_with_a_backlog_takes_turns_with_that() -> None:
@@ -512,8 +512,8 @@ def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None
         claim = plan_claim(plan.queue, ALL)
         if claim is None:
             break
-        plan.put_in(*(f"new{plan.queue.waiting + number}.example" for number in range(claim.limit)))
-    assert plan.queue.waiting <= 80 + plan.window.new_most
+        plan.put_in(*(f"new{plan.queue.window.waiting + number}.example" for number in range(claim.limit)))
+    assert plan.queue.window.waiting <= 80 + plan.window.new_most
 
 
 def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
@@ -533,5 +533,5 @@ def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
     plan.put_in(*(f"new{number}.example" for number in range(20)))
     assert plan.window.new_waiting == 80
     assert len(plan.send(100)) == 80
-    assert plan.window.new_waiting == plan.queue.waiting == 0
+    assert plan.window.new_waiting == plan.queue.window.waiting == 0
     assert plan.queue.window.of(Priority.NORMAL).room == 80

@@ -142,7 +142,7 @@ class Scheduler:
         """Forget a provided zone. Return false while some of its mail waits or is attempted."""
         zone = self._zones.get(name)
         if zone is not None:
-            if zone.plan.active or zone.plan.waiting:
+            if zone.plan.round_robin.active or zone.plan.window.waiting:
                 return False
             del self._zones[name]
             self._retire(zone)

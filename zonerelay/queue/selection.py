@@ -131,7 +131,6 @@ class BacklogThrottle:
         """Seconds for which the backlog had a rate."""
         self._looked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
         self.rate = math.inf
         """Starts per second that the backlog may have."""
         self.is_used_up = False
@@ -185,14 +184,13 @@ class BacklogThrottle:
         return math.inf if rate > (fresh + other) * SHARE else rate
 
     def stop(self) -> None:
-        self._stopped = True
+        self._busy = None
         if self._timer is not None:
             self._timer.cancel()
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         self._looked_at = loop.time()
-        if not self._stopped:
-            self._timer = loop.call_later(LOOK, self._on_time, loop)
+        self._timer = loop.call_later(LOOK, self._on_time, loop)
 
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
         was_used_up = self.is_used_up

@@ -196,8 +196,8 @@ class Simulation:
                 for _, each in node.scheduler.destinations()
                 if each.waiting and not (each.active or each.suspended_until or each.turn_in(tick))
             )
-            waiting += plan.waiting
-            active += plan.active
+            waiting += plan.window.waiting
+            active += plan.round_robin.active
             for queue in queues_of(ZONE):
                 since = node.store.oldest_ready(queue, self.clock.now())
                 oldest = max(oldest, 0.0 if since is None else self.clock.now() - since)

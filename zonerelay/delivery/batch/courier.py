@@ -295,7 +295,6 @@ class SmtpCourier:
             self.sources.bound(terms.key.source, ip)
         self._report_skipped(session, session.skipped)
         self._extensions.allow(session)
-        self._limits.apply(session)
         return session
 
     def _report_skipped(self, session: OutgoingSession, line: str) -> None:

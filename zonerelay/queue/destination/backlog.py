@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -253,26 +253,22 @@ class DestinationQueue:
     `Backlog`.
     """
 
-    __slots__ = ("_apart", "_backlogs", "_precedence", "domains", "waiting")
+    __slots__ = ("_apart", "_precedence", "backlogs", "domains", "waiting")
 
     def __init__(self, *, apart: bool = False) -> None:
         self._apart = apart
         # Not a set: the garbage collector inspects every set, but no dict that contains only strings.
         self.domains: dict[str, None] = {}
         self.waiting = 0
-        self._backlogs: dict[Priority, Backlog] = {}
-        self._precedence: Precedence | None = None
+        self.backlogs: dict[Priority, Backlog] = {}
+        """The backlogs by priority. Some may be empty."""
+        self._precedence = Precedence()
 
     def backlog(self, priority: Priority) -> Backlog:
-        backlog = self._backlogs.get(priority)
+        backlog = self.backlogs.get(priority)
         if backlog is None:
-            backlog = self._backlogs[priority] = Backlog(self.domains, apart=self._apart)
+            backlog = self.backlogs[priority] = Backlog(self.domains, apart=self._apart)
         return backlog
-
-    @property
-    def backlogs(self) -> Mapping[Priority, Backlog]:
-        """The backlogs by priority. Some may be empty."""
-        return self._backlogs
 
     def add(self, delivery: Delivery, priority: Priority, since: MessageId | None = None) -> None:
         self.backlog(priority).add(delivery, since)
@@ -282,12 +278,10 @@ class DestinationQueue:
         """Remove and return up to `limit` deliveries of the oldest message of the next priority. At least one
         must wait. `domains` has the same meaning as in `Backlog.take`.
         """
-        backlogs = self._backlogs
+        backlogs = self.backlogs
         if len(backlogs) == 1:  # the usual case
             ((priority, backlog),) = backlogs.items()
         else:
-            if self._precedence is None:
-                self._precedence = Precedence()
             priority = self._precedence.pick(each for each, backlog in backlogs.items() if backlog.waiting)
             backlog = backlogs[priority]
         deliveries = backlog.take(limit, domains)
@@ -296,7 +290,7 @@ class DestinationQueue:
 
     def remove(self, key: DeliveryKey, priority: Priority) -> Delivery | None:
         """Forget a delivery and return it, or return None if it is not waiting here."""
-        backlog = self._backlogs.get(priority)
+        backlog = self.backlogs.get(priority)
         delivery = None if backlog is None else backlog.remove(key)
         if delivery is not None:
             self.waiting -= 1
@@ -311,24 +305,24 @@ class DestinationQueue:
     @property
     def has_fresh(self) -> bool:
         """Whether mail that is not backlog is waiting for its first attempt."""
-        return any(backlog.has_fresh for backlog in self._backlogs.values())
+        return any(backlog.has_fresh for backlog in self.backlogs.values())
 
     @property
     def passed_over(self) -> set[str]:
-        return {domain for backlog in self._backlogs.values() for domain in backlog.passed_over}
+        return {domain for backlog in self.backlogs.values() for domain in backlog.passed_over}
 
     @property
     def urgency(self) -> Priority:
         """The highest priority of the queued mail. Some mail must wait."""
-        if len(self._backlogs) == 1:
-            (priority,) = self._backlogs
+        if len(self.backlogs) == 1:
+            (priority,) = self.backlogs
             return priority
         return min(
-            (each for each, backlog in self._backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
+            (each for each, backlog in self.backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
         )
 
     def __iter__(self) -> Iterator[Delivery]:
-        for backlog in self._backlogs.values():
+        for backlog in self.backlogs.values():
             yield from backlog
 
 

@@ -85,19 +85,12 @@ class Pacer:
     created.
     """
 
-    __slots__ = ("_grace", "_most_pending", "_rate", "interval", "last", "next_start", "next_turn", "pending")
+    __slots__ = ("_grace", "_most_pending", "interval", "last", "next_start", "next_turn", "pending", "rate")
 
     def __init__(self, rate: Rate, last: float = _NEVER) -> None:
-        self._rate: Rate | None = None
+        self.rate = rate
         self.last = last
         self.pending = 0
-        self.configure(rate)
-
-    def configure(self, rate: Rate) -> None:
-        """Apply this rate from now on."""
-        if rate == self._rate:
-            return
-        self._rate = rate
         self.interval = interval(rate)
         self._grace = grace(rate)
         self._most_pending = max(1, int(HORIZON / self.interval))
@@ -291,10 +284,8 @@ class Rates:
         self._zone_rate = rate
         if rate is None or self.lessor is not None:
             self.zone = None
-        elif self.zone is None:
-            self.zone = Pacer(rate)
-        else:
-            self.zone.configure(rate)
+        elif self.zone is None or self.zone.rate != rate:
+            self.zone = Pacer(rate, _NEVER if self.zone is None else self.zone.last)
 
     def pace(self, site: SiteKey, line: DestinationKey, rate: Rate | None) -> Pace | None:
         """Return the pace of a destination at a site, or None if no rate applies."""
@@ -656,7 +647,7 @@ class Destination(DestinationQueue):
     def is_forgettable(self, now: float) -> bool:
         if self.waiting or self.active or not self.suspension.is_forgettable(now):
             return False
-        return not any(backlog.passed_over for backlog in self._backlogs.values())
+        return not any(backlog.passed_over for backlog in self.backlogs.values())
 
 
 class Work(msgspec.Struct, eq=False):

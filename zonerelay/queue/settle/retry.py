@@ -72,28 +72,24 @@ class IsolatedBackoff:
     is not called again and every delivery gets the fallback delay, so at most one thread is lost.
     """
 
-    def __init__(
-        self, function: Backoff, fallback: float, events: Events, *, timeout: float = BACKOFF_TIMEOUT
-    ) -> None:
+    def __init__(self, function: Backoff, events: Events) -> None:
         self._function = function
-        self._fallback = fallback
         self._events = events
-        self._timeout = timeout
         self._threads = DaemonThreads("backoff", 1)
         self._hanging: Future[float | None] | None = None
 
     async def delay(self, envelope: Envelope, attempts: int) -> float | None:
         if self._hanging is not None and not self._hanging.done():
-            return self._fallback
+            return FALLBACK_DELAY
         call = DaemonCall(partial(self._called, envelope, attempts))
         self._threads.submit(call)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(BACKOFF_TIMEOUT):
                 return await asyncio.shield(asyncio.wrap_future(call.answer))
         except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
             self._hanging = call.answer
             self._events.error("retry.backoff", error, message_id=envelope.id)
-        return self._fallback
+        return FALLBACK_DELAY
 
     def _called(self, envelope: Envelope, attempts: int) -> float | None:
         try:
@@ -178,7 +174,7 @@ def build(
     """Return the configured policies. Raise ValueError with a message if `backoff` cannot be loaded."""
     backoff: IsolatedBackoff | Backoff
     if settings.backoff:
-        backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)
+        backoff = IsolatedBackoff(load_backoff(settings.backoff), events)
     else:
         backoff = _BUILT_IN.get(settings.policy) or scheduled(settings.schedule)
     general = ZoneRetryPolicy(settings, bounce.max_age, backoff)

@@ -740,7 +740,7 @@ class Settler:
         self, parcel: _PendingOutcomes | UnattemptedDeliveries, work: Coroutine[object, object, None]
     ) -> None:
         self._in_work.add(parcel)
-        self._tasks.start(work)
+        self._tasks.start(work).add_done_callback(lambda _: self._in_work.discard(parcel))
 
     async def _settle_unattempted(self, work: UnattemptedDeliveries) -> None:
         try:
@@ -751,8 +751,6 @@ class Settler:
             rest = [put_off(delivery, work.outcome, now) for delivery in work.deliveries]
             if rest:
                 self._put(rest, _PendingOutcomes(None, list(work.deliveries), (), work.destination))
-        finally:
-            self._in_work.discard(work)
 
     async def _divide(self, work: UnattemptedDeliveries) -> None:
         def needs_message(delivery: Delivery) -> bool:
@@ -783,7 +781,6 @@ class Settler:
             if parcel.deliveries:
                 await self._settle(parcel)
         finally:
-            self._in_work.discard(parcel)
             self._at_once.release()
 
     async def _read(self, message_id: MessageId) -> Message | None:
@@ -802,8 +799,6 @@ class Settler:
             now = self._clock.now()
             pairs = zip(parcel.deliveries, parcel.outcomes, strict=True)
             dispositions, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
-        finally:
-            self._in_work.discard(parcel)
         self._put(dispositions, parcel, reports)
 
     async def _decided(self, parcel: _PendingOutcomes) -> list[Disposition]:

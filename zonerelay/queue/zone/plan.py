@@ -147,10 +147,6 @@ class ZonePlan:
 
     # Events
 
-    @property
-    def waiting(self) -> int:
-        return self.window.waiting
-
     def take_new(self, deliveries: Sequence[Delivery], now: float) -> int:
         """Add new deliveries of one queue while there is room for them in the window and in the shares of
         their destinations. Return how many were added, from the first on.
@@ -268,11 +264,6 @@ class ZonePlan:
         if not self.round_robin.goes_on(destination, now, tick):
             return None
         return self._start(destination, now, tick, number=work.number + 1, used=used)
-
-    @property
-    def active(self) -> int:
-        """The number of transactions in progress."""
-        return self.round_robin.active
 
     @property
     def has_requests(self) -> bool:

@@ -47,8 +47,6 @@ bounded.
 """
 AGAIN = 60.0
 
-_NO_DOMAINS: frozenset[str] = frozenset()
-
 
 class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
     """A claim of the oldest due deliveries, skipping these domains. With `since` it is one of new mail. With
@@ -414,6 +412,5 @@ class QueueWindow:
                 return refill
         window.refilled_last = window.has_more = False
         window.claimed_at = now
-        skip = window.skip_list() if self._by_domain else _NO_DOMAINS
         most = self._probed if self.is_probing else self._claim_limit
-        return ClaimRequest(min(most, window.room), skip, window.priority)
+        return ClaimRequest(min(most, window.room), window.skip_list(), window.priority)
