@@ -382,6 +382,13 @@ def test_plain_answers_of_every_kind() -> None:
     assert found == ParsedAnswer(DnsStatus.OK, ("onetwo",), 9.0)
 
 
+def test_a_signed_answer_is_plain() -> None:
+    made = packet("MX", f"{NAME} 300 MX 10 mx.example.com.", f"{NAME} 60 RRSIG {DATA['RRSIG'][0]}")
+    made.flags |= dns.flags.AD
+    found = read_alike(made.to_wire(), NAME, MX)
+    assert found == ParsedAnswer(DnsStatus.OK, (MxRecord(10, "mx.example.com"),), 300.0, authentic=True)
+
+
 def test_aliases_are_followed_and_the_least_ttl_counts() -> None:
     aliases = [f"{NAME} 30 CNAME b.example.", "b.example 20 CNAME c.example."]
     made = packet("A", *aliases, "c.example 99 A 192.0.2.1")

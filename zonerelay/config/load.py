@@ -220,13 +220,11 @@ def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, re
     for key in [key for key in table if key not in options]:
         report.refuse((*path, key), _unknown_key(key, path, options))
     values: dict[str, Any] = {}  # each reader returns the type that the field declares
-    for field in dataclasses.fields(owner):
-        if field.name not in table or field.name not in options:
-            continue
-        option, value, here = options[field.name], table[field.name], (*path, field.name)
-        with report.refusing(here, ValueError):
-            several = option.several
-            values[field.name] = _list(option, value, here, report) if several else option.value_of(value)
+    for name, option in options.items():
+        if name in table:
+            value, here, several = table[name], (*path, name), option.several
+            with report.refusing(here, ValueError):
+                values[name] = _list(option, value, here, report) if several else option.value_of(value)
     return owner(**values)
 
 

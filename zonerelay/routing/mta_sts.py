@@ -20,6 +20,7 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -392,14 +393,11 @@ class StsPolicies:
         host = f"mta-sts.{domain}"
         port = "" if self.port == HTTPS_PORT else f":{self.port}"
 
-        async def resolve(name: str) -> Sequence[str]:
-            return await self._addresses(zone, name)
-
         response = await self.fetch(
             f"https://{host}{port}/.well-known/mta-sts.txt",
             timeout=FETCH_TIMEOUT,
             max_size=MAX_POLICY,
-            resolve=resolve,
+            resolve=partial(self._addresses, zone),
         )
         if response.status != 200:  # a redirect, too (RFC 8461 3.3)
             raise WebError(f"{host} returned status {response.status}")

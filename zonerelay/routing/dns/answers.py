@@ -11,8 +11,8 @@ domain. A complete DNS library costs as much CPU for that as the rest of a deliv
 the forms that most answers have, and dnspython parses all others (`dnspython_reader.py`). Both interpret
 answers in the same way; the tests compare them.
 
-An answer is plain if it has only MX, A or AAAA records of the name itself, or if it is a denial with only the
-zone's SOA record (RFC 2308 5). What follows these records is not parsed.
+An answer is plain if it has only MX, A or AAAA records of the name itself and their signatures, or if it is
+a denial with only the zone's SOA record (RFC 2308 5). What follows these records is not parsed.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ _TYPE_AND_CLASS = Struct("!HH")
 _RECORD = Struct("!HHHIH")
 _OPT = Struct("!BHHIH")
 _IN = 1
-_SOA, _OPT_TYPE = 6, 41
+_SOA, _OPT_TYPE, _RRSIG = 6, 41, 46
 _SOA_SIZE = 22  # two names of a byte, and five numbers
 _RESPONSE, _TRUNCATED, _RECURSION_DESIRED, _AUTHENTIC = 0x8000, 0x0200, 0x0100, 0x0020
 _OPCODE, _RCODE = 0x7800, 0x000F
@@ -276,7 +276,10 @@ def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnsw
         *of, seconds, length = _RECORD.unpack_from(packet, at)
         start = at + _RECORD.size
         at = start + length
-        if kind.read is None or of != [_TO_THE_QUESTION, kind.code, _IN] or at > len(packet):
+        need(at <= len(packet))
+        if records and of == [_TO_THE_QUESTION, _RRSIG, _IN]:
+            continue
+        if kind.read is None or of != [_TO_THE_QUESTION, kind.code, _IN]:
             raise ValueError
         # A record that occurs twice counts as one record.
         records[kind.read(packet, start, at)] = None

@@ -125,8 +125,6 @@ def _rarest(rule: Mapping[str, Sequence[object]], counts: Counter[tuple[str, obj
 
 Headers = Sequence[tuple[str, str]]
 
-_ANY = "*"
-
 
 @dataclass(eq=False, repr=False)
 class RoutedMail:

@@ -148,7 +148,6 @@ class Metrics:
             "Messages sent through zones that sign, by result.",
             result=DKIM_RESULTS,
         )
-        self._declared: set[str] = set()
         self.destinations_suspended = made.labelled(
             "zonerelay_destinations_suspended_total",
             "Number of times that a destination was suspended.",
@@ -293,9 +292,6 @@ class Metrics:
         increase.
         """
         for zone in zones:
-            if zone in self._declared:
-                continue
-            self._declared.add(zone)
             self._deliveries.declare((zone, outcome) for outcome in OUTCOMES)
             self.destinations_suspended.declare([(zone,)])
             self.tls_connections.declare((zone, *words) for words in TLS_RESULTS)
