@@ -99,9 +99,6 @@ class AccessRules:
         self._rules = tuple((RuleConditions(rule), _reply(rule)) for rule in rules)
         self._index = index_of(rules)
 
-    def __bool__(self) -> bool:
-        return bool(self._rules)
-
     def decide(self, origin: Origin, sender: str, recipient: str) -> Reply | None:
         """Return the refusal, or None. A client on a Unix socket has no address, which is in no network."""
         mail = RoutedMail(sender, origin)

@@ -89,9 +89,8 @@ _NOT_OFFERED = frozenset({"EXPN", "ETRN", "TURN", "ATRN", "SEND", "SOML", "SAML"
 class Conversation(SubmittingClient):
     """The session of one SMTP client, as its commands see it.
 
-    `held_back` is the reply that is delayed by `delay` seconds. `exchange` is set while the client's lines
-    are SASL responses, and `logs_in` while its password is being checked. `chunk` is the size of the current
-    BDAT in bytes, and whether it is the last one.
+    `exchange` is set while the client's lines are SASL responses, and `logs_in` while its password is being
+    checked. `chunk` is the size of the current BDAT in bytes, and whether it is the last one.
     """
 
     logs_in = False
@@ -101,7 +100,6 @@ class Conversation(SubmittingClient):
         super().__init__(context, ClientState(settings, context.grants, client, tls))
         self.max_commands = settings.max_commands
         self._errors = 0
-        self.held_back: ServerReply | None = None
         self.in_clear = self.client_state.grants.must_start_tls  # most commands require TLS first
         self.commands = 0
         self.auth_failures = 0
@@ -122,11 +120,11 @@ class Conversation(SubmittingClient):
         return answer
 
     def slowed(self, answer: ServerReply) -> ServerReply:
-        """Return the reply, which is sent after `delay` seconds if that is not 0."""
+        """Delay the reply by `delay` seconds."""
         if answer.then is not NextAction.GO_ON and answer.then is not NextAction.CLOSE:
             return answer  # the next reply is delayed instead
-        self.held_back = answer
-        return replies.HOLD_BACK
+        delay, self.delay = self.delay, 0.0
+        return self.ask(partial(self.context.wait, delay), lambda _: answer)
 
     def _handled(
         self, event: type[Event], command: str, answer: ServerReply, **fields: Any

@@ -409,10 +409,6 @@ class Session(asyncio.Protocol):
         elif then is NextAction.ASK:
             self._asking = self._spawn(self._ask())
             self.deadlines.paused(self.loop.time())
-        elif then is NextAction.HOLD_BACK:
-            delay, self.conversation.delay = self.conversation.delay, 0.0
-            self._asking = self.loop.call_later(delay, self._say_held_back)
-            self.deadlines.paused(self.loop.time())
         elif then is NextAction.HANDSHAKE:
             self._start_tls()
         else:
@@ -424,27 +420,16 @@ class Session(asyncio.Protocol):
         question = conversation.question
         assert question is not None
         verdict = await self.context.ask(question)
-        if self._goes_on():
-            try:
-                answer = conversation.decided(verdict)
-                if conversation.delay:
-                    answer = conversation.slowed(answer)
-            except Exception as error:  # noqa: BLE001 - rule 3
-                answer = self._trouble(error)
-            self._reply_late(answer)
-
-    def _say_held_back(self) -> None:
-        answer, self.conversation.held_back = self.conversation.held_back, None
-        if self._goes_on() and answer is not None:
-            self._reply_late(answer)
-
-    def _goes_on(self) -> bool:
-        """End the wait for a reply, and return whether the client is still there."""
         self._asking = None
         self.deadlines.resumed(self.loop.time())
-        return self.phase < _LEFT
-
-    def _reply_late(self, answer: ServerReply) -> None:
+        if self.phase >= _LEFT:
+            return
+        try:
+            answer = conversation.decided(verdict)
+            if conversation.delay:
+                answer = conversation.slowed(answer)
+        except Exception as error:  # noqa: BLE001 - rule 3
+            answer = self._trouble(error)
         self._reply(answer.wire, answer)
         self.advance()
 

@@ -236,6 +236,11 @@ class ListenerContext(SharedContext):
             return await self.policy.ask(event)
         return ACCEPT
 
+    async def wait(self, seconds: float) -> LookupResult:
+        """Delay the reply to an error."""
+        await asyncio.sleep(seconds)
+        return LookupResult()
+
     async def limits_of(self, user: str) -> LookupResult:
         """Read the limits of a user who begins a transaction (MAIL)."""
         assert self.guard is not None

@@ -38,7 +38,6 @@ class NextAction(enum.Enum):
     HANDSHAKE = enum.auto()  # start TLS
     ASK = enum.auto()  # ask the question, then reply
     READMIT = enum.auto()  # count the connection as one of the client that XCLIENT names
-    HOLD_BACK = enum.auto()  # delay the conversation's `held_back` reply by its `delay`
     CLOSE = enum.auto()
 
 
@@ -157,7 +156,6 @@ _NOTHING = Reply(250, "0.0", "")
 ASK = ServerReply(_NOTHING, b"", NextAction.ASK)
 TAKE_CHUNK = ServerReply(_NOTHING, b"", NextAction.TAKE_CHUNK)
 READMIT = ServerReply(_NOTHING, b"", NextAction.READMIT)
-HOLD_BACK = ServerReply(_NOTHING, b"", NextAction.HOLD_BACK)
 
 OK = said(250, "0.0", "OK")
 SENDER_OK = said(250, "1.0", "Sender OK")
