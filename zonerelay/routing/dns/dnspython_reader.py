@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 
-import dns.exception
 import dns.flags
 import dns.message
 import dns.name
@@ -48,7 +47,7 @@ def read(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Rec
         if not (is_ours and isinstance(message, dns.message.QueryMessage)):
             return ParsedAnswer(DnsStatus.BAD, (), 0.0)
         chain = message.resolve_chaining()
-    except (dns.exception.DNSException, ValueError):
+    except Exception:  # noqa: BLE001 - whatever dnspython raises for a malformed packet
         return ParsedAnswer(DnsStatus.BAD, (), 0.0)
     ttl, is_authentic = float(chain.minimum_ttl), bool(message.flags & dns.flags.AD)
     if code == dns.rcode.NXDOMAIN:
