@@ -495,6 +495,17 @@ async def test_a_stream_ends_with_its_token(
     await writer.wait_closed()
 
 
+async def test_lines_that_end_with_their_token_are_followed_by_nothing(guarded: GuardedSite) -> None:
+    fields = {"Authorization": f"Bearer {guarded.token()}", "Accept": "application/x-ndjson"}
+    reader, writer = await guarded.stream("/v1/tail", **fields)
+    removed(guarded)
+    async with asyncio.timeout(30):
+        rest = await reader.readuntil(b"0\r\n\r\n")
+    assert b"HTTP/1.1" not in rest
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_stream_ends_when_its_token_expires_and_when_it_is_unread(guarded: GuardedSite) -> None:
     guarded.events.pause = 0.0
     text = guarded.token(expires=time.time() + 2)

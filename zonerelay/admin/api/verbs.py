@@ -188,8 +188,8 @@ def _run(operation: Operation, document: Any) -> Run:
         if by_itself is not None:
             return await by_itself[0](call, request)
         if call.lines:
-            async with call.admitted() if operation.shape is ResponseKind.STREAM else nullcontext():
-                return await _lines(call, request)
+            admitted = call.admitted() if operation.shape is ResponseKind.STREAM else nullcontext()
+            return await _lines(call, request, admitted)
         if operation.shape is ResponseKind.STREAM:
             return await _follow(call, request)
         if operation.shape is ResponseKind.BODY:
@@ -225,15 +225,17 @@ async def _whole(operation: Operation, document: Any, call: ApiCall, request: re
     return row
 
 
-async def _lines(call: ApiCall, request: requests.Request) -> web.StreamResponse:
-    """Send each frame as a line when it arrives. A failure after the first line is sent as the last line. A
-    client may disconnect after the last line of the answer.
+async def _lines(
+    call: ApiCall, request: requests.Request, admitted: AbstractAsyncContextManager[None]
+) -> web.StreamResponse:
+    """Send each frame as a line when it arrives, until the block `admitted` ends. A failure after the first
+    line is sent as the last line. A client may disconnect after the last line of the answer.
     """
     response = web.StreamResponse(headers={"Content-Type": LINES, "X-Accel-Buffering": "no"})
     asked = call.asked(request)
     with suppress(ConnectionError, TimeoutError):
         try:
-            async with aclosing(call.operators.asking.batches(asked, beat=HEARTBEAT)) as batches:
+            async with admitted, aclosing(call.operators.asking.batches(asked, beat=HEARTBEAT)) as batches:
                 async for frames in batches:
                     if not response.prepared:
                         await response.prepare(call.request)
@@ -243,7 +245,6 @@ async def _lines(call: ApiCall, request: requests.Request) -> web.StreamResponse
             if not response.prepared:
                 raise
             await response.write(answers.encode(answers.problem_of(error)))
-        await response.write_eof()
     return response
 
 
@@ -270,8 +271,6 @@ async def _body(call: ApiCall, request: requests.Request) -> Answer:
             raise
         if call.request.transport is not None:  # only a connection that breaks shows that the rest is missing
             call.request.transport.abort()
-    else:
-        await response.write_eof()
     return response
 
 
