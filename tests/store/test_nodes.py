@@ -386,6 +386,31 @@ async def test_a_key_is_stored_once_over_all_nodes(crew: list[Machine]) -> None:
         await commit(three, 3)
 
 
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+async def test_a_key_that_a_node_has_reserved_after_its_return_stays_reserved(crew: list[Machine]) -> None:
+    """What another node knows of it is some time old."""
+    one, two = crew[:2]
+    nodes = await one.start(1)
+    await two.start(7)
+    await two.nodes.close()
+    looks = list[float]()
+
+    async def look_once(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) > 1:
+            await asyncio.Event().wait()
+
+    nodes.wait = look_once
+    await until(lambda: len(looks) > 1)
+    await two.start(7)
+    now = SystemClock().now()
+    once = IdempotencyKey("6" * 32, "a" * 32, now + 3600)
+    assert await two.nodes._register.reserve(once, message_id(1), now) is None
+    found = await nodes._register.reserve(once, message_id(2), now)
+    assert found is not None
+    assert (found.worker, found.is_pending) == (7, True)
+
+
 async def test_a_key_that_a_dead_node_has_reserved_is_free_again(crew: list[Machine]) -> None:
     one, two = crew[:2]
     await one.start()

@@ -120,7 +120,6 @@ class NodeStore:
         self._replaced = asyncio.Event()
         self._requests = Requests(self)
         self._register = NodeRegister(self)
-        self._over: set[int] = set()
         self._taken: list[OwnedPartition] = []
         """Partitions that this node has taken over and whose queues are not announced yet."""
 
@@ -226,7 +225,6 @@ class NodeStore:
 
     async def _look_at_peers(self) -> None:
         peers = await self.engine.peers()
-        self._over = {peer.node for peer in peers if peer.is_over}
         held = {self._own.node, *self._adopted_partitions}
         # The writer of these is an earlier process of this machine that has died.
         for peer in peers:
@@ -283,9 +281,11 @@ class NodeStore:
         held = [each.node for each in self.held()]
         return {node: QueueReads(keeper) for node, keeper in self._keepers.items() if node not in held}
 
-    def is_over(self, node: int) -> bool:
-        """Return whether no process of that node can still be about to store data."""
-        return node in self._over or node in self._adopted_partitions
+    async def is_over(self, node: int) -> bool:
+        """Return whether no process of that node can still be about to store data. Raises StoreError."""
+        if node in self._adopted_partitions:
+            return True
+        return any(peer.node == node and peer.is_over for peer in await self.engine.peers())
 
     async def _replace_lost(self) -> None:
         """Replace partitions that other writers have taken over."""
@@ -801,7 +801,7 @@ class NodeRegister:
                 return KeyReservation(kept, other.node, is_pending=False)
             if other.node == node:
                 self._values[once.identity] = found
-            elif other.until <= now or self._store.is_over(other.node):
+            elif other.until <= now or await self._store.is_over(other.node):
                 await self._engine.unreserve(key, found)
                 continue
             return KeyReservation(

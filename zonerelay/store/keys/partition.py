@@ -399,8 +399,8 @@ class Partition:
         self.on_failure(error)
 
     async def _come_back(self) -> None:
-        pause, said = FIRST_PAUSE, ""
-        while True:
+        said = ""
+        for pause in self._pauses(float("inf")):
             await asyncio.sleep(pause)
             try:
                 await self._enter_again()
@@ -412,11 +412,10 @@ class Partition:
                 if str(error) != said:
                     said = str(error)
                     _log.warning("the partition cannot be written yet: %s", error)
-                pause = min(2 * pause, LONGEST_PAUSE)
             else:
-                break
-        self._committer.resume()
-        self.on_back()
+                self._committer.resume()
+                self.on_back()
+                return
 
     async def _take_back(self) -> None:
         """Revert writes that were reported as failed but may be stored."""

@@ -39,7 +39,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
-from typing import TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import MessageId, domain_of
@@ -59,7 +58,6 @@ Due = tuple[float, DeliveryKey]
 """The Unix time of the next attempt, and a deferred delivery."""
 
 _by_message = attrgetter("message_id")
-_Entry = TypeVar("_Entry", DeliveryKey, Due)
 
 
 class ReadyMail:
@@ -102,9 +100,9 @@ class ReadyMail:
         if delivery is None:
             return None
         if delivery.next_attempt > 0:
-            _discard(self._due, (delivery.next_attempt, key))
+            del self._due[bisect_left(self._due, (delivery.next_attempt, key))]
         else:
-            _discard(self._fresh, key)
+            del self._fresh[bisect_left(self._fresh, key)]
         return delivery
 
     def first_fresh(self) -> DeliveryKey | None:
@@ -130,11 +128,6 @@ class ReadyMail:
             return None
         self._turn_of_due = not self._turn_of_due
         return self.remove(key)
-
-
-def _discard(entries: list[_Entry], entry: _Entry) -> None:
-    """Remove an entry of a sorted list."""
-    del entries[bisect_left(entries, entry)]
 
 
 class DiskRange:
