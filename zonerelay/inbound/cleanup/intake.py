@@ -644,7 +644,8 @@ class Intake:
             body_hash=self._hash.digest() if self._hash is not None else "",
             trace=self._trace(zones),
         )
-        self._announce(message)
+        # In the next iteration: the client does not wait for it.
+        asyncio.get_running_loop().call_soon(self._announce, message)
         return self.envelope.id
 
     def _stored_fields(self) -> Fields:
