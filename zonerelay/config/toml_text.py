@@ -142,10 +142,9 @@ def options() -> Iterator[OptionDescription]:
     """Yield every option, in the order of the file."""
     tables: dict[str, type[DataclassInstance]] = {"": Settings, **TABLES}
     for name, table in tables.items():
-        described, docs = options_of(table), _docstrings(table)
-        for field in dataclasses.fields(table):
-            if option := described.get(field.name):
-                yield OptionDescription(name, field.name, toml_value(field.default, option), docs[field.name])
+        docs = _docstrings(table)
+        for key, option in options_of(table).items():
+            yield OptionDescription(name, key, toml_value(_default(table, key), option), docs[key])
 
 
 def about(table: str) -> str:

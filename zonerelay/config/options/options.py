@@ -13,7 +13,7 @@ import enum
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from zonerelay.config.options import convert, forms
 from zonerelay.config.options.convert import Form, Option
@@ -137,17 +137,10 @@ def _field(default: T, option: Option) -> T:
     return dataclasses.field(default=default, metadata={KEY: option})
 
 
-def option_of(field: dataclasses.Field[object]) -> Option | None:
-    """Return the option of a field, or `None` if the field is a table."""
-    # Metadata is an untyped mapping; only _field() sets this key.
-    return cast("Option | None", field.metadata.get(KEY))
-
-
 @lru_cache
 def options_of(table: type[DataclassInstance]) -> Mapping[str, Option]:
     """Return the options of one table in the order of their declaration."""
-    found = {field.name: option_of(field) for field in dataclasses.fields(table)}
-    return {name: option for name, option in found.items() if option is not None}
+    return {each.name: each.metadata[KEY] for each in dataclasses.fields(table) if KEY in each.metadata}
 
 
 def tables_of(file: type[DataclassInstance]) -> dict[str, tuple[type[DataclassInstance], bool]]:

@@ -24,6 +24,7 @@ from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -288,15 +289,12 @@ MAX_LABEL_VALUES = 200
 OTHER = "other"
 
 
-class Counter:
+class Counter(msgspec.Struct):
     """A counter; its `value` only grows."""
 
-    __slots__ = ("_help", "_name", "value")
-
-    def __init__(self, name: str, help_text: str, value: int = 0) -> None:
-        self._name = name
-        self._help = help_text
-        self.value = value
+    _name: str
+    _help: str
+    value: int = 0
 
     def family(self) -> Metric:
         return CounterMetricFamily(self._name, self._help, self.value)
@@ -305,25 +303,20 @@ class Counter:
 class Gauge(Counter):
     """A gauge; its `value` goes up and down."""
 
-    __slots__ = ()
-
     def family(self) -> Metric:
         return GaugeMetricFamily(self._name, self._help, self.value)
 
 
-class LabelledCounter:
+class LabelledCounter(msgspec.Struct):
     """A counter with one number per combination of label values; only the first label may have many
     values.
     """
 
-    __slots__ = ("_first_values", "_help", "_labels", "_name", "_numbers")
-
-    def __init__(self, name: str, help_text: str, labels: Sequence[str]) -> None:
-        self._name = name
-        self._help = help_text
-        self._labels = labels
-        self._numbers: dict[tuple[str, ...], int] = {}
-        self._first_values: set[str] = set()
+    _name: str
+    _help: str
+    _labels: Sequence[str]
+    _numbers: dict[tuple[str, ...], int] = {}
+    _first_values: set[str] = set()
 
     def add(self, values: tuple[str, ...], amount: int = 1) -> None:
         """Add to a counter; `values` are in the order of the labels."""
