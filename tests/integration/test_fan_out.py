@@ -28,6 +28,7 @@ from zonerelay.operations.answers import (
     LossDismissal,
     MessageDetail,
     RelayStatus,
+    encode,
 )
 from zonerelay.operations.catalogue import OPERATIONS, OperationCall, decode_call
 from zonerelay.operations.errors import ControlError, NotFoundError
@@ -181,6 +182,46 @@ class Lossy:
         self.losses.remove(request.loss)
         await answer.send(LossDismissal(loss=request.loss))
         return EndFrame()
+
+
+class Whole:
+    """It has the whole message."""
+
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
+        await answer.send(messages.MessageBody(message_id="0" * 16, sender="", size=5))
+        await answer.send(BodyPiece(octets=b"whole"))
+        return EndFrame()
+
+
+async def test_a_body_of_which_a_worker_has_sent_a_part_comes_from_no_other(tmp_path: Path) -> None:
+    """Workers of a shared queue have the same mail: its beginning would come twice."""
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(encode(messages.MessageBody(message_id="0" * 16, sender="", size=5)))
+        writer.write(encode(BodyPiece(octets=b"who")))
+        writer.close()
+
+    places = {number: tmp_path / f"{number}.sock" for number in range(2)}
+    server = await asyncio.start_unix_server(die, places[0])
+    path, found = tmp_path / "relay.sock", list[bytes]()
+    others = (
+        CallSocket(places[1], Whole(), on_error=raise_trouble),
+        CallSocket(path, FanOut(Workers(places, status_of())), on_error=raise_trouble),
+    )
+    for each in others:
+        await each.start()
+
+    async def read() -> None:
+        async for frame in frames(path, OperationCall(request=requests.QueueCat(message_id="0" * 16))):
+            found.extend([frame.octets] if isinstance(frame, BodyPiece) else [])
+
+    with pytest.raises(ControlError, match="worker 0"):
+        await read()
+    assert found == [b"who"]
+    for each in others:
+        await each.close()
+    server.close()
 
 
 async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) -> None:

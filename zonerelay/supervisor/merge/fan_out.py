@@ -327,20 +327,25 @@ class FanOut:
         return answers.EndFrame(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
     async def _find(self, asked: WorkerAnswers, send: Send) -> None:
-        """Send the answer of the worker that has the requested object."""
+        """Send the answer of the worker that has the requested object. After a part of its answer, no other
+        worker is asked.
+        """
         first = int(getattr(asked.call.request, "message_id", "00")[-2:], 16)
-        not_found: NotFoundError | None = None
+        not_found, is_begun = None, False
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
                 async with aclosing(asked.of(worker)) as answered:
                     async for frame in answered:
                         if not isinstance(frame, answers.EndFrame | answers.Progress):
+                            is_begun = True
                             await send(frame)
             except NotFoundError as error:
                 not_found = error
                 continue
             if not asked.missed(worker):
                 return
+            if is_begun:
+                raise UnavailableError(f"the answer is not whole: {'; '.join(asked.missing)}")
         if asked.missing or not_found is None:
             raise UnavailableError(
                 f"not found on the workers that responded; did not respond: {'; '.join(asked.missing)}"
