@@ -109,21 +109,25 @@ class Subject(NamedTuple):
 
 
 class OrderGate(msgspec.Struct, frozen=True):
-    """Decides which deliveries of a zone wait in the store because of a suspension. If `is_closed`, all of it
-    waits.
+    """Decides which deliveries of a zone wait in the store because of these suspensions. If it `is_closed`,
+    all of them wait.
     """
 
-    is_closed: bool = False
-    domains: tuple[Order, ...] = ()
-    destinations: tuple[Order, ...] = ()
+    orders: tuple[Order, ...] = ()
+
+    @property
+    def is_closed(self) -> bool:
+        return any(each.domain is None and each.destination is None for each in self.orders)
 
     def keeps_domain(self, domain: str) -> Order | None:
         """Return the order that suspends mail to a domain before its destination is looked up."""
-        return next((order for order in self.domains if is_like(order.domain, domain)), None)
+        some = (each for each in self.orders if each.domain is not None)
+        return next((each for each in some if is_like(each.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
         """Return the order that suspends mail to a destination."""
-        return next((each for each in self.destinations if each.is_about_destination(name, label)), None)
+        some = (each for each in self.orders if each.destination is not None)
+        return next((each for each in some if each.is_about_destination(name, label)), None)
 
 
 OPEN = OrderGate()
@@ -144,14 +148,8 @@ class OrderTable:
         self.ids = frozenset(order.id for order in self.orders)
 
     def gate(self, zone: ZoneSettings) -> OrderGate:
-        if not self.orders:
-            return OPEN
-        some = [each for each in self.orders if not each.needs_envelope and each.is_about_zone(zone.name)]
-        return OrderGate(
-            any(each.domain is None and each.destination is None for each in some),
-            () if zone.next_hop else tuple(each for each in some if each.domain is not None),
-            tuple(each for each in some if each.destination is not None),
-        )
+        some = (each for each in self.orders if not each.needs_envelope and each.is_about_zone(zone.name))
+        return OrderGate(tuple(each for each in some if not (zone.next_hop and each.domain is not None)))
 
     def about(self, mail: Subject) -> list[Order]:
         """Return the orders that suspend or hold this mail."""
