@@ -31,7 +31,7 @@ from zonerelay.process.gc import (
     GcTimer,
     collect,
 )
-from zonerelay.process.tasks import Tasks
+from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import PoolBusyError, ThreadPool
 from zonerelay.queue.destination.destinations import Destination, Site
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route
@@ -309,7 +309,25 @@ async def test_a_cancelled_call_counts_until_its_thread_has_ended() -> None:
     go.set()
 
 
-async def test_what_a_cancelled_call_opens_is_closed() -> None:
+async def test_what_is_to_be_completed_outlasts_every_cancellation() -> None:
+    go, done = asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        await go.wait()
+        done.append("all")
+
+    call = asyncio.create_task(completed(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        call.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.wait({call})
+    assert (call.cancelled(), done) == (True, ["all"])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_a_cancelled_call_opens_is_closed(times: int) -> None:
     pool, began, go, file = ThreadPool("test", 1), threading.Event(), threading.Event(), io.StringIO()
 
     def work() -> io.StringIO:
@@ -320,8 +338,9 @@ async def test_what_a_cancelled_call_opens_is_closed() -> None:
     call = asyncio.create_task(pool.open(work))
     while not began.is_set():
         await asyncio.sleep(0)
-    call.cancel()
-    await asyncio.sleep(0)
+    for _ in range(times):
+        call.cancel()
+        await asyncio.sleep(0)
     go.set()
     await asyncio.wait({call})
     assert (call.cancelled(), file.closed) == (True, True)

@@ -446,7 +446,7 @@ def _term(name: str, value: str, whole: str, tz: str) -> tuple[str, list[object]
         return ("at >= ?" if name == "after" else "at <= ?"), [_time(value, tz)]
     if name in ("larger", "smaller") and (found := _SIZE.fullmatch(value)):
         unit = {"k": 1024, "m": 1024 * 1024}.get((found[2] or "").lower(), 1)
-        return ("size > ?" if name == "larger" else "size < ?"), [int(float(found[1]) * unit)]
+        return ("size > ?" if name == "larger" else "size < ?"), [float(found[1]) * unit]
     return _like("words", whole.lower())
 
 
@@ -455,7 +455,7 @@ def _like(column: str, value: str) -> tuple[str, list[object]]:
 
 
 def _pattern(value: str) -> str:
-    return "%{}%".format(re.sub(r"([\\%_])", r"\\\1", value))
+    return "%{}%".format(re.sub(r"([\\%_])", r"\\\1", _storable(value)))
 
 
 def _time(value: str, tz: str) -> float:

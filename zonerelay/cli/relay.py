@@ -14,7 +14,7 @@ from zonerelay.operations.errors import ControlError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zonerelay.config.load import PartialSettings
     from zonerelay.config.problems import ConfigProblem
@@ -65,34 +65,35 @@ def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
     """Return the readable part of the configuration, for commands that change nothing, and print a warning
     about its problems.
     """
-    from zonerelay.config.load import load_partial
-
     if sandbox := _usual_sandbox(option):
         from zonerelay.config.settings import Settings, SpoolSettings
 
         return Settings(spool=SpoolSettings(path=sandbox.with_name("spool")))
-    path = config_path(option)
-    found = load_partial(path)
-    if not found.is_sure:
-        return load_settings(option)
-    if not quietly:
-        _warn(path, found.problems)
-    return found.settings
+    return _load_partly(option, lambda found: found.is_sure, quietly=quietly)
 
 
 def load_needed(option: Path | None, table: str) -> Settings:
     """Return settings for a command that depends on one table. Raise CliError if that table may have
     errors.
     """
-    from zonerelay.config.load import load_partial
     from zonerelay.config.settings import TABLES
+
+    # a table with an unknown name may be this one, mistyped
+    others = TABLES.keys() - {table}
+    return _load_partly(option, lambda found: found.wrong is not None and found.wrong <= others)
+
+
+def _load_partly(
+    option: Path | None, suffices: Callable[[PartialSettings], bool], *, quietly: bool = False
+) -> Settings:
+    from zonerelay.config.load import load_partial
 
     path = config_path(option)
     found = load_partial(path)
-    # a table with an unknown name may be this one, mistyped
-    if found.wrong is None or not found.wrong <= TABLES.keys() - {table}:
+    if not suffices(found):
         return load_settings(option)
-    _warn(path, found.problems)
+    if not quietly:
+        _warn(path, found.problems)
     return found.settings
 
 

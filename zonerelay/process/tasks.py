@@ -7,6 +7,7 @@ Failure: the loop's exception handler reports an exception that no caller awaits
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
@@ -198,8 +199,17 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:  # Any: the types that a
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.gather(task, return_exceptions=True)
+        await ended(task)
         raise
+
+
+async def ended(task: asyncio.Future[Any]) -> None:  # Any: tasks may have any result
+    """Wait for the end of a task, however often the caller is cancelled. Does not raise its exception."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # otherwise the loop would report it
 
 
 async def gathered(work: Iterable[Awaitable[T]]) -> list[T]:

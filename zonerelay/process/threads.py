@@ -17,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
+from zonerelay.process.tasks import ended
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -72,7 +74,7 @@ class ThreadPool:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            await asyncio.wait((opening,))
+            await ended(opening)
             if opening.exception() is None:
                 await self.run(opening.result().close)
             raise

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from zonerelay.cli.arguments import request_of
-from zonerelay.cli.operate.queue import order_line, zone_of
+from zonerelay.cli.operate.queue import delivery_facts, order_line
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.config.endpoints import CAPTURE
-from zonerelay.operations.answers import ChangePlan, DeliveryRow, Explanation, HostPlan, StsPlan
+from zonerelay.operations.answers import ChangePlan, Explanation, HostPlan, StsPlan
 from zonerelay.operations.errors import NotRunningError
 from zonerelay.operations.requests import Explain, QueueExplain
 
@@ -68,12 +68,13 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
         yield f"as {each.what}", f"{what} ({each.by})"
     yield "guard rails", Text(found.guard_rails, style="yellow")
     if found.queued is not None:
-        yield from _queued_facts(found.queued, now)
+        yield "message", found.queued.message_id
+        yield from delivery_facts(found.queued, now)
     else:
         rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
         yield "zone", f"{found.zone} ({rule}: {found.reason})"
-    if found.priority not in ("", "normal"):
-        yield "priority", found.priority
+        if found.priority not in ("", "normal"):
+            yield "priority", found.priority
     yield from _route_facts(found)
     kept = " it is captured instead of being sent ([capture])" if found.next_hop == CAPTURE else ""
     yield "next hop", f"{found.next_hop}{kept}" if found.next_hop else f"MX of {found.route}"
@@ -97,16 +98,6 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
     if (largest := limits.get("max_message_size")) is not None:
         limits["max_message_size"] = text.size(int(largest))
     yield "limits", tuple(f"{name} = {value}" for name, value in limits.items())
-
-
-def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Fact]]:
-    yield "message", row.message_id
-    yield "zone", zone_of(row)
-    due = text.until(row.next_attempt, now)
-    yield "state", f"deferred, next attempt {due}" if row.state == "deferred" else row.state
-    if row.next_turn is not None:
-        yield "rate", text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
-    yield "last reply", row.reply
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:

@@ -82,7 +82,7 @@ def show(arguments: Namespace) -> int:
     asked = history.HistorySearch(settings, time.time(), None)
     known = known_addresses(settings, asked.entries(arguments.message_id))
     shown = asked.time_line(arguments.message_id, known)
-    print_steps(shown.steps, as_json=arguments.json)
+    output.print_rows(shown.steps, trace_table, as_json=arguments.json)
     if not shown.steps:
         _tell_nothing(settings, shown.workers)
     _tell_gaps(shown.gaps, len(shown.workers) > 1)
@@ -123,10 +123,6 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
         known = known_addresses(settings, asked.entries(message_id))
         return history.continued(asked.time_line(message_id, known), queued)
     return list(queued)
-
-
-def print_steps(found: Sequence[TraceStep], *, as_json: bool) -> None:
-    output.print_rows(found, trace_table, "", as_json=as_json)
 
 
 def trace_table(steps: Sequence[TraceStep]) -> RenderableType:

@@ -118,7 +118,7 @@ def _print_message(detail: answers.MessageDetail) -> None:
     console.print(output.facts(_message_facts(detail, now)))
     for row in detail.deliveries:
         console.print()
-        console.print(output.facts(_delivery_facts(row, now, detail.orders)))
+        console.print(output.facts(delivery_facts(row, now, detail.orders)))
 
 
 def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[str, output.Fact]]:
@@ -140,9 +140,10 @@ def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[
             yield name.lower(), value
 
 
-def _delivery_facts(
-    row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow]
+def delivery_facts(
+    row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow] = ()
 ) -> Iterator[tuple[str, output.Fact]]:
+    """Yield what is known of one recipient, with those of the orders that its delivery waits for."""
     yield "to", row.recipient
     yield "state", output.state(row.state)
     for order in orders:
@@ -177,7 +178,7 @@ def zone_of(row: answers.DeliveryRow) -> Text:
 
 
 def trace(arguments: Namespace) -> int:
-    from zonerelay.cli.operate.log import history_of, print_steps  # SQLite
+    from zonerelay.cli.operate.log import history_of, trace_table  # SQLite
 
     steps: list[TraceStep] = []
     missing: ControlError | None = None
@@ -191,7 +192,7 @@ def trace(arguments: Namespace) -> int:
         if not steps:
             raise missing
         output.tell(f"Only from the history: {missing}")
-    print_steps(steps, as_json=arguments.json)
+    output.print_rows(steps, trace_table, as_json=arguments.json)
     return OK
 
 

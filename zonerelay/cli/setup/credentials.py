@@ -107,7 +107,7 @@ def _change(
         return change(there or User(name, "", (), None), limits, hashed)
 
     # The errors are reported before a password is asked for.
-    own = user_limits.read(user_limits.file_beside(path), whole=True).own(name)
+    own = NONE if is_new else user_limits.read(user_limits.file_beside(path), whole=True).own(name)
     checked(_users(path, missing_ok=is_new).get(name), own)
     password = new_password(arguments, name) if asks else ""
     change_user(path, name, partial(checked, hashed=passwords.make_hash(password) if asks else ""))
