@@ -373,6 +373,15 @@ async def test_no_relay_is_said_in_words(shell: Shell) -> None:
     assert "Traceback" not in ran.err
 
 
+async def test_a_transcript_that_does_not_begin_leaves_no_file(shell: Shell) -> None:
+    await shell.relay.server.close()
+    file = shell.relay.directory / "transcript"
+    for _ in range(2):
+        ran = await shell.run("transcript", "--client", "192.0.2.1", "--out", str(file))
+        assert (ran.status, file.exists()) == (1, False)
+        assert "no relay is listening" in ran.err
+
+
 async def test_a_wrong_config_of_no_relay_is_status_2(shell: Shell) -> None:
     shell.relay.config.write_text("[spol]\n")
     ran = await shell.run("queue", "list")

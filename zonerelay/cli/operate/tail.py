@@ -20,6 +20,7 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
 from zonerelay.operations.answers import Frame, StreamGap
+from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
@@ -143,7 +144,12 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
     except OSError as error:
         raise CliError(f"cannot write {arguments.out}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        yield output.console(stream), stream
+        try:
+            yield output.console(stream), stream
+        except ControlError:
+            if not stream.tell():
+                arguments.out.unlink()
+            raise
     output.tell(f"Written to {arguments.out}.")
 
 
