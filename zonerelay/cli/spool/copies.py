@@ -39,7 +39,7 @@ from zonerelay import __version__, durable
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.spool.stopped import opened, spools, stopped, translated
+from zonerelay.cli.spool.stopped import all_opened, opened, spools, stopped, translated
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
@@ -96,11 +96,6 @@ async def _export(
     settings: Settings, wanted: QueueFilter, now: float, target: files.Target, place: Path
 ) -> ExportResult:
     done = ExportResult()
-    octets = 0
-    for worker in spools(settings.spool):
-        async with opened(settings, worker) as store:
-            octets += (await files.survey(store, wanted, now)).octets
-    check_room(octets, place, 0)
     suspending = _suspending(settings, now)
 
     def held(message: Message, delivery: Delivery) -> Delivery:
@@ -109,8 +104,9 @@ async def _export(
         done.suspended += 1
         return structs.replace(delivery, held=True, act=order.id)
 
-    for worker in spools(settings.spool):
-        async with opened(settings, worker) as store:
+    async with all_opened(settings, spools(settings.spool)) as stores:
+        check_room(sum([(await files.survey(each, wanted, now)).octets for each in stores]), place, 0)
+        for store in stores:
             await write_mail("Exporting", store, wanted, now=now, target=target, done=done, change=held)
     return done
 

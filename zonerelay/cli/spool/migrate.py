@@ -31,7 +31,7 @@ import os
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from pathlib import Path
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.copies import check_rooms
-from zonerelay.cli.spool.stopped import RelayRunningError, alongside, opened, spools, stopped, translated
+from zonerelay.cli.spool.stopped import RelayRunningError, all_opened, alongside, spools, stopped, translated
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
@@ -216,27 +216,24 @@ class _MigrationRun:
 
         Raise StoreError, TransferError, OSError or CliError if the migration fails.
         """
-        moved = self.moved
-        await self._check_room()
-        carried = await self._bring_along()
-        for worker in spools(self._source.spool):
-            async with opened(self._source, worker) as store:
+        moved, workers = self.moved, spools(self._source.spool)
+        async with all_opened(self._source, workers) as sources:
+            await self._check_room(sources)
+            carried = await self._bring_along()
+            for worker, store in zip(workers, sources, strict=True):
                 await self._copy_keys(store, worker)
-        with output.progress("Migrating") as self._reach:
-            for worker in spools(self._source.spool):
-                async with opened(self._source, worker) as store:
+            with output.progress("Migrating") as self._reach:
+                for worker, store in zip(workers, sources, strict=True):
                     moved.left += await self._empty(store, worker)
         home_files.bring_along(self._source, self._target, carried, records=True)
         moved.copied, moved.kept, moved.lost = carried.copied, carried.kept, carried.lost
         moved.keys, moved.unusable = sum(self._keys.values()), len(self._unusable)
 
-    async def _check_room(self) -> None:
+    async def _check_room(self, sources: Sequence[Store]) -> None:
         """Raise CliError if the target does not have enough free space, before anything is written there."""
         octets = 0
         if not is_shared(self._target.spool):
-            for worker in spools(self._source.spool):
-                async with opened(self._source, worker) as store:
-                    octets += (await self._look(store)).octets
+            octets = sum([(await self._look(each)).octets for each in sources])
         home, spool = self._target.spool.path.parent, self._target.spool
         beside_spool = 0
         if home.resolve() != self._source.spool.path.parent.resolve():
@@ -305,7 +302,7 @@ class _MigrationRun:
                 page, cursor = await store.kept_keys(cursor)
                 valid = [each for each in page if each[1].until > now]
                 if valid and not targets:
-                    targets = await stack.enter_async_context(self._targets())
+                    targets = await stack.enter_async_context(all_opened(self._target, self._journal.spools))
                 for number, target in enumerate(targets):
                     await target.keep_keys(valid[number :: len(targets)])
                 copied += len(valid)
@@ -328,7 +325,7 @@ class _MigrationRun:
             start += len(stretch)
             if _may_run(self._source):  # operators may end suspensions during the migration
                 await self._bring_along()
-            async with self._targets() as targets:
+            async with all_opened(self._target, self._journal.spools) as targets:
                 migration = Migration(
                     store,
                     targets,
@@ -341,13 +338,6 @@ class _MigrationRun:
                 )
                 await migration.finish()
                 await migration.copy(stretch)
-
-    @contextlib.asynccontextmanager
-    async def _targets(self) -> AsyncIterator[Sequence[Store]]:
-        async with contextlib.AsyncExitStack() as stack:
-            yield [
-                await stack.enter_async_context(opened(self._target, each)) for each in self._journal.spools
-            ]
 
     def _saw(self, messages: float, skipped: UnusableMessage | None) -> None:
         self._seen += messages

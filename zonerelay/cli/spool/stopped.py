@@ -147,6 +147,13 @@ async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
         await store.close()
 
 
+@contextlib.asynccontextmanager
+async def all_opened(settings: Settings, workers: Iterable[int]) -> AsyncIterator[list[Store]]:
+    """Open the stores of these workers. Raise CliError as `opened` does."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(opened(settings, each)) for each in workers]
+
+
 def _give_back(spool: SpoolSettings) -> None:
     places = [
         spool.path,
