@@ -12,6 +12,7 @@ complete new one. All functions block.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -42,6 +43,8 @@ def write(
     link is kept.
     """
     path = path.resolve()
+    if path.exists() and not path.is_file():  # root could replace a device
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with _draft_of(path, mode) as (draft, file):
         if dress is not None:
             dress(file.fileno())

@@ -338,6 +338,13 @@ def test_what_was_never_limited_can_be_allowed_again(shell: Shell, words: tuple[
     assert ran.err.startswith("app was changed: ")
 
 
+def test_a_sender_that_is_not_text_is_refused(shell: Shell) -> None:
+    ran = shell.user("add", "app", "--sender", "\udcff@example.com", "--generate")
+    assert (ran.status, ran.out) == (2, "")
+    assert "--sender: " in ran.err
+    assert not shell.file.exists()
+
+
 def test_a_rotation_has_two_passwords_until_it_is_finished(shell: Shell) -> None:
     first = shell.user("add", "app", "--generate").out.strip()
     line = shell.file.read_text()

@@ -7,13 +7,16 @@ orders of operators, tokens and keys were lost like that.
 from __future__ import annotations
 
 import ast
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
 from tests.support.source import PACKAGE, modules, tree_of
+from zonerelay import durable
 
 METHODS = frozenset({"write_text", "write_bytes", "touch", "mkdir", "rename", "symlink_to", "hardlink_to"})
 FUNCTIONS = {
@@ -135,3 +138,14 @@ def test_files_are_written_in_one_place() -> None:
 )
 def test_every_way_is_seen(line: str) -> None:
     assert list(writes(ast.parse(line)))
+
+
+@pytest.mark.parametrize("dress", [None, lambda _: None])
+def test_only_a_regular_file_is_replaced(tmp_path: Path, dress: Callable[[int], None] | None) -> None:
+    """Root could replace a device such as /dev/null, for all programs of the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        durable.write(pipe, b"x", dress=dress)
+    assert list(tmp_path.iterdir()) == [pipe]
+    assert pipe.is_fifo()

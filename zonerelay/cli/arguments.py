@@ -43,6 +43,8 @@ SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-
 PRIORITIES = tuple(each.value for each in Priority)
 DAYS = 825  # the maximum on Apple's systems
 MAX_DAYS = 36_500
+LONGEST = MAX_DAYS * 86_400.0
+"""Seconds of a period."""
 
 _CONFIG_HELP = (
     "Configuration file (default: $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml, ./config/zonerelay.toml)"
@@ -68,7 +70,14 @@ def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
     return read
 
 
-_duration = _read(parse_duration)
+def _period(text: str) -> float:
+    """Return a duration that leads to a time with a date."""
+    if (seconds := parse_duration(text)) > LONGEST:
+        raise ValueError(f"{text!r} is longer than 100 years")
+    return seconds
+
+
+_duration = _read(_period)
 
 
 def _size(text: str) -> int:
@@ -126,7 +135,7 @@ def _message_id(text: str) -> str:
 
 _BY_UNIT: dict[str, Callable[[str], Any]] = {
     "DURATION": parse_duration,
-    "AGO": lambda text: datetime.now().timestamp() - parse_duration(text),
+    "AGO": lambda text: datetime.now().timestamp() - _period(text),
     "TIME": _time,
     "SIZE": _size,
     "MESSAGE_ID": _message_id,

@@ -311,6 +311,8 @@ def _known(arguments: Namespace, path: Path) -> User:
 
 def _senders(patterns: list[str]) -> tuple[str, ...]:
     with refused(ValueError, before="--sender: ", status=USAGE):
+        if not all(map(str.isprintable, patterns)):
+            raise ValueError("control characters and invalid UTF-8 are not allowed")
         # Remove duplicates, and keep the given order.
         return tuple(dict.fromkeys(credentials.check_sender(pattern) for pattern in patterns))
 
