@@ -503,19 +503,12 @@ def _connect(address: str) -> socket.socket:
 
 
 def submit(
-    address: str,
-    sender: str,
-    recipients: Sequence[str],
-    message: bytes | None,
-    wishes: Mapping[str, str],
-    *,
-    timeout: float = REPLY_TIMEOUT,
+    address: str, sender: str, recipients: Sequence[str], message: bytes | None, wishes: Mapping[str, str]
 ) -> None:
-    """Run one transaction; without a message, it ends after the recipients. `timeout` is for each reply.
-    Raise SendmailError if the message is not accepted.
+    """Run one transaction; without a message, it ends after the recipients. Raise SendmailError if the
+    message is not accepted.
     """
     with _connect(address) as connection, connection.makefile("rb") as replies:
-        connection.settimeout(timeout)
 
         def ask(command: bytes, what: str, refused: int = UNAVAILABLE) -> str:
             try:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from zonerelay import __version__
-from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, CliError, complain
 from zonerelay.operations.errors import ControlError, InvalidError
 
 STANDARD_ERROR = 2
@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = int(getattr(import_module(f"zonerelay.cli.{module}"), function)(arguments))
         sys.stdout.flush()
     except CliError as error:
-        _print_error(str(error))
+        complain(str(error))
         return error.status
     except ControlError as error:
-        _print_error(str(error))
+        complain(str(error))
         return USAGE if isinstance(error, InvalidError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -49,13 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return status
-
-
-def _print_error(words: str) -> None:
-    from zonerelay.cli.terminal.text import clean_lines
-
-    if words:
-        print(f"zonerelay: {clean_lines(words)}", file=sys.stderr)
 
 
 def serve(arguments: Namespace) -> int:

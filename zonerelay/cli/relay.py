@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.cli.terminal.exits import USAGE, CliError, refused
+from zonerelay.cli.terminal.exits import USAGE, CliError, complain, refused
 from zonerelay.operations.errors import ControlError
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     except CliError:
         for gone in (SYSTEM_CONFIG, LOCAL_CONFIG):
             if running := control_socket_of(gone):
-                print(f"zonerelay: {gone} is gone: its relay answers at {running}", file=sys.stderr)
+                complain(f"{gone} is gone: its relay answers at {running}")
                 return ControlClient(running), None
         raise
     if (path := _socket_since(config)) and answers(path):
@@ -140,9 +139,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     path = _socket_of(found)
     if path is None or not answers(path):
         if running := control_socket_of(config):
-            print(
-                f"zonerelay: {config} has changed or is gone: its relay answers at {running}", file=sys.stderr
-            )
+            complain(f"{config} has changed or is gone: its relay answers at {running}")
             path = running
         elif path is None or found.problems:
             wrong = "\n".join(map(str, found.problems))
@@ -192,16 +189,9 @@ def _warn(config: Path, problems: Sequence[ConfigProblem]) -> None:
     """Print a warning about the problems of a file that was read despite them."""
     if not problems:
         return
-    from zonerelay.cli.terminal.text import clean_lines
-
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
-    print(
-        clean_lines(
-            f"zonerelay: warning: {problems[0]}{more}. A start with {config} would be refused: "
-            f"zonerelay check-config --config {config}"
-        ),
-        file=sys.stderr,
-    )
+    check = f"zonerelay check-config --config {config}"
+    complain(f"warning: {problems[0]}{more}. A start with {config} would be refused: {check}")
 
 
 def _usual_sandbox(option: Path | None) -> Path | None:
@@ -219,7 +209,7 @@ def _usual_sandbox(option: Path | None) -> Path | None:
             if (usual is not None and answers(usual)) or control_socket_of(path):
                 return None
             break
-    print("zonerelay: no other relay runs here, so this is the sandbox", file=sys.stderr)
+    complain("no other relay runs here, so this is the sandbox")
     return sandbox
 
 

@@ -30,6 +30,7 @@ import msgspec
 from rich.text import Text
 
 from zonerelay.cli.relay import load_needed, load_settings
+from zonerelay.cli.setup.init import SERVICE_USER
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.cli.terminal.passwords import ask, read_line
@@ -42,10 +43,6 @@ from zonerelay.config.settings import Settings
 from zonerelay.config.user_limits import NONE, UserLimits, change_user
 from zonerelay.model.envelope import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
-
-SERVICE_USER = "zonerelay"
-"""The user that the systemd unit runs the relay as."""
-
 
 NEARLY_FULL = 0.8
 """The part of the largest file, from which on every change says so."""

@@ -26,6 +26,7 @@ PROGRAM = "/usr/bin/zonerelay"
 CONFIG = "/etc/zonerelay/zonerelay.toml"
 """What the shipped units name."""
 SERVICE_USER = "zonerelay"
+"""The user that the systemd unit runs the relay as."""
 
 _TRIAL_SPOOL = re.compile(r"^# Below .*\npath = .*\n", re.MULTILINE)
 _PLAIN = re.compile(r"[\w/.+@-]+")

@@ -23,6 +23,7 @@ from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import StartError, prepare_home
+from zonerelay.process.sockets import ANSWER_TIMEOUT
 from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from zonerelay.config.settings import Settings, SpoolSettings
     from zonerelay.store.contract import Store
 
-_ANSWER_TIMEOUT = 2.0
 KEPT = "Everything done so far is kept; run the command again to continue"
 
 
@@ -111,7 +111,7 @@ def _lock(settings: Settings) -> int:
 def _refuse_running(settings: Settings) -> None:
     path = control_socket_path(settings)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_ANSWER_TIMEOUT)
+        probe.settimeout(ANSWER_TIMEOUT)
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):

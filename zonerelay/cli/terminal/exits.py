@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 OK = 0
@@ -22,6 +23,14 @@ class CliError(Exception):
     def __init__(self, text: str, status: int = FAILED) -> None:
         super().__init__(text)
         self.status = status
+
+
+def complain(words: str) -> None:
+    """Print an error or a warning, if there is one."""
+    from zonerelay.cli.terminal.text import clean_lines
+
+    if words:
+        print(f"zonerelay: {clean_lines(words)}", file=sys.stderr)
 
 
 @contextlib.contextmanager
