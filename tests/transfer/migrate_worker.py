@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any  # what is watched passes through
 
 from zonerelay.cli.main import main
-from zonerelay.cli.spool import migrate
+from zonerelay.cli.spool import migrate, stopped
 from zonerelay.cli.spool.stopped import opened
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -84,7 +84,7 @@ def watch_copies() -> None:
 
 
 if __name__ == "__main__":
-    setattr(migrate, "opened", watched)  # noqa: B010 - mypy knows that it is not the module's own
+    setattr(stopped, "opened", watched)  # noqa: B010 - mypy knows that it is not the module's own
     migrate.STRETCH = 20
     migration.PAGE = 8
     for each in ("record", "forget", "close"):
