@@ -128,7 +128,7 @@ class AdminServer(_LazyServer):
 
     async def start(self) -> None:
         """Bind the address. Raise AdminError on failure; then it may be called again."""
-        if self._settings.certificate is not None:
+        if self._certificates is None and self._settings.certificate is not None:
             self._certificates = self._read(self._settings.certificate)
         if self._handed is None and self._address.is_unix:
             raise AdminError(f"the HTTP server requires an address and a port, not {self._address}")
