@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ from zonerelay.limits.authority import (
     TurnRequest,
     ZoneLimits,
 )
-from zonerelay.limits.worker import FORGET, SAFE, LimitKeeper
+from zonerelay.limits.worker import FORGET, KEEP, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
 LEASE = 15.0
@@ -92,6 +93,23 @@ async def kept() -> AsyncIterator[Kept]:
         yield found
     finally:
         await found.keeper.close()
+
+
+async def test_a_zone_that_is_dismissed_leaves_nothing_behind() -> None:
+    """Each mailbox of the outbox has a zone while it has mail, and there may be any number of mailboxes."""
+    async with kept() as it:
+        for number in range(100):
+            zone = it.keeper.zone(f"mailbox/{number}")
+            assert not zone.may_start("a", "", 10, 20, 1)
+        await it.settled()
+        assert it.keeper.zone("mailbox/0").may_start("a", "", 10, 20, 1)  # it is kept while it has slots
+        del zone
+        for _ in range(5):
+            it.clock.advance(KEEP)
+            it.keeper._tick()
+            await it.settled()
+        gc.collect()
+        assert it.keeper.figures().keys() == {"z"}
 
 
 async def test_who_was_refused_because_a_lease_had_run_out_hears_when_it_is_renewed() -> None:
@@ -363,6 +381,15 @@ def test_a_turn_that_is_given_back_goes_to_whoever_asks_next(ledger: ZoneLimits)
     ledger.exchange("one", LimitRequest(ZONE, unused=(("a", first[1]),)), 0.1)
     (later,) = ledger.exchange("three", LimitRequest(ZONE, turns=(ask,)), 0.1)[0].turns
     assert later[0] == first[1]
+
+
+def test_a_turn_of_the_zone_stays_that_another_site_has_at_the_same_moment(ledger: ZoneLimits) -> None:
+    """As while a new rate of the zone is known to one worker, and not yet to another."""
+    old, new = TurnRequest("a", "", 0.1, 0.0, 1), TurnRequest("b", "", 0.2, 0.25, 1)
+    for ask in (old, new):
+        assert ledger.exchange(ask.site, LimitRequest(ZONE, turns=(ask,)), 0.0)[0].turns == ((0.0,),)
+    ledger.exchange("a", LimitRequest(ZONE, unused=(("a", 0.0),)), 0.0)
+    assert ledger.exchange("b", LimitRequest(ZONE, turns=(new,)), 0.0)[0].turns == ((0.25,),)
 
 
 def test_no_turn_is_earlier_than_it_is_wanted(ledger: ZoneLimits) -> None:

@@ -741,10 +741,13 @@ class ZoneLimits:
             self._calendar(ZONE).add(at, ask.zone_interval, ZONE)
 
     def _withdraw(self, site: str, at: float) -> None:
-        for name in (site, ZONE):
-            calendar = self.calendars.get(name)
-            if calendar is not None:
-                calendar.remove(at)
+        """Withdraw a turn. That of the zone stays if another site has a turn at this moment too."""
+        if site in self.calendars:
+            self.calendars[site].remove(at)
+        sites = (calendar for name, calendar in self.calendars.items() if name != ZONE)
+        is_shared = any(turn.at == at for calendar in sites for turn in calendar.turns)
+        if ZONE in self.calendars and not is_shared:
+            self.calendars[ZONE].remove(at)
 
     def _calendar(self, name: str) -> Calendar:
         return self.calendars.setdefault(name, Calendar())

@@ -655,7 +655,8 @@ class LimitKeeper:
 
     def __post_init__(self) -> None:
         self.events.read(self.figures)
-        self._zones: dict[str, ZoneAllowance] = {}
+        self._zones: WeakValueDictionary[str, ZoneAllowance] = WeakValueDictionary()
+        """The zones that are configured, and those of mailboxes, as long as the scheduler uses them."""
         self._busy: dict[ZoneAllowance, None] = {}
         """The zones that have slots or want some. There may be thousands of zones of mailboxes
         that do not.
