@@ -22,6 +22,7 @@ from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import Message
+from zonerelay.store import records
 from zonerelay.store.context import SiblingWorkers
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -35,6 +36,7 @@ from zonerelay.store.contract import (
     StoredKey,
     StoreError,
 )
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.queue import key_index, reservations
 from zonerelay.worker.queue import siblings_of
 
@@ -209,6 +211,30 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
     )
     if spool.settings.backend in (Backend.LEVELDB, Backend.DISK, Backend.MEMORY):
         assert await spool.store.left_over() == "", "keys keep no spool from being removed"
+
+
+async def test_the_removal_of_expired_keys_begins_where_the_last_one_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LevelDB would step over all that it has removed."""
+    starts: list[bytes] = []
+    rows = LevelDb.rows
+
+    def noted(self: LevelDb, start: bytes, *arguments: Any, **more: Any) -> Any:
+        if start.startswith(records.ONCE_UNTIL_PREFIX):
+            starts.append(start)
+        return rows(self, start, *arguments, **more)
+
+    monkeypatch.setattr(LevelDb, "rows", noted)
+    async with Spool(tmp_path / "spool", clock=ManualClock(NOW)) as spool:
+        store: Any = spool.store
+        for number in range(1, 4):
+            once = structs.replace(ONCE, identity=f"{number:032x}", until=NOW + number)
+            await submit(store, number, once)
+            await store._forget_keys(NOW + number + 0.5, 1000, lambda identity: False)
+            assert await kept_in(spool) == 0
+    assert sorted(set(starts)) == starts
+    assert starts[-1] >= records.once_until_key("", NOW + 2)
 
 
 async def kept_in(spool: Spool) -> int:

@@ -369,11 +369,13 @@ class QueueReads:
                 self._step_over(error)
         return found
 
-    async def expired(self, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-        """Return the expired identities, each with its key in the index and whether it was used again."""
+    async def expired(self, start: bytes, now: float, most: int) -> list[tuple[str, bytes, bool]]:
+        """Return the expired identities from `start` on, each with its key in the index and whether it was
+        used again.
+        """
         found: list[tuple[str, bytes, bool]] = []
         stop = records.once_until_key("", now)
-        for key, _ in await self._rows(records.ONCE_UNTIL_PREFIX, stop, most):
+        for key, _ in await self._rows(start, stop, most):
             identity = key.rpartition(b" ")[2].decode("ascii", "replace")
             try:
                 known = await self.kept(identity)

@@ -64,6 +64,8 @@ class PartitionStore:
         self._claims = ClaimCursors(keeper, self._in_flight, empty=empty)
         self._on_stored = around.on_stored
         self._stored_last_id: MessageId | None = None
+        # Expired idempotency keys are looked for from here on. A start finds those stored after their expiry.
+        self._forgotten = records.ONCE_UNTIL_PREFIX
         keeper.on_failure = self._reset
         self._reservations = Reservations(
             lambda identity: self._read(lambda reads: reads.kept(identity)),
@@ -159,12 +161,15 @@ class PartitionStore:
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         ops: list[Op] = []
-        for identity, key, is_newer in await self._read(lambda reads: reads.expired(now, most)):
+        start = self._forgotten
+        expired = await self._read(lambda reads: reads.expired(start, now, most))
+        for identity, key, is_newer in expired:
             ops.append((key, None))
             if not is_newer and not is_used(identity):
                 ops.append((records.once_key(identity), None))
         if ops:
             await self._write(ops, lazy=True)
+            self._forgotten = expired[-1][1]
 
     # --- settling
 
