@@ -11,7 +11,7 @@ import datetime
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from zonerelay.config import endpoints
 from zonerelay.config.problems import did_you_mean, in_words, quoted, unusable
@@ -190,10 +190,23 @@ def secret(text: str) -> str:
     return text
 
 
+def _parts(text: str) -> SplitResult:
+    """Return the parts of a URL. Raise ValueError without the text, which may contain a secret."""
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - it raises what is wrong with it
+    except ValueError:
+        raise ValueError('is not a URL; expected a host and a port as in "https://HOST:PORT"') from None
+    return parts
+
+
+def any_url(text: str) -> str:
+    _parts(text)
+    return text
+
+
 def url(text: str) -> str:
-    if not text:
-        return text
-    parts = urlsplit(text)
+    parts = _parts(text)
     loopback = parts.hostname in {"127.0.0.1", "::1", "localhost"}
     if not parts.hostname or parts.scheme not in ({"https", "http"} if loopback else {"https"}):
         raise ValueError(f'{quoted(text)} is not a secure URL; expected "https://…"')
@@ -204,11 +217,7 @@ def url(text: str) -> str:
 
 def service_url(text: str) -> str:
     """Return the URL of a service whose credentials are other options."""
-    try:
-        parts = urlsplit(text)
-        parts.port  # noqa: B018 - it raises what is wrong with it
-    except ValueError:
-        raise ValueError('is not a URL; expected "https://HOST"') from None
+    parts = _parts(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("must begin with https:// (or http://) and contain a host")
     if "@" in text or parts.query or parts.fragment:

@@ -312,7 +312,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 class RedisSettings:
     """The Redis server for `[spool] backend = "redis"` (docs/store/redis.md)."""
 
-    url: str = declare.text("redis://127.0.0.1:6379/0")
+    url: str = declare.text("redis://127.0.0.1:6379/0", form=forms.any_url)
     """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE, without the password."""
     user: str = declare.text("")
     """The ACL user. Empty: the server's default user."""
@@ -609,7 +609,7 @@ class WebhookSettings:
 
     name: str = declare.text("webhook", form=forms.name)
     """The name in logs, metrics and zonerelay webhook."""
-    url: str = declare.text("")
+    url: str = declare.text("", form=forms.any_url)
     """The https:// URL to which events are posted."""
     events: tuple[str, ...] = declare.texts(())
     """The types of events to post. Empty: all."""
