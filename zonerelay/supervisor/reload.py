@@ -31,7 +31,7 @@ from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
 from zonerelay.supervisor.workers.workers import SupervisedWorker, timeouts_of
-from zonerelay.telemetry.events.events import LogSink
+from zonerelay.telemetry.events.events import Events
 
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
@@ -76,7 +76,7 @@ class RelayReload(RepeatedWork):
     _: KW_ONLY
     state: RelayState
     launcher: Launcher
-    log: LogSink
+    events: Events
     notifier: Notifier
 
     async def _run(self) -> None:
@@ -89,7 +89,7 @@ class RelayReload(RepeatedWork):
             self._refuse(str(error))
         except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
             self.state.problems = (f"the reload failed with an unexpected {type(error).__name__}: {error}",)
-            self.log.emit("error", "trouble", {"where": "reload", "error": self.state.problems[0]})
+            self.events.error("reload", error)
         self.notifier.ready(self.state.where())
 
     async def _once(self) -> None:
@@ -117,9 +117,7 @@ class RelayReload(RepeatedWork):
         self.state.problems = tuple(
             f"[{name}] was changed; this takes effect at the next start" for name in later
         )
-        self.log.emit(
-            "info", "reloaded", {"restart_for": " ".join(later), "replaced_for": " ".join(found.roll)}
-        )
+        self.events.lifecycle("reloaded", restart_for=" ".join(later), replaced_for=" ".join(found.roll))
 
     def _read(self) -> tuple[bytes, Settings]:
         try:
@@ -142,7 +140,7 @@ class RelayReload(RepeatedWork):
         self.state.problems = (
             f"the configuration file is invalid, so the previous configuration stays active: {why}",
         )
-        self.log.emit("info", "reload-refused", {"first": why})
+        self.events.lifecycle("reload-refused", first=why)
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
         """Restore the old configuration in the workers that have accepted the new one or were started with

@@ -91,7 +91,7 @@ class Supervisor:
     redactor: Redactor
 
     def __post_init__(self, home: Path, held: int) -> None:
-        self._events = Events(self.log, Metrics(), self.redactor, self.clock)
+        events = self._events = Events(self.log, Metrics(), self.redactor, self.clock)
         self._handed = InheritedSockets.of_systemd(os.environ, os.getpid())
         self._sockets = RelaySockets(self._handed)
         self._launcher = Launcher(home, held, self._sockets, os.environ, self.settings)
@@ -103,9 +103,9 @@ class Supervisor:
             now=self.clock.monotonic,
         )
         self._state = RelayState(self._workers, self.settings, self._sockets, self.clock)
-        self._notifier = Notifier(os.environ, partial(self._events.error, "systemd"))
+        self._notifier = Notifier(os.environ, partial(events.error, "systemd"))
         self._reloading = RelayReload(
-            self.config, state=self._state, launcher=self._launcher, log=self.log, notifier=self._notifier
+            self.config, state=self._state, launcher=self._launcher, events=events, notifier=self._notifier
         )
 
     async def run(self) -> int:
