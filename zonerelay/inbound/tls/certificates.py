@@ -131,16 +131,17 @@ DAILY = 86400.0
 
 class CertificateEntry:
     """A pair of certificate files: the last usable certificate, and the current problem with the files. With
-    `ask_certificate`, a usable one is one that pyOpenSSL can use.
+    `ask_certificate`, a usable one is one that pyOpenSSL can use. `pair` is not set before the first.
     """
 
-    __slots__ = ("_parsed", "_seen", "_try_again", "certificate", "key", "pair", "problem")
+    __slots__ = ("_chain", "_parsed", "_seen", "_try_again", "certificate", "key", "pair", "problem")
 
-    def __init__(self, certificate: Path, key: Path, *, ask_certificate: bool = False) -> None:
+    def __init__(self, certificate: Path, key: Path, *, ask_certificate: bool) -> None:
         self.certificate = certificate
         self.key = key
-        self.pair: CertificatePair  # set by `Certificates`
+        self.pair: CertificatePair
         self.problem = ""
+        self._chain: tuple[object, ...] = ()
         # Contents that have not changed are not parsed again.
         self._parsed = lru_cache(1)(partial(_parsed, certificate, key, ask_certificate))
         self._seen: tuple[FileState, FileState] = ((), ())
@@ -151,22 +152,25 @@ class CertificateEntry:
             return True
         return self._states() != self._seen
 
-    def read(self, now: float) -> CertificatePair:
-        """Return a pair that OpenSSL accepts, and the same object while the contents do not change.
-
-        Raise CertificateError on failure.
+    def read(self, now: float) -> bool:
+        """Read the files, and return whether there is another certificate now. If OpenSSL does not accept it,
+        there is a `problem`, and the old one stays.
         """
         # Taken before reading, so that a change during reading is noticed at the next check.
         self._seen = self._states()
         self._try_again = now + TRY_AGAIN
-        texts = certificate_files.read_texts(self.certificate, self.key)
         try:
-            found = self._parsed(texts)
+            found = self._parsed(certificate_files.read_texts(self.certificate, self.key))
         except OSError as error:
-            raise CertificateError(f"{self.certificate} cannot be loaded: {error.strerror}") from error
+            found = f"{self.certificate} cannot be loaded: {error.strerror}"
+        except CertificateError as error:
+            found = str(error)
         if isinstance(found, str):
-            raise CertificateError(found)
-        return found
+            self.problem = found
+            return False
+        before, self._chain = self._chain, (found.leaf, *found.chain)
+        self.pair, self.problem = found, ""
+        return self._chain != before
 
     def _states(self) -> tuple[FileState, FileState]:
         return file_state(self.certificate), file_state(self.key)
@@ -195,7 +199,12 @@ class Certificates:
         keys = settings.key or settings.certificate
         paths = zip(settings.certificate, keys, strict=True)
         self._entries = [CertificateEntry(*each, ask_certificate=self._ask_certificate) for each in paths]
-        self._read_first()
+        for entry in self._entries:
+            entry.read(clock.monotonic())
+        if problems := dict.fromkeys(entry.problem for entry in self._entries if entry.problem):
+            raise CertificateError("\n".join(problems))
+        for entry in self._entries:
+            self._tell(entry)
         self._context = self._build()
         self._is_outdated = False
         self._next_look = clock.monotonic() + LOOK_EVERY
@@ -234,19 +243,6 @@ class Certificates:
             elif entry.pair.not_before > now:
                 yield f"{entry.certificate}: the certificate of {entry.pair.name} is not valid yet"
 
-    def _read_first(self) -> None:
-        now = self._clock.monotonic()
-        problems = []
-        for entry in self._entries:
-            try:
-                entry.pair = entry.read(now)
-            except CertificateError as error:
-                problems.append(str(error))
-        if problems:
-            raise CertificateError("\n".join(dict.fromkeys(problems)))
-        for entry in self._entries:
-            self._tell(entry)
-
     def _look(self, now: float, *, all_files: bool) -> None:
         self._next_look = now + LOOK_EVERY
         are_new = [self._read_again(entry, now) for entry in self._entries if all_files or entry.is_due(now)]
@@ -262,20 +258,12 @@ class Certificates:
 
     def _read_again(self, entry: CertificateEntry, now: float) -> bool:
         """Read one pair of files again, and return whether its certificate has changed."""
-        try:
-            pair = entry.read(now)
-        except CertificateError as error:
-            problem = str(error)
-            if problem != entry.problem:
-                self._events.certificate_refused(self._address, str(entry.certificate), problem)
-            entry.problem = problem
-            return False
-        entry.problem = ""
-        if (pair.leaf, pair.chain) == (entry.pair.leaf, entry.pair.chain):
-            return False
-        entry.pair = pair
-        self._tell(entry)
-        return True
+        before, is_new = entry.problem, entry.read(now)
+        if entry.problem not in ("", before):
+            self._events.certificate_refused(self._address, str(entry.certificate), entry.problem)
+        if is_new:
+            self._tell(entry)
+        return is_new
 
     def _build(self) -> TlsContext:
         return build_context([entry.pair for entry in self._entries], ask_certificate=self._ask_certificate)
