@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -100,9 +100,8 @@ def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[FieldDes
     struct.
     """
     found: list[FieldDescription] = []
-    hints = get_type_hints(request, include_extras=True)
     for each in msgspec.structs.fields(request):
-        hint = hints[each.name]
+        hint = each.type
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             found += fields_of(hint, each.name)
             continue

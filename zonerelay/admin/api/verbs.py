@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import re
 import tomllib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -109,35 +109,26 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
 # --- requests -------------------------------------------------------------------------------------------
 
 
-def _hints(request: type[msgspec.Struct]) -> dict[str, Any]:
-    hints = get_type_hints(request, include_extras=True)
-    return {field.name: hints[field.name] for field in msgspec.structs.fields(request)}
-
-
 def _is_nested(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
-def _fields(
-    request: type[msgspec.Struct], absent: frozenset[str], *, flat: bool
-) -> list[tuple[str, Any, Any]]:
-    """Return names, types and defaults of the fields that people can set. With `flat`, nested structs are
-    replaced by their fields.
-    """
-    found: list[tuple[str, Any, Any]] = []
-    hints = _hints(request)
+def _fields(request: type[msgspec.Struct], *, flat: bool) -> Iterator[msgspec.structs.FieldInfo]:
+    """Yield the fields that people can set. With `flat`, nested structs are replaced by their fields."""
     for field in msgspec.structs.fields(request):
-        hint = hints[field.name]
-        if flat and _is_nested(hint):
-            found += _fields(hint, frozenset(), flat=True)
-        elif field.name not in absent and (_is_nested(hint) or option_of(hint)):
-            found.append((field.name, hint, msgspec.field(default=field.default)))
-    return found
+        if flat and _is_nested(field.type):
+            yield from _fields(field.type, flat=True)
+        elif _is_nested(field.type) or option_of(field.type):
+            yield field
 
 
 def _struct(operation: Operation, end: str, *, flat: bool) -> type[msgspec.Struct]:
-    in_path = frozenset(re.findall(r"{(\w+)}", operation.path))
-    fields = _fields(operation.request, in_path, flat=flat)
+    in_path = re.findall(r"{(\w+)}", operation.path)
+    fields = [
+        (each.name, each.type, msgspec.field(default=each.default))
+        for each in _fields(operation.request, flat=flat)
+        if each.name not in in_path
+    ]
     name = f"{operation.request.__name__}{end}"
     return msgspec.defstruct(
         name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
@@ -147,9 +138,9 @@ def _struct(operation: Operation, end: str, *, flat: bool) -> type[msgspec.Struc
 def _request_of(operation: Operation, call: ApiCall) -> requests.Request:
     source = call.parameters if call.body is None else call.body
     given: dict[str, Any] = {**call.path, **msgspec.structs.asdict(source)}
-    for name, hint in _hints(operation.request).items():
-        if _is_nested(hint) and name not in given:
-            given[name] = hint(**{each: given.pop(each) for each in hint.__struct_fields__})
+    for field in msgspec.structs.fields(operation.request):
+        if _is_nested(field.type) and field.name not in given:
+            given[field.name] = field.type(**{each: given.pop(each) for each in field.type.__struct_fields__})
     found: requests.Request = operation.request(**given)  # type: ignore[assignment]
     return found
 
