@@ -246,10 +246,6 @@ class SlowStart:
         """Return whether these limits allow a destination another transaction."""
         return destination in self._wishing or self._has_room(destination.standing)
 
-    def is_full(self, destination: Destination) -> bool:
-        """Return whether a destination already has the one connection that is allowed before it answers."""
-        return not destination.suspension.is_proven and destination.active > 0
-
     def _has_room(self, kind: Standing) -> bool:
         active = self._active
         new, failing, slow = active[Standing.NEW], active[Standing.FAILING], active[Standing.SLOW]
@@ -261,11 +257,8 @@ class SlowStart:
             return new < self._eighths(5)
         if failing + slow >= self._eighths(4):
             return False
-        return kind is Standing.SLOW or failing < self._eighths(1 if self._new_wait else 2)
-
-    @property
-    def _new_wait(self) -> bool:
-        return bool(self._rows[0][1] or self._rows[1][1])
+        new_wait = self._rows[0][1] or self._rows[1][1]
+        return kind is Standing.SLOW or failing < self._eighths(1 if new_wait else 2)
 
     def put_aside(self, destination: Destination) -> None:
         """Keep a destination that was not admitted."""
@@ -649,7 +642,7 @@ class RoundRobin:
         """
         if destination.standing is Standing.QUICK:
             return True
-        if self._slow_start.is_full(destination):
+        if destination.active and not destination.suspension.is_proven:  # it has one until it answers
             destination.site.blocked[destination] = None
             return False
         if not self._slow_start.admits(destination):

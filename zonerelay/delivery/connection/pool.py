@@ -164,12 +164,11 @@ class ConnectionPool:
 
     def relieve(self, zone: str) -> None:
         """Close idle connections that other workers wait for."""
-        idle = self._idle_in.get(zone)
-        if self._shared is None or not idle:
+        if self._shared is None:
             return
         allowance = self._shared(zone)
         now = asyncio.get_running_loop().time()
-        for slot, session in list(idle.items()):
+        for slot, session in list(self._idle_in[zone].items()):
             since = session.idle_until - session.terms.zone.connection_idle_timeout
             if not self._may_keep(slot) or (
                 since + IN_THE_WAY <= now and allowance.is_contended(slot.site, slot.line)
@@ -185,8 +184,7 @@ class ConnectionPool:
         """Close the idle connections to the route's hosts and wait until the hosts have noticed. Return false
         if there were none.
         """
-        idle = self._idle_in.get(route.zone)
-        there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
+        there = self._idle_at(route)
         for session in there:
             self._dismiss(session)
         while not all(session.slot.released for session in there):
@@ -353,11 +351,12 @@ class ConnectionPool:
 
     def _evict_at(self, route: Route) -> None:
         """Close an idle connection at the site, of the same destination if there is one."""
-        idle = self._idle_in.get(route.zone)
-        there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
-        if there:
+        if there := self._idle_at(route):
             own = (session for session in there if session.slot.line == route.destination)
             self._dismiss(next(own, there[0]))
+
+    def _idle_at(self, route: Route) -> list[OutgoingSession]:
+        return [session for slot, session in self._idle_in[route.zone].items() if slot.site == route.site]
 
     def _on_release(self, slot: Slot) -> None:
         self._open_in[slot.zone] -= 1

@@ -208,7 +208,7 @@ class DispositionPolicy:
             return "null sender"
         if envelope.origin.protocol == OUTBOX:
             return "outbox"  # its row is the report
-        if not _wants(delivery, about):
+        if delivery.notify and not delivery.notify & about:
             return "notify"
         return "" if self._bounce.enabled else "switched off"
 
@@ -275,10 +275,6 @@ def _uncounted_delay(outcome: Outcome, age: float) -> float:
     if outcome.scope is Scope.LOCAL:
         return local_delay(age)
     return min(max(age / 4, LOCAL_DELAY), UNCOUNTED_LONGEST)
-
-
-def _wants(delivery: Delivery, report: Notify) -> bool:
-    return not delivery.notify or bool(delivery.notify & report)
 
 
 MAX_UNSETTLED = 1000

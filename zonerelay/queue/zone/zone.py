@@ -8,9 +8,8 @@ Claims: one task at a time makes them while there is space and a reason (new mai
 drained). The store is not queried when nothing has happened. Deliveries that a claim returns after the zone
 was stopped are released.
 
-Attempts: a task makes one batch after the other while there is more to start. Promise: work that is started
-is attempted, or its claim is released if the task is cancelled first. In both cases `_finished` is called
-once.
+Attempts: a task makes one batch after the other while there is more to start. Promise: an attempt that is
+cancelled releases its claim, and `_finished` is called once for each attempt.
 
 Policy: a message that is larger than its zone allows is returned to its sender (552 5.3.4) without a
 connection.
