@@ -387,8 +387,6 @@ class ZoneAllowance:
         self.waiters = 0
         self.owners = 1
         """The number of workers that share the zone's limits at present."""
-        self.closed = False
-        """Whether the lease may have ended, so that no connection may be opened."""
         self.named: WeakValueDictionary[_TurnKey, LeasedTurns] = WeakValueDictionary()
         """The turns of each destination, as long as its destination uses them."""
         self.turns: dict[LeasedTurns, None] = {}
@@ -557,10 +555,10 @@ class ZoneAllowance:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no connection may be opened. This also holds when a process continues after having been
-        stopped.
+        """Whether no connection may be opened, because the lease may have ended. This also holds when a
+        process continues after having been stopped.
         """
-        return self.closed or (self.until is not None and self._monotonic() >= self.until)
+        return self.until is not None and self._monotonic() >= self.until
 
     # Internals
 
@@ -602,7 +600,7 @@ class ZoneAllowance:
 
     def _freed(self, share: Share) -> None:
         spare = share.spare
-        if self.closed:
+        if self.is_closed:
             share.slots = share.connections
         elif spare and share.revoked:
             self._give_back(share, min(spare, share.revoked))
@@ -779,12 +777,11 @@ class LimitKeeper:
 
     def _look(self, zone: ZoneAllowance, now: float) -> None:
         lease = self.authority.lease
-        is_over = zone.until is not None and now >= zone.until
-        if is_over and not zone.closed and not zone.is_empty:
-            zone.closed = zone.everything = True
+        if zone.is_closed and not zone.is_empty:
+            zone.everything = True
             zone.forget_slots()
         zone.return_idle(now)
-        if zone.waiters or zone.is_crowded or zone.closed:
+        if zone.waiters or zone.is_crowded or zone.is_closed:
             self.relieve(zone.name)
         for turns in list(zone.turns):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
@@ -835,7 +832,6 @@ class LimitKeeper:
         zone.heard = sent
         # A batch that was refused while the allowance was closed has left no request.
         opened = zone.is_closed
-        zone.closed = False
         if self.authority.lease is not None:
             zone.until = sent + self.authority.lease * SAFE
         self._bounds.note(sent, answer.now, now)

@@ -83,7 +83,6 @@ class OutboxKeeper:
         self._access = access
         self._lease = access.lease
         self._control: driver.DatabaseConnection | None = None
-        self._closed = False
         self._unusable = asyncio.Event()
         self._unusable.set()
         self._pause = FIRST_PAUSE
@@ -150,7 +149,6 @@ class OutboxKeeper:
 
     async def close(self) -> None:
         """End the session. Call this after the last write."""
-        self._closed = True
         await self._tasks.cancel()
         if self.usable and self._control is not None:
             with contextlib.suppress(StoreError):
@@ -269,7 +267,7 @@ class OutboxKeeper:
 
     def failed(self, error: StoreError) -> None:
         """Stop using the database until it is connected again."""
-        if self.usable and not self._closed:
+        if self.usable:
             self._unusable.set()
             self._report(error)
             self.paused()
