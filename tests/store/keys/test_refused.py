@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
+from tests.store.spools import Spool
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Message
@@ -17,6 +19,8 @@ from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import Finish, MessageNotFoundError, OwnMessage, StoreError, StoreFullError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import WriteBatch
+from zonerelay.store.leveldb.engine import AtomicBatch
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.memory import MemoryEngine
 from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.store import PartitionStore
@@ -116,3 +120,36 @@ async def test_refused_mail_leaves_the_counts_of_other_messages_right(full: Full
     await queue.settle([Finish(third)])
     with pytest.raises(MessageNotFoundError):
         await queue.read_message(message_id(1))
+
+
+async def test_a_message_read_before_a_spool_is_reopened_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch whose sync failed is not there before the reopening, and may be there afterwards."""
+    async with Spool(tmp_path / "spool") as spool:
+        store = spool.store
+        await store_message(store, 1, "a@example.net", "b@example.net", "c@example.net")
+        first, second, third = await store.claim(QUEUE, 10, now=NOW)
+        commit, reopen, unsynced = LevelDb.commit, LevelDb.reopen, list[AtomicBatch]()
+
+        def fail_once(db: LevelDb, batch: AtomicBatch) -> None:
+            if not unsynced:
+                unsynced.append(batch)
+                raise StoreError("the sync failed")
+            commit(db, batch)
+
+        def find(db: LevelDb, *, full: bool = False) -> None:
+            reopen(db, full=full)
+            count = records.open_count_key(message_id(1))
+            db.write([[(records.delivery_key(first.key), None), (count, b"2")]])
+
+        monkeypatch.setattr(LevelDb, "commit", fail_once)
+        monkeypatch.setattr(LevelDb, "reopen", find)
+        with pytest.raises(StoreError):
+            await store.settle([Finish(first)])
+        await store.read_message(message_id(1))
+        assert await store.usable()
+        await store.settle([Finish(each) for each in (first, second, third)])
+        with pytest.raises(MessageNotFoundError):
+            await store.read_message(message_id(1))
+        assert await store.left_over() == ""

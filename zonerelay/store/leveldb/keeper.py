@@ -363,6 +363,7 @@ class SpoolKeeper(QueueKeeper):
             except StoreError as error:
                 _log.warning("the spool cannot be reopened yet: %s", error)
                 pause = min(2 * pause, max(self._pause, LONGEST_PAUSE))
+        self.on_failure()  # what was read since the failure may have changed
         self.note_losses()
         if not self._db.losses.open:
             self._tasks.start(self._sweep_cut_off())
