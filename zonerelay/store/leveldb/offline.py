@@ -38,6 +38,7 @@ from typing import NamedTuple
 import msgspec
 
 from zonerelay import durable
+from zonerelay.config.units import rough_size
 from zonerelay.store import check, records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.port import Op
@@ -117,7 +118,7 @@ def _prepare(spool: Path, work: Path, salvage: check.Salvage, tell: check.Tell) 
     needed, free = 2 * octets + _SLACK, shutil.disk_usage(spool).free
     if free < needed:
         raise StoreFullError(
-            f"the repair of {spool} requires {needed / 1e9:.2f} GB there, but only {free / 1e9:.2f} GB are "
+            f"the repair of {spool} requires {rough_size(needed)} there, but only {rough_size(free)} are "
             "free; nothing was changed"
         )
     old = work / "old"
@@ -522,9 +523,8 @@ def _copy_tables(spool: Path, into: Path, names: list[str]) -> None:
     free = shutil.disk_usage(into).free
     if needed > free:
         raise StoreFullError(
-            f"{into.parent} requires {needed / 1e9:.2f} GB for a copy of {spool}, but "
-            f"only {free / 1e9:.2f} GB are free; use a directory on the same file system as the spool, "
-            "where hard links suffice"
+            f"a copy of {spool} requires {rough_size(needed)}, but only {rough_size(free)} are free in "
+            f"{into.parent}; use a directory on the same file system as the spool, where hard links suffice"
         )
     for name in names:
         shutil.copyfile(spool / name, into / name)
