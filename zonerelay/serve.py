@@ -225,7 +225,7 @@ class WorkerProcess(RepeatedWork):
         except OSError:
             packet = b""
         if packet:
-            self.worker.failed_elsewhere(packet.decode().removeprefix("FAILED="))
+            self.worker.listeners.failed_elsewhere(packet.decode().removeprefix("FAILED="))
             return
         loop.remove_reader(self.channel)
         self.worker.events.lifecycle("supervisor-gone")

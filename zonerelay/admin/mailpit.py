@@ -231,8 +231,7 @@ class _MailpitCall:
         self.query, self.tz = request.query.get("query", ""), request.query.get("tz", "")
 
     def number(self, name: str, default: int, most: int) -> int:
-        text = self.request.query.get(name, "")
-        return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 10 else default
+        return min(number_of(self.request.query.get(name, ""), default), most)
 
     @property
     def search(self) -> str:
@@ -540,6 +539,10 @@ class Mailpit:
         if call.request.method == "PUT":
             faults.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
         return faults.behaviours
+
+
+def number_of(text: str, default: int = 0) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
 def html_response(html: str) -> web.Response:

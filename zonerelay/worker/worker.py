@@ -263,10 +263,6 @@ class Worker:
     def http_port(self) -> int | None:
         return None if self.http is None else self.http.port
 
-    def failed_elsewhere(self, text: str) -> None:
-        """Count a failed login at another worker."""
-        self.listeners.failed_elsewhere(text)
-
     def all_problems(self) -> tuple[str, ...]:
         """Return the problems of all parts."""
         asked = (

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from zonerelay.admin.mailpit import CapturedMail, file_response, html_response
+from zonerelay.admin.mailpit import CapturedMail, file_response, html_response, number_of
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
 from zonerelay.capture.parts import MimeParts, take_apart
@@ -33,7 +33,7 @@ class CapturedPages:
         self.mail = CapturedMail(operators)
 
     async def list(self, visitor: PageRequest) -> web.StreamResponse:
-        q, start = visitor.given("q"), _number(visitor.given("start"))
+        q, start = visitor.given("q"), number_of(visitor.given("start"))
         try:
             rows, matched, _ = await self.mail.ask(lambda each: each.find(q, start=start, limit=ROWS))
         except SearchError as error:
@@ -117,7 +117,3 @@ class CapturedPages:
         if found is None:
             raise PageError(404, "Not found", "The message was deleted or has expired.")
         return found[0], await OPERATORS.run(take_apart, found[1]), found[1]
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
