@@ -583,34 +583,6 @@ async def test_dns_trouble_is_temporary(trouble: OnError, kind: str) -> None:
         assert await it.senders.check("empty.example") == UNKNOWN
 
 
-@pytest.mark.parametrize("domain", ["only-a.example", "only-aaaa.example"])
-async def test_a_denied_mx_of_a_domain_with_an_address_is_no_mx(domain: str) -> None:
-    async with bed({(domain, "MX"): NXDOMAIN}) as it:
-        assert await it.senders.check(domain) is None
-
-
-@pytest.mark.parametrize("kind", ["A", "AAAA"])
-async def test_a_sender_domain_that_one_type_denies_and_another_does_not_is_temporary(kind: str) -> None:
-    denied: InjectedFaults = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
-    async with bed(denied) as it:
-        assert await it.senders.check("empty.example") == UNKNOWN
-    for trouble in (SERVFAIL, REFUSED, SILENCE, GARBAGE):
-        async with bed({**denied, ("empty.example", kind): trouble}) as it:
-            assert await it.senders.check("empty.example") == UNKNOWN
-
-
-async def test_one_address_is_enough_whatever_the_other_family_does() -> None:
-    async with bed({("only-a.example", "AAAA"): SERVFAIL}) as it:
-        assert await it.senders.check("only-a.example") is None
-
-
-async def test_a_domain_is_asked_for_once_however_many_ask_and_how_often() -> None:
-    async with bed() as it:
-        assert await asyncio.gather(*(it.senders.check("null.example") for _ in range(20))) == [NULL_MX] * 20
-        assert await it.senders.check("null.example") == NULL_MX
-        assert it.dns.count("null.example", "MX") == 1
-
-
 async def test_the_unexpected_is_temporary(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Resolver):
         async def mx(self, domain: str) -> None:  # type: ignore[override]  # a resolver with a bug
