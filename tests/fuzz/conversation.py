@@ -18,7 +18,8 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import LoginKind, LoginResult
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, SharedContext, TlsContexts
+from zonerelay.inbound.state.context import AskedPolicy, SharedContext
+from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.smtp.server.commands import MAX_LINE
 from zonerelay.smtp.server.sasl import Credentials
 
@@ -92,7 +93,7 @@ async def converse(
     packets: Sequence[bytes],
     *,
     settings: ListenerSettings,
-    certificates: TlsContexts | None = None,
+    certificates: Certificates | None = None,
     policy: AskedPolicy | None = None,
     turns: int = TURNS_PER_PACKET,
 ) -> Conversation:

@@ -18,7 +18,8 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, SharedContext, TlsContexts
+from zonerelay.inbound.state.context import AskedPolicy, ListenerContext, SharedContext
+from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.message.header import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
@@ -242,7 +243,7 @@ def house_of(
     *,
     choose_zone: ChooseZone = one_zone,
     shared: SharedContext | None = None,
-    certificates: TlsContexts | None = None,
+    certificates: Certificates | None = None,
     policy: AskedPolicy | None = None,
     log: EventLog | None = None,
     clock: ManualClock | None = None,

@@ -23,6 +23,7 @@ from zonerelay.config.settings import (
     ListenerTls,
     UnsafeListener,
 )
+from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyReader
 
@@ -71,19 +72,14 @@ def settings(words: frozenset[str]) -> ListenerSettings:
     )
 
 
-class OneCertificate:
-    """What a listener needs of `Certificates`."""
+class OneCertificate(Certificates):
+    """Certificates without files."""
 
-    problems: tuple[str, ...] = ()
+    def __init__(self) -> None:
+        return
 
     def channel(self) -> TlsChannel:
         return TlsChannel(context())
-
-    def refresh(self) -> None:
-        return
-
-    def expiries(self) -> list[tuple[str, float]]:
-        return []
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -51,6 +51,9 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.certificates import Certificates
 
 LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still in use
 
@@ -168,7 +171,7 @@ class Listeners:
             found.append(self._users.problem)
         return tuple(dict.fromkeys((*found, *self.guard.problems())))
 
-    def _in_use(self) -> Iterator[contexts.TlsContexts]:
+    def _in_use(self) -> Iterator[Certificates]:
         yield from (found for kept in self._kept if (found := kept.context.certificates) is not None)
 
     # Starting, reloading and stopping.
@@ -342,7 +345,7 @@ class Listeners:
         if former is not None and former is not policy:
             self._retire(former, kept)
 
-    def _certificates(self, settings: ListenerSettings) -> contexts.TlsContexts | None:
+    def _certificates(self, settings: ListenerSettings) -> Certificates | None:
         if settings.tls is ListenerTls.NONE:
             return None
         # The OpenSSL bindings use more memory than everything else here, so they are loaded only if TLS is

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
@@ -39,7 +39,6 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState, GrantTable, grant_table
 from zonerelay.inbound.state.replies import Greeting, ServerReply, refused
 from zonerelay.inbound.state.transaction import MailTransaction, RewriteRules, ZoneHeader, renamed
-from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.message.srs import Srs
 from zonerelay.model import envelope as model
 from zonerelay.model.clock import Clock
@@ -50,6 +49,9 @@ from zonerelay.smtp.server.paths import CommandError, forward_path, require_asci
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.store.contract import OwnMessage, QueueStore
 from zonerelay.telemetry.events.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.certificates import Certificates
 
 UNUSABLE = refused(Reply(451, "3.0", "Policy not available now"), Reason.POLICY)
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))
@@ -93,23 +95,6 @@ class AskedPolicy(Protocol):
     def asked(self) -> Set[type]: ...
 
     async def ask(self, event: Event) -> Decision: ...
-
-
-class TlsContexts(Protocol):
-    """The current certificates of a listener."""
-
-    def channel(self) -> TlsChannel:
-        """Return a channel for a new connection."""
-
-    def refresh(self) -> None:
-        """Check the files now."""
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The problems with the files, as error messages."""
-
-    def expiries(self) -> list[tuple[str, float]]:
-        """Return the first name of each certificate, and the Unix time at which it expires."""
 
 
 class SuspensionCheck(Protocol):
@@ -183,7 +168,7 @@ class ListenerContext(SharedContext):
     choose_zone: ChooseZone
     events: Events
     clock: Clock
-    certificates: TlsContexts | None = None
+    certificates: Certificates | None = None
     policy: AskedPolicy | None = None
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     lists: asyncio.Lock = field(default_factory=asyncio.Lock)
