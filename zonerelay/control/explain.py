@@ -40,16 +40,8 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain
 from zonerelay.queue.orders.order import Subject
 from zonerelay.routing.addresses import is_private
+from zonerelay.routing.destinations import route
 from zonerelay.routing.destinations.mx import MxRouter
-from zonerelay.routing.destinations.route import (
-    DestinationKey,
-    DestinationLimits,
-    MxHost,
-    Route,
-    SiteKey,
-    TlsDemand,
-    Unroutable,
-)
 from zonerelay.routing.dns.answers import TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import PolicyLookup
@@ -177,7 +169,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     keys: Callable[[], DkimKeys | None]
     rails: Callable[[str], Awaitable[UserLimits | None]]
     credential: Callable[[ZoneSettings, str], str]
-    suspended: Callable[[DestinationKey], ActiveSuspension | None] = lambda destination: None
+    suspended: Callable[[route.DestinationKey], ActiveSuspension | None] = lambda destination: None
     learned: Callable[[str], tuple[str, ...]] = lambda address: ()
     orders: Callable[[Subject], tuple[answers.OrderRow, ...]] = lambda mail: ()
     relay_running: bool = True
@@ -245,8 +237,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         domain = domain_of(Mailbox(address))
         findings = await self.router.examine(zone, "" if zone.next_hop else domain)
         found, site, suspended, label, unroutable, verdict = findings.answer, None, None, "", "", ""
-        demand, limits = TlsDemand(zone.tls), DestinationLimits.of_zone(zone)
-        if isinstance(found, Route):
+        demand, limits = route.TlsDemand(zone.tls), route.DestinationLimits.of_zone(zone)
+        if isinstance(found, route.Route):
             site, suspended = found.site, self.suspended(found.destination)
             demand, limits = found.tls_in(zone), found.limits_in(zone)
             label = found.destination.partition(" ")[2]
@@ -358,7 +350,9 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
             return f"not sent: captured, or held if no zone captures mail ({mode})"
         return f"a copy is sent to {rails.mailbox} ({mode})" if rails.mode is UserMode.COPY else ""
 
-    def _sources(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[answers.SourcePlan]:
+    def _sources(
+        self, zone: ZoneSettings, site: route.SiteKey | None, sender: str
+    ) -> list[answers.SourcePlan]:
         """Return the sources of the zone for mail of this sender ("" if it is unknown) to these hosts."""
         plans = []
         for each in self.selection.statuses(zone, site, sender) if zone.sources else ():
@@ -411,15 +405,15 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         return listeners[address]
 
     async def _hosts(
-        self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[answers.SourcePlan]
+        self, zone: ZoneSettings, found: route.Route | route.Unroutable, sources: Sequence[answers.SourcePlan]
     ) -> tuple[answers.HostPlan, ...]:
-        if isinstance(found, Unroutable) or zone.next_hop == CAPTURE:
+        if isinstance(found, route.Unroutable) or zone.next_hop == CAPTURE:
             return ()
         terms = Terms(zone, found)
         return tuple(await asyncio.gather(*(self._host(terms, host, sources) for host in found.hosts)))
 
     async def _host(
-        self, terms: Terms, host: MxHost, sources: Sequence[answers.SourcePlan]
+        self, terms: Terms, host: route.MxHost, sources: Sequence[answers.SourcePlan]
     ) -> answers.HostPlan:
         zone = terms.zone
         addresses = await self.resolver.addresses(host.name, ipv6=zone.ipv6)

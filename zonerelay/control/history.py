@@ -14,16 +14,8 @@ from msgspec import structs
 
 from zonerelay.config.credentials.file import CredentialsError, read
 from zonerelay.config.settings import HistoryAddresses, Settings
-from zonerelay.history.reader import (
-    Histories,
-    HistoryEntry,
-    HistoryGap,
-    Query,
-    SentMessage,
-    TooLongError,
-    entries_of,
-    steps,
-)
+from zonerelay.history import reader
+from zonerelay.history.reader import Histories, HistoryEntry, HistoryGap, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.envelope import Mailbox
 from zonerelay.operations.errors import BusyError
@@ -86,7 +78,7 @@ async def ask(question: Callable[..., T], /, *given: object) -> T:
         return await pool.run(question, *given)
     except PoolBusyError:
         raise BusyError("too many requests to the history are being processed; try again") from None
-    except TooLongError:
+    except reader.TooLongError:
         raise BusyError(f"the history did not respond within {LONGEST:g} s; try again") from None
 
 
@@ -141,7 +133,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
         texts = {each: getattr(wanted, each) for each in ("sender", "recipient", "client", "user")}
         try:
             with self._open(self.longest or LONGEST_COMMAND) as histories:
-                query = Query(
+                query = reader.Query(
                     **self._forms(histories, any=wanted.about, **texts),
                     zone=wanted.zone,
                     destination=wanted.destination,
@@ -163,7 +155,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
                     workers=tuple(histories.workers),
                     other_machines=is_shared(self.settings.spool),
                 )
-        except TooLongError:
+        except reader.TooLongError:
             raise UnsearchableError(
                 f"the search was aborted after {self.longest or LONGEST_COMMAND:g} s; search for an address "
                 "or a message id, which are indexed, or for a shorter period (since)"
@@ -185,7 +177,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
         if it is that user's message. Raise UnsearchableError.
         """
         with self._open(self.longest) as histories:
-            found = entries_of(message_id, histories.records(message_id))
+            found = reader.entries_of(message_id, histories.records(message_id))
             own = None if user is None else form(user, self.settings, histories.redactor)
             return [
                 each
@@ -193,7 +185,9 @@ class HistorySearch(msgspec.Struct, frozen=True):
                 if each.outcome != "refused" and (own is None or own.matches(each.user))
             ]
 
-    def sent(self, query: Query, user: str | None, recipient: str, limit: int) -> list[SentMessage]:
+    def sent(
+        self, query: reader.Query, user: str | None, recipient: str, limit: int
+    ) -> list[reader.SentMessage]:
         """Return messages, the newest first; for a `user`, only that user's. Raise UnsearchableError."""
         with self._open(self.longest) as histories:
             forms = self._forms(histories, user=user, recipient=recipient or None)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.control.client import TIMEOUT
 from zonerelay.control.runner import ClientDisconnected, Handler, OnError, ResponseStream, Runner
+from zonerelay.operations import errors
 from zonerelay.operations.answers import (
     EndFrame,
     ErrorFrame,
@@ -36,13 +37,7 @@ from zonerelay.operations.answers import (
     problem_of,
 )
 from zonerelay.operations.catalogue import MAX_CALL, OperationCall, decode_call
-from zonerelay.operations.errors import (
-    AnotherRelayError,
-    ControlError,
-    InvalidError,
-    UnavailableError,
-    error_of,
-)
+from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Request
 from zonerelay.process.files import identity
 from zonerelay.process.sockets import answers, bound_path
@@ -67,7 +62,7 @@ def bind(path: Path) -> socket.socket:
 def refuse_live(path: Path) -> None:
     """Raise ControlError if a relay answers at the socket."""
     if path.is_socket() and answers(path):
-        raise AnotherRelayError(
+        raise errors.AnotherRelayError(
             f"another relay is listening at {path}; stop it, or set another [admin] socket for this one"
         )
 
@@ -199,7 +194,7 @@ async def _received(reader: asyncio.StreamReader) -> OperationCall:
     except (TimeoutError, ConnectionError) as error:
         raise ClientDisconnected from error
     except ValueError as error:
-        raise InvalidError(f"a request may have at most {MAX_CALL} bytes") from error
+        raise errors.InvalidError(f"a request may have at most {MAX_CALL} bytes") from error
 
 
 async def _send(writer: asyncio.StreamWriter, octets: bytes) -> None:
@@ -241,7 +236,7 @@ async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -
         while True:
             for frame in await _next_frames(reader, lines, silence):
                 if isinstance(frame, ErrorFrame):
-                    raise error_of(frame.code, frame.detail, frame.pointer)
+                    raise errors.error_of(frame.code, frame.detail, frame.pointer)
                 yield frame
                 if isinstance(frame, EndFrame):
                     return
@@ -284,5 +279,5 @@ class RelayHandler:
                         return frame
                     await answer.send(frame)
         except NoResponseError as error:
-            raise UnavailableError(f"the relay at {self._path} does not answer: {error}") from error
+            raise errors.UnavailableError(f"the relay at {self._path} does not answer: {error}") from error
         raise AssertionError("the last frame is an EndFrame")

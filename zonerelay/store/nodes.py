@@ -33,27 +33,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import MAX_WORKERS, Envelope, Message, MessageId
 from zonerelay.process.tasks import Tasks, completed, gathered
 from zonerelay.process.threads import STORE
-from zonerelay.store import records
+from zonerelay.store import contract, records
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import (
-    SHARED,
-    Change,
-    ChangeOne,
-    ClaimFilter,
-    ClaimLostError,
-    IdempotencyKey,
-    KeptKeys,
-    KeyReservation,
-    MessageNotFoundError,
-    OwnMessage,
-    QueueCounts,
-    StoredKey,
-    StoreError,
-    StoreOpenError,
-    Unhealthy,
-    Wanted,
-    everybody,
-)
+from zonerelay.store.contract import ChangeOne, MessageNotFoundError, QueueCounts, StoreError, Wanted
 from zonerelay.store.keys.partition import Partition, SeenFile, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, NodeTakenError, SharedEngine, Write, clear
 from zonerelay.store.queue.body import BodyWriter
@@ -157,7 +139,7 @@ class NodeStore:
                 return await self._enter(node, is_own=True)
             except NodeTakenError as error:
                 refusal = error
-        raise StoreOpenError(f"all {MAX_WORKERS} partitions of the queue are in use") from refusal
+        raise contract.StoreOpenError(f"all {MAX_WORKERS} partitions of the queue are in use") from refusal
 
     def _known_nodes(self) -> list[int]:
         """Return the numbers of earlier nodes of this machine, most recently used first."""
@@ -271,7 +253,7 @@ class NodeStore:
                 return QueueReads(held.partition)
         if node not in self._keepers:
             if self._is_closed:
-                raise StoreError(Unhealthy.CLOSED)
+                raise StoreError(contract.Unhealthy.CLOSED)
             self._keepers[node] = self.engine.keeper(node)
         return QueueReads(self._keepers[node])
 
@@ -355,7 +337,7 @@ class NodeStore:
     def _check_lost(self, message_id: MessageId) -> None:
         """Raise ClaimLostError if a claim on the message was lost."""
         if self._lost and any(key.message_id == message_id for key in self._lost):
-            raise ClaimLostError("the message is now owned by another node")
+            raise contract.ClaimLostError("the message is now owned by another node")
 
     async def _holder_of(self, message_id: MessageId) -> OwnedPartition:
         """Return the partition that has the message. Raises ClaimLostError."""
@@ -385,7 +367,7 @@ class NodeStore:
     # --- claims
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[contract.ClaimFilter]
     ) -> list[Delivery]:
         """Claim from all partitions with a valid lease, in turns, and new mail from the own one, because only
         that receives it. Raises ClaimLostError if the lease of the own partition has ended, because claimed
@@ -434,14 +416,14 @@ class NodeStore:
 
     # --- settling
 
-    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+    async def settle(self, changes: Sequence[contract.Change], *, lazy: bool = False) -> None:
         if not self._adopted_partitions and not self._lost and not self._stored_reports:
             await self._own.queue.settle(changes, lazy=lazy)
             return
-        parts: dict[OwnedPartition, list[Change]] = {}
+        parts: dict[OwnedPartition, list[contract.Change]] = {}
         lost: list[DeliveryKey] = []
         for change in changes:
-            if isinstance(change, OwnMessage):
+            if isinstance(change, contract.OwnMessage):
                 if change.message.id in self._stored_reports:
                     continue
                 about = [key for key in change.about if key not in self._lost]
@@ -461,12 +443,14 @@ class NodeStore:
         failed = [result for result in results if isinstance(result, BaseException)]
         for part, result in zip(parts.values(), results, strict=True):
             # If a call has failed in part, the caller repeats all of it. A bounce must not be stored twice.
-            ids = {change.message.id for change in part if isinstance(change, OwnMessage)}
+            ids = {change.message.id for change in part if isinstance(change, contract.OwnMessage)}
             if failed and result is None:
                 self._stored_reports |= ids
         if failed:
             raise failed[0]
-        self._stored_reports -= {change.message.id for change in changes if isinstance(change, OwnMessage)}
+        self._stored_reports -= {
+            change.message.id for change in changes if isinstance(change, contract.OwnMessage)
+        }
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         found = await self.update_held(keys, change)
@@ -516,11 +500,11 @@ class NodeStore:
         """
         try:
             yield
-        except (ClaimLostError, MessageNotFoundError):
+        except (contract.ClaimLostError, MessageNotFoundError):
             raise
         except StoreError as error:
             if held not in self.held() or held.node in self._fenced or not held.partition.is_held():
-                raise ClaimLostError("another node may have this message now") from error
+                raise contract.ClaimLostError("another node may have this message now") from error
             raise
 
     def _elsewhere(self) -> PartitionsView:
@@ -544,7 +528,11 @@ class NodeStore:
         return sorted(unique.values(), key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def scan(
-        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self,
+        queue: QueueName | None = None,
+        *,
+        wanted: Wanted = contract.everybody,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Delivery, None]:
         async for delivery in scanned(lambda start, end: self._page(start, end, wanted), queue, after):
             yield delivery
@@ -591,16 +579,16 @@ class NodeStore:
         return {queue for held in self.held() for queue in await held.queue.queues()}
 
     async def left_over(self) -> str:
-        return SHARED
+        return contract.SHARED
 
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+    async def kept_keys(self, cursor: str = "") -> tuple[contract.KeptKeys, str]:
         return await self._own.queue.kept_keys(cursor)
 
-    async def keep_keys(self, keys: KeptKeys) -> None:
+    async def keep_keys(self, keys: contract.KeptKeys) -> None:
         await self._own.queue.keep_keys(keys)
         await self._register.take_over(keys)
 
-    def unhealthy(self) -> Unhealthy | None:
+    def unhealthy(self) -> contract.Unhealthy | None:
         return self._own.queue.unhealthy()
 
     def problems(self) -> Sequence[str]:
@@ -786,7 +774,9 @@ class NodeRegister:
         their keys are used again.
         """
 
-    async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
+    async def reserve(
+        self, once: contract.IdempotencyKey, message_id: MessageId, now: float
+    ) -> contract.KeyReservation | None:
         key = once.identity.encode("ascii")
         node = self._store.node
         value = msgspec.msgpack.encode(_ReservedId(node, message_id, once.digest, once.until))
@@ -798,17 +788,17 @@ class NodeRegister:
             other = msgspec.msgpack.decode(found, type=_ReservedId)
             kept = await self._store.reads_of(other.node).kept(once.identity)
             if kept is not None and kept.message_id == other.message_id:
-                return KeyReservation(kept, other.node, is_pending=False)
+                return contract.KeyReservation(kept, other.node, is_pending=False)
             if other.node == node:
                 self._values[once.identity] = found
             elif other.until <= now or await self._store.is_over(other.node):
                 await self._engine.unreserve(key, found)
                 continue
-            return KeyReservation(
-                StoredKey(other.message_id, other.digest, other.until), other.node, is_pending=True
+            return contract.KeyReservation(
+                contract.StoredKey(other.message_id, other.digest, other.until), other.node, is_pending=True
             )
 
-    async def take_over(self, keys: Collection[tuple[str, StoredKey]]) -> None:
+    async def take_over(self, keys: Collection[tuple[str, contract.StoredKey]]) -> None:
         """Reserve keys that were imported with a queue, so that all nodes know them."""
         for identity, kept in keys:
             value = _ReservedId(self._store.node, kept.message_id, kept.digest, kept.until)

@@ -36,15 +36,8 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey, webhook_queue
 from zonerelay.model.envelope import Mailbox
 from zonerelay.process.tasks import Tasks, cancel_all
-from zonerelay.store.contract import (
-    Change,
-    ClaimLostError,
-    Finish,
-    MessageNotFoundError,
-    OwnMessage,
-    QueueStore,
-    StoreError,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import Change
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook.endpoint import Endpoint, EndpointResponse
@@ -65,7 +58,7 @@ KEPT = 0.9
 Write = Callable[[Sequence[Change], Callable[[], None] | None], None]
 """`write(changes, then)`: one atomic write, tried until it succeeds."""
 
-MakeGap = Callable[[int, str, float, float], OwnMessage]
+MakeGap = Callable[[int, str, float, float], contract.OwnMessage]
 """`make_gap(count, why, first, last)`: the event that tells of lost ones."""
 
 
@@ -129,7 +122,7 @@ class WebhookCourier:
     keys: Sequence[str]
     _: KW_ONLY
     read_keys: InitVar[Callable[[], Sequence[str]]]
-    store: QueueStore
+    store: contract.QueueStore
     write: Write
     make_gap: MakeGap
     events: Events
@@ -243,7 +236,7 @@ class WebhookCourier:
             try:
                 await self._take()
                 self._lose_old()
-            except StoreError as error:
+            except contract.StoreError as error:
                 self.events.error("webhook", error)
             self._pump()
             try:
@@ -340,7 +333,7 @@ class WebhookCourier:
             if then is not None:
                 then()
 
-        self.write([*changes, *map(Finish, deliveries)], ended)
+        self.write([*changes, *map(contract.Finish, deliveries)], ended)
 
     def _earlier_gaps(self) -> list[EventPost]:
         """Return the gaps of which no post was tried yet; the new gap includes them."""
@@ -391,7 +384,7 @@ class WebhookCourier:
             while line.items and not self.is_disabled:
                 try:
                     answer = await self._post_item(line.items[0])
-                except ClaimLostError:
+                except contract.ClaimLostError:
                     self._give_back(line.items[0], line)
                     continue
                 if not answer.ok:
@@ -418,7 +411,7 @@ class WebhookCourier:
         if not item.events and item.delivery is not None:
             try:
                 item.events = await self._read(item.delivery)
-            except MessageNotFoundError:
+            except contract.MessageNotFoundError:
                 return EndpointResponse(ok=True, text="")  # there is nothing left to report
         for event_id, body in item.events[item.done :]:
             if item.delivery is not None:

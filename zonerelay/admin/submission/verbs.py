@@ -20,32 +20,13 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
+from zonerelay.admin import problems
 from zonerelay.admin.api.verbs import Answer, ApiCall, Verb
-from zonerelay.admin.problems import (
-    ApiError,
-    Code,
-    FieldError,
-    ProblemBody,
-    decoded,
-    invalid,
-    malformed,
-    too_large,
-    wrong,
-)
+from zonerelay.admin.problems import ApiError, Code, too_large, wrong
 from zonerelay.admin.requests import VISIT, media_type
-from zonerelay.admin.submission import zonemta
+from zonerelay.admin.submission import drafts, zonemta
 from zonerelay.admin.submission.body import LONG, WRITE, JsonBody
-from zonerelay.admin.submission.drafts import (
-    BAD_KEY,
-    FieldErrors,
-    Submission,
-    SubmissionOrigin,
-    ValidatedMessage,
-    address,
-    envelope_of,
-    new_message_id,
-    sending_of,
-)
+from zonerelay.admin.submission.drafts import Submission, SubmissionOrigin
 from zonerelay.admin.submission.states import (
     MessageList,
     MessageSearch,
@@ -138,7 +119,7 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     status: int
     accepted: AcceptedMessage | None = None
-    problem: ProblemBody | None = None
+    problem: problems.ProblemBody | None = None
 
 
 class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +162,7 @@ def _origin(call: ApiCall) -> SubmissionOrigin:
         raise ApiError(403, "forbidden", text)
     key = call.request.headers.get("Idempotency-Key")
     if key is not None and not is_key(key):
-        raise ApiError(400, "malformed", BAD_KEY)
+        raise ApiError(400, "malformed", drafts.BAD_KEY)
     return SubmissionOrigin(
         user=call.token.user,
         client=VISIT.get().client,
@@ -344,14 +325,14 @@ async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) ->
 
 async def _decoded(data: bytes, of: type[Any]) -> Any:
     """Return the decoded body. Raise Problem if it is invalid."""
-    return await _run(len(data), decoded, data, of, "the body")
+    return await _run(len(data), problems.decoded, data, of, "the body")
 
 
 def _converted(fields: dict[str, Any]) -> Submission:
     try:
         return msgspec.convert(fields, Submission)
     except msgspec.ValidationError as error:
-        raise invalid(error, "the message", fields, Submission) from error
+        raise problems.invalid(error, "the message", fields, Submission) from error
 
 
 async def _submit(call: ApiCall) -> Answer:
@@ -389,7 +370,7 @@ async def _take(
     """
     now = call.operators.clock.now()
     large = size > SMALL or body.spills or bool(uploads)
-    sending = await _run(SMALL + 1 if large else 0, sending_of, given, body, origin, now, uploads)
+    sending = await _run(SMALL + 1 if large else 0, drafts.sending_of, given, body, origin, now, uploads)
     assert sending.draft is not None
     pieces = _composed_in_thread(sending.draft) if large else tuple(_composed(sending.draft))
     return await _submitted_as(call, origin, sending, pieces)
@@ -400,7 +381,7 @@ def _composed(draft: Draft) -> Iterator[bytes]:
     try:
         yield from compose_pieces(draft)
     except msgspec.DecodeError as error:
-        raise malformed(error) from None
+        raise problems.malformed(error) from None
     except Base64Error as error:
         pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
         raise wrong(pointer, str(error)) from None
@@ -414,7 +395,7 @@ async def _composed_in_thread(draft: Draft) -> AsyncIterator[bytes]:
 
 
 async def _submitted_as(
-    call: ApiCall, origin: SubmissionOrigin, sending: ValidatedMessage, pieces: Pieces
+    call: ApiCall, origin: SubmissionOrigin, sending: drafts.ValidatedMessage, pieces: Pieces
 ) -> AcceptedMessage:
     """Submit the message, and return its answer. Raise Problem if it is refused."""
     principal = Principal(
@@ -460,11 +441,12 @@ def problem_of(refused: Rejection, pointers: Mapping[Mailbox, str]) -> ApiError:
     reply = refused.reply
     status, code = _status_of(refused)
     errors = [
-        FieldError(pointer=pointers[each], detail=str(one.reply)) for each, one in refused.recipients.items()
+        problems.FieldError(pointer=pointers[each], detail=str(one.reply))
+        for each, one in refused.recipients.items()
     ]
     # A temporary refusal is not caused by a field.
     if refused.reason is Reason.SENDER or (refused.of_sender and reply.is_permanent):
-        errors = [FieldError(pointer="/from", detail=str(reply))]
+        errors = [problems.FieldError(pointer="/from", detail=str(reply))]
     fields = {}
     if status in _RETRY_AFTER:
         fields["Retry-After"] = str(math.ceil(refused.retry_after or _RETRY_AFTER[status]))
@@ -500,7 +482,7 @@ async def _take_raw(call: ApiCall, origin: SubmissionOrigin) -> AcceptedMessage:
     message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
     front = b""
     if not message_id:
-        message_id = new_message_id(sender)
+        message_id = drafts.new_message_id(sender)
         front = f"Message-ID: {message_id}\r\n".encode()
     held = bytes(scanner.held)
     shown = _BCC.sub(b"", held[: scanner.size])
@@ -510,8 +492,8 @@ async def _take_raw(call: ApiCall, origin: SubmissionOrigin) -> AcceptedMessage:
         smtputf8=not "".join((sender, *recipients)).isascii(),
         require_tls=given.require_tls,
     )
-    sending = ValidatedMessage(
-        envelope=envelope_of(mail, recipients),
+    sending = drafts.ValidatedMessage(
+        envelope=drafts.envelope_of(mail, recipients),
         pointers=recipients,
         message_id=message_id,
         options=SubmitOptions(idempotency_key=origin.key, partial=given.partial),
@@ -549,12 +531,12 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
     """Return the envelope from the header section, unless the parameters override it. Raise Problem if it is
     invalid.
     """
-    faults = FieldErrors()
+    faults = drafts.FieldErrors()
     fields = all_fields(block)
     with faults.at("/from"):
         sender = _raw_sender(fields) if given.from_ is None else NULL_SENDER
         if given.from_:
-            sender = address(given.from_, "from").mailbox
+            sender = drafts.address(given.from_, "from").mailbox
     named = [("to", given.to)]
     if not given.to.strip(" ,"):
         named = [fields[at] for at in recipient_fields([name.lower() for name, _ in fields])]

@@ -37,14 +37,8 @@ import msgspec
 from zonerelay import durable
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks, completed
-from zonerelay.store.contract import (
-    ClaimLostError,
-    StoreError,
-    StoreFullError,
-    StoreLostError,
-    StoreOpenError,
-    Unhealthy,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys import port
 from zonerelay.store.keys.group_commit import GroupCommitter, JobFailure, SubmittedChanges, refuse
 
@@ -85,7 +79,7 @@ class SeenFile:
             durable.create(path, _packed(port.PartitionState(token)))
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise StoreOpenError(f"{path} cannot be used: {error}") from error
+            raise contract.StoreOpenError(f"{path} cannot be used: {error}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.seen = msgspec.json.decode(os.pread(self._file, _WIDTH, 0), type=port.PartitionState)
@@ -94,7 +88,7 @@ class SeenFile:
             raise port.NodeTakenError(f"{path} is in use by another process of this machine") from error
         except (OSError, msgspec.MsgspecError) as error:
             os.close(self._file)
-            raise StoreOpenError(
+            raise contract.StoreOpenError(
                 f"{path} cannot be read: {error}. It contains the last known state of the queue; remove it "
                 "to accept the store as it is"
             ) from error
@@ -197,7 +191,7 @@ class Partition:
         while True:
             try:
                 return await ask()
-            except StoreLostError:
+            except contract.StoreLostError:
                 if (pause := next(pauses, None)) is None:
                     raise
             await asyncio.sleep(pause)
@@ -364,7 +358,7 @@ class Partition:
     def check(self) -> None:
         """Raise ClaimLostError if another writer may have taken over the partition."""
         if not self.is_held():
-            raise ClaimLostError("the lease of this relay was not renewed in time")
+            raise contract.ClaimLostError("the lease of this relay was not renewed in time")
 
     async def _beat(self) -> None:
         while True:
@@ -430,7 +424,7 @@ class Partition:
             return
         self._is_closing = True
         await self._committer.drain()
-        self._committer.refuse(StoreError(Unhealthy.CLOSED))
+        self._committer.refuse(StoreError(contract.Unhealthy.CLOSED))
         await self._tasks.cancel()
         if self._refused and not self._is_fenced:
             with contextlib.suppress(StoreError, TimeoutError):
@@ -447,7 +441,7 @@ class Partition:
         The caller may be cancelled.
         """
         self._is_closing = True
-        self._committer.refuse(StoreError(Unhealthy.CLOSED))
+        self._committer.refuse(StoreError(contract.Unhealthy.CLOSED))
         await completed(self._stop())
 
     async def _stop(self) -> None:

@@ -43,16 +43,8 @@ from zonerelay.store import check, records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.port import Op
 from zonerelay.store.leveldb.damage import directory as files
-from zonerelay.store.leveldb.damage.format import (
-    Manifest,
-    as_batch,
-    damaged_blocks,
-    data_blocks,
-    has_index,
-    named_in,
-    read_manifest,
-    write_log,
-)
+from zonerelay.store.leveldb.damage import format as file_format
+from zonerelay.store.leveldb.damage.format import has_index, named_in
 from zonerelay.store.leveldb.engine import damaged_tables, repair_database
 from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys, SpoolReads, judge_format, run_through
 
@@ -175,10 +167,10 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
         elif has_index(raw):
             (old / path.name).write_bytes(raw)
         else:
-            blocks = list(data_blocks(raw))
+            blocks = list(file_format.data_blocks(raw))
             found = itertools.chain.from_iterable(block.versions for block in blocks)
             highest += 1
-            (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
+            (old / f"{highest:06d}.log").write_bytes(file_format.write_log(map(file_format.as_batch, found)))
             end = blocks[-1].end if blocks else 0
             read = f"records were read from the first {end:,} of {len(raw):,} bytes"
             lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw[end:])}")
@@ -186,7 +178,7 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
     logs = [(path, _read(path, lost)[0]) for path in needed.logs]
     for log in files.found_logs(logs, mark, needed.last_sequence, verify=True):
         tell(0, 0)
-        (old / log.path.name).write_bytes(write_log(log.contents.records))
+        (old / log.path.name).write_bytes(file_format.write_log(log.contents.records))
         for gap in log.contents.gaps:
             where = f"bytes {gap.start:,} to {gap.end:,} of {log.path.name} are damaged"
             if gap.end >= len(log.raw):
@@ -209,7 +201,7 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
         for path in (spool / f"{number:06d}.ldb", spool / f"{number:06d}.sst"):
             if path.exists():
                 raw = _read(path, [])[0]
-                for start, end in damaged_blocks(raw):
+                for start, end in file_format.damaged_blocks(raw):
                     yield f"bytes {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
 
 
@@ -274,7 +266,7 @@ def _needed(spool: Path, lost: list[str], noted: list[str]) -> _DatabaseFiles:
     return _DatabaseFiles(tables, logs, highest, manifest.log, manifest.last_sequence)
 
 
-def _manifest(spool: Path, noted: list[str]) -> Manifest:
+def _manifest(spool: Path, noted: list[str]) -> file_format.Manifest:
     """Return the manifest that CURRENT names, or the newest if it names none. Raises OSError, ValueError."""
     try:
         current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
@@ -287,7 +279,7 @@ def _manifest(spool: Path, noted: list[str]) -> Manifest:
             raise
         path = found[-1]
         noted.append(f"CURRENT cannot be used ({error}), {path.name} is")
-    return read_manifest(path.read_bytes())
+    return file_format.read_manifest(path.read_bytes())
 
 
 def _database_files(spool: Path) -> list[Path]:
@@ -436,7 +428,7 @@ def _find_blocks(spool: Path, tables: list[Path], findings: check.Findings, tell
         if not has_index(raw):
             findings.add(check.DamageKind.UNREADABLE, where, "its index or its end is damaged")
             continue
-        for start, end in damaged_blocks(raw):
+        for start, end in file_format.damaged_blocks(raw):
             text = f"bytes {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
             findings.add(check.DamageKind.UNREADABLE, where, text)
     return findings.counts[check.DamageKind.UNREADABLE] > before
@@ -500,7 +492,7 @@ def _named_tables(into: Path, names: set[str]) -> list[str]:
     """
     try:
         current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())
-        tables = read_manifest(current.read_bytes()).tables.values()
+        tables = file_format.read_manifest(current.read_bytes()).tables.values()
     except (OSError, ValueError):  # the error is reported when the snapshot is opened
         return []
     either = (f"{table.number:06d}.{ending}" for table in tables for ending in ("ldb", "sst"))

@@ -26,15 +26,8 @@ from zonerelay import durable
 from zonerelay.config.units import rough_size
 from zonerelay.model.delivery import QueueName
 from zonerelay.model.envelope import MessageId, first_at, is_message_id
-from zonerelay.store import records
-from zonerelay.store.contract import (
-    EveryNth,
-    StoreCorruptError,
-    StoreError,
-    StoreFullError,
-    StoreOpenError,
-    Wanted,
-)
+from zonerelay.store import contract, records
+from zonerelay.store.contract import StoreCorruptError, StoreOpenError
 from zonerelay.store.directories import FILE_NAME, lacks_inodes, make_configured, take_from_others
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import KeyPage, Row, get_each, page_of
@@ -57,7 +50,7 @@ _TRIAL = "trial"
 _log = logging.getLogger("zonerelay.store")
 
 
-class OutOfSpaceError(StoreOpenError, StoreFullError):
+class OutOfSpaceError(StoreOpenError, contract.StoreFullError):
     """The disk is full, but LevelDB must write before it can open the spool."""
 
 
@@ -92,7 +85,9 @@ class LevelDb(engine.Database):
             take_from_others(self.path)
         except BaseException as error:
             self.close()
-            if isinstance(error, StoreOpenError) or not isinstance(error, (*engine.FAILURES, StoreError)):
+            if isinstance(error, StoreOpenError) or not isinstance(
+                error, (*engine.FAILURES, contract.StoreError)
+            ):
                 raise
             raise self.open_error(error) from error
         self.note_synced()
@@ -476,8 +471,8 @@ class SpoolReads(QueueReads):
     async def _chunks(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self.keys.get(keys)  # LevelDb has reported the damage
 
-    async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
-        if not isinstance(wanted, EveryNth):
+    async def scan_page(self, start: bytes, end: bytes, wanted: contract.Wanted) -> DeliveryPage:
+        if not isinstance(wanted, contract.EveryNth):
             return await super().scan_page(start, end, wanted)
         # One more row than is returned, with which the next page begins.
         limit = max(1, SAMPLED_ROWS // wanted.every) + 1

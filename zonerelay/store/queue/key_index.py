@@ -24,18 +24,9 @@ from zonerelay.model.envelope import MessageId
 from zonerelay.process.files import SideDatabase, closed_on_failure, in_words, is_damage
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
+from zonerelay.store import contract
 from zonerelay.store.context import SiblingWorkers
-from zonerelay.store.contract import (
-    IdempotencyKey,
-    InProgressError,
-    KeepKeys,
-    KeptKeys,
-    KeyPages,
-    KeyReservation,
-    SettleKey,
-    StoredKey,
-    StoreError,
-)
+from zonerelay.store.contract import KeepKeys, KeyPages, KeyReservation, StoredKey
 from zonerelay.store.directories import ReaderThreads
 
 if TYPE_CHECKING:
@@ -89,15 +80,15 @@ class KeyIndex:
             self.problem = f"the store of idempotency keys {self._file}: {in_words(error)}"
             if is_damage(error):
                 await self._thread.run(self._begin_anew)
-                raise InProgressError(self.problem) from error
-            raise StoreError(self.problem) from error
+                raise contract.InProgressError(self.problem) from error
+            raise contract.StoreError(self.problem) from error
         self.problem = ""
         return found
 
-    def start(self, page: KeyPages, settle: SettleKey, keep: KeepKeys) -> None:
+    def start(self, page: KeyPages, settle: contract.SettleKey, keep: KeepKeys) -> None:
         self._tasks.start(self._keep_published(page, settle, keep))
 
-    async def _keep_published(self, page: KeyPages, settle: SettleKey, keep: KeepKeys) -> None:
+    async def _keep_published(self, page: KeyPages, settle: contract.SettleKey, keep: KeepKeys) -> None:
         """Publish the keys of this spool at the start and whenever the register was created again."""
         last_error, is_first = "", True
         while True:
@@ -111,7 +102,7 @@ class KeyIndex:
                 if not is_published:
                     await self._publish(page)
                 last_error, is_first = "", False
-            except StoreError as error:
+            except contract.StoreError as error:
                 if str(error) != last_error:
                     last_error = str(error)
                     _log.warning(
@@ -143,7 +134,9 @@ class KeyIndex:
         await self._tasks.cancel()
         await STORE.run(self._end)
 
-    async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
+    async def reserve(
+        self, once: contract.IdempotencyKey, message_id: MessageId, now: float
+    ) -> KeyReservation | None:
         return await self._run(self._reserve, once, message_id, now)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
@@ -165,7 +158,9 @@ class KeyIndex:
     def _mark_published(self) -> None:
         self._database.opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))
 
-    def _reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
+    def _reserve(
+        self, once: contract.IdempotencyKey, message_id: MessageId, now: float
+    ) -> KeyReservation | None:
         self._check_complete()
         with self._exclusive() as database:
             found = database.execute(
@@ -194,7 +189,7 @@ class KeyIndex:
             .fetchall()
         )
 
-    def _add(self, keys: KeptKeys) -> None:
+    def _add(self, keys: contract.KeptKeys) -> None:
         """Add keys of this worker's spool. If two spools hold the same key, the one that expires later
         wins.
         """
@@ -223,7 +218,9 @@ class KeyIndex:
         if self._complete is database:
             return
         if missing := self._all - self._published():
-            raise InProgressError(f"worker {min(missing)} has not yet reported the keys in its spool")
+            raise contract.InProgressError(
+                f"worker {min(missing)} has not yet reported the keys in its spool"
+            )
         self._complete = database
 
     def _begin_anew(self) -> None:

@@ -13,16 +13,8 @@ from typing import NamedTuple, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Message, MessageId, is_message_id
-from zonerelay.store import records
-from zonerelay.store.contract import (
-    KeptKeys,
-    MessageNotFoundError,
-    QueueCounts,
-    StoreCorruptError,
-    StoredKey,
-    Wanted,
-    everybody,
-)
+from zonerelay.store import contract, records
+from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoredKey, Wanted, everybody
 from zonerelay.store.keys.port import KeyReader, Row, after, pages
 from zonerelay.store.queue.in_flight import OpenMessage, ReadResult
 
@@ -203,13 +195,15 @@ class QueueReads:
                     return first, created
         return None if first is None else (first, None)
 
-    async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
+    async def count_page(self, start: bytes) -> tuple[dict[QueueName, contract.QueueCounts], bytes | None]:
         """Count the deliveries in one page by queue and state, and return where the next page starts."""
-        counted: dict[QueueName, QueueCounts] = {}
+        counted: dict[QueueName, contract.QueueCounts] = {}
         found, cursor = await self.keys.page(start, records.after(records.DELIVERY_PREFIX), rows=PAGE_ROWS)
         for key, value in found:
             try:
-                counts = counted.setdefault(records.queue_after(*key.split(b" ", 2)[:2]), QueueCounts())
+                counts = counted.setdefault(
+                    records.queue_after(*key.split(b" ", 2)[:2]), contract.QueueCounts()
+                )
                 status = records.decode_status(key, value)
                 counts.count(status.next_attempt, held=status.held)
             except (StoreCorruptError, ValueError) as error:
@@ -439,7 +433,7 @@ class PartitionsView:
         async for chunk in reads.body((await reads.message(message_id))[0]):
             yield chunk
 
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+    async def kept_keys(self, cursor: str = "") -> tuple[contract.KeptKeys, str]:
         number, _, identity = (cursor or "0 ").partition(" ")
         if int(number) >= len(self._readers):
             return [], ""

@@ -21,19 +21,9 @@ from dataclasses import KW_ONLY, dataclass
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import MessageId
 from zonerelay.process.tasks import Tasks
+from zonerelay.store import contract
 from zonerelay.store.context import SiblingWorkers
-from zonerelay.store.contract import (
-    IdempotencyKey,
-    InProgressError,
-    KeepKeys,
-    KeptKeys,
-    KeyPages,
-    KeyRegister,
-    NotStoredBeforeError,
-    StoredKey,
-    StoreError,
-    check_kept,
-)
+from zonerelay.store.contract import InProgressError, KeyRegister, StoreError
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
@@ -53,9 +43,9 @@ class Reservations:
     method of the store.
     """
 
-    find: Callable[[str], Awaitable[StoredKey | None]]
-    page: KeyPages
-    keep: KeepKeys
+    find: Callable[[str], Awaitable[contract.StoredKey | None]]
+    page: contract.KeyPages
+    keep: contract.KeepKeys
     forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]]
     usable: Callable[[], Awaitable[bool]]
     _: KW_ONLY
@@ -76,7 +66,7 @@ class Reservations:
             register.start(self.page, functools.partial(self._settle, register), self.keep)
 
     async def store(
-        self, once: IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+        self, once: contract.IdempotencyKey, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         """Submit a message unless its key was stored before. Raises the exceptions of
         `MessageWriter.commit`.
@@ -91,9 +81,9 @@ class Reservations:
         try:
             kept = await self._reserve(once, message_id, deadline)
             if kept is not None and kept.until > self.clock.now():
-                check_kept(once, kept)
+                contract.check_kept(once, kept)
             if once.asks_only:
-                raise NotStoredBeforeError(once.identity)
+                raise contract.NotStoredBeforeError(once.identity)
             stored = submit()
         except BaseException:
             self._settled(once.identity, message_id, is_kept=False)
@@ -103,8 +93,8 @@ class Reservations:
         return asyncio.shield(stored)
 
     async def _reserve(
-        self, once: IdempotencyKey, message_id: MessageId, deadline: float
-    ) -> StoredKey | None:
+        self, once: contract.IdempotencyKey, message_id: MessageId, deadline: float
+    ) -> contract.StoredKey | None:
         """Return the message that was stored with the key, if any."""
         if (register := self.register) is None:
             return await self.find(once.identity)
@@ -176,7 +166,7 @@ class Reservations:
         except StoreError as error:
             _log.warning("%s; messages with this key wait until this worker is asked or restarts", error)
 
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+    async def kept_keys(self, cursor: str = "") -> tuple[contract.KeptKeys, str]:
         """Implement `QueueView.kept_keys`."""
         page = list(await self.page(cursor))
         return page, max((identity for identity, _ in page), default="")

@@ -28,16 +28,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
+from zonerelay.telemetry.metrics import instruments
 from zonerelay.telemetry.metrics.families import READ, Family
-from zonerelay.telemetry.metrics.instruments import (
-    MAX_LABEL_VALUES,
-    OTHER,
-    Instruments,
-    LoopLag,
-    PerMinute,
-    ReadFigures,
-    collect,
-)
+from zonerelay.telemetry.metrics.instruments import ReadFigures, collect
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 
@@ -67,7 +60,7 @@ REPLY_CLASSES = ("2xx", "4xx", "5xx", "none")
 @lru_cache(maxsize=1024)
 def _labels_of(host: str, code: int) -> tuple[str, str]:
     """Return the labels of a reply. Cached, because few hosts receive most mail."""
-    site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
+    site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), instruments.OTHER)
     return site, f"{code // 100}xx" if code else "none"
 
 
@@ -114,7 +107,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        made = Instruments()
+        made = instruments.Instruments()
         self._accepted = made.counter("zonerelay_messages_accepted_total", "Messages answered with 250.")
         self._recipients = made.counter(
             "zonerelay_recipients_accepted_total", "Recipients of accepted messages."
@@ -226,11 +219,13 @@ class Metrics:
             "class",
         )
         self._replies.declare(
-            (site, kind) for site in (*dict.fromkeys(SITES.values()), OTHER) for kind in REPLY_CLASSES
+            (site, kind)
+            for site in (*dict.fromkeys(SITES.values()), instruments.OTHER)
+            for kind in REPLY_CLASSES
         )
-        self.per_minute = PerMinute(lambda: self._accepted.value, self._seconds.count)
+        self.per_minute = instruments.PerMinute(lambda: self._accepted.value, self._seconds.count)
         """Messages accepted, and deliveries."""
-        self.loop_lag = LoopLag(lag.observe, self.per_minute.mark)
+        self.loop_lag = instruments.LoopLag(lag.observe, self.per_minute.mark)
         self.smarthosts, self.limits, self.outbox, self.webhooks = (Subsystem() for _ in range(4))
         self.smarthost_logins = self.smarthosts.labelled(
             "zonerelay_smarthost_logins_total", "Logins at smarthosts.", "zone", "result"
@@ -321,12 +316,12 @@ class ReadMetrics(Collector):
             family = kind(name, READ[name].help, labels=READ[name].labels)
             alone: Mapping[Any, float] = {} if figures is None else {(): figures}  # type: ignore[dict-item]
             numbers = figures if isinstance(figures, Mapping) else alone
-            for values, number in islice(numbers.items(), MAX_LABEL_VALUES):
+            for values, number in islice(numbers.items(), instruments.MAX_LABEL_VALUES):
                 family.add_metric((values,) if isinstance(values, str) else values, number)
             yield family
 
 
-class Subsystem(Instruments):
+class Subsystem(instruments.Instruments):
     """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured."""
 
     _read: ReadFigures | None = None
