@@ -20,19 +20,9 @@ from tests.support.crew import client_of, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
+from zonerelay.operations import requests
 from zonerelay.operations.answers import ActRow, ChangeResult, DeliveryRow
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import (
-    CHANGES,
-    Acts,
-    ChangeVerb,
-    Hold,
-    QueueList,
-    Request,
-    Reroute,
-    Retry,
-    Undo,
-)
 
 MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]
@@ -84,7 +74,7 @@ def _fill_queue(relay: RelayProcess) -> None:
     at = time.time() + 4 * 3600
 
     def is_later() -> bool:
-        client_of(relay).ask(Retry(everything=True, at=at), ChangeResult)
+        client_of(relay).ask(requests.Retry(everything=True, at=at), ChangeResult)
         time.sleep(1.0)  # outcomes that are under way are written
         return all(due >= at - 1 for _, _, due in _queue(relay).values())
 
@@ -96,13 +86,13 @@ def _kill_and_undo(relay: RelayProcess) -> None:
     assert "zonerelay undo" in held.stderr
     before = _queue(relay)
     assert Counter(state for state, _, _ in before.values())["held"] == MESSAGES * RECIPIENTS // 3
-    _killed(relay, Hold(everything=True, reason="peer is down"))
+    _killed(relay, requests.Hold(everything=True, reason="peer is down"))
     assert before.keys() == _queue(relay).keys()
     _undo(relay, _last(relay).act)
     assert _queue(relay) == before
     act = _change(relay, "hold")
     assert set(Counter(state for state, _, _ in _queue(relay).values())) == {"held"}
-    _killed(relay, Undo(undoes=act))
+    _killed(relay, requests.Undo(undoes=act))
     _undo(relay, act)
     assert _queue(relay) == before
     table = run(relay, "acts").stdout
@@ -117,7 +107,7 @@ def _kill_and_undo(relay: RelayProcess) -> None:
 def _kill_and_undo_reroute(relay: RelayProcess) -> None:
     _change(relay, "hold")
     before = _queue(relay)
-    _killed(relay, Reroute(everything=True, to_zone="other"))
+    _killed(relay, requests.Reroute(everything=True, to_zone="other"))
     assert before.keys() == _queue(relay).keys()
     _undo(relay, _last(relay).act)
     assert _queue(relay) == before
@@ -128,7 +118,7 @@ def _kill_and_undo_reroute(relay: RelayProcess) -> None:
     _change(relay, "release")
 
 
-def _killed(relay: RelayProcess, request: Request) -> None:
+def _killed(relay: RelayProcess, request: requests.Request) -> None:
     """Both workers are killed while they do it, soon after one of them has noted its first deliveries."""
     pids = [each.pid for each in status(relay).workers]
     logs = relay.directory / "acts"
@@ -147,21 +137,23 @@ def _killed(relay: RelayProcess, request: Request) -> None:
     relay.wait_for(lambda: status(relay).counted, what="all counted")
 
 
-def _ask(relay: RelayProcess, request: Request) -> None:
+def _ask(relay: RelayProcess, request: requests.Request) -> None:
     with contextlib.suppress(ControlError):
         list(client_of(relay).stream(request))
 
 
 def _queue(relay: RelayProcess) -> Queue:
-    rows = [row for row in client_of(relay).stream(QueueList(limit=0)) if isinstance(row, DeliveryRow)]
+    rows = [
+        row for row in client_of(relay).stream(requests.QueueList(limit=0)) if isinstance(row, DeliveryRow)
+    ]
     found = {(row.message_id, row.recipient): (row.state, row.zone, row.next_attempt) for row in rows}
     assert len(found) == len(rows) == MESSAGES * RECIPIENTS
     return found
 
 
-def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "") -> str:
+def _change(relay: RelayProcess, verb: requests.ChangeVerb, to_zone: str = "") -> str:
     more = {"to_zone": to_zone} if to_zone else {}
-    request = msgspec.convert({"everything": True, **more}, CHANGES[verb])
+    request = msgspec.convert({"everything": True, **more}, requests.CHANGES[verb])
     changed = client_of(relay).ask(request, ChangeResult)
     assert changed.busy == 0
     return changed.act
@@ -175,4 +167,4 @@ def _undo(relay: RelayProcess, act: str) -> None:
 
 
 def _last(relay: RelayProcess) -> ActRow:
-    return next(each for each in client_of(relay).stream(Acts(limit=1)) if isinstance(each, ActRow))
+    return next(each for each in client_of(relay).stream(requests.Acts(limit=1)) if isinstance(each, ActRow))

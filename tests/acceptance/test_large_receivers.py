@@ -24,17 +24,8 @@ from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.dns import FakeDns
 from tests.support.ports import free_port
 from tests.support.process import RelayProcess
-from tests.support.receivers.cast import (
-    BLOCKED_SOURCE,
-    CAST,
-    EHLO_NAMES,
-    GOOD_SOURCE,
-    NOWHERE,
-    NULL_MX,
-    ZONE_CONNECTIONS,
-    destinations,
-    zones,
-)
+from tests.support.receivers import cast
+from tests.support.receivers.cast import CAST
 from tests.support.receivers.journal import Report
 from tests.support.receivers.load import ORIGIN, Mail, Sender, plan
 from tests.support.receivers.play import Stage, playing
@@ -45,7 +36,7 @@ RATE = 500.0
 MAX_AGE = 30
 ENTRIES = (entry(ORIGIN, "rsa"), entry(ORIGIN, "ed", "ed.pem"))
 
-LIMITS: Table = {"max_connections": ZONE_CONNECTIONS, "max_connections_per_destination": 4}
+LIMITS: Table = {"max_connections": cast.ZONE_CONNECTIONS, "max_connections_per_destination": 4}
 
 PLAIN_P99 = 2.0
 """Seconds in the queue for mail to good receivers, while bad ones have mail, too."""
@@ -66,7 +57,7 @@ def make_relay(directory: Path, port: int, dns: str, limits: Table) -> RelayProc
     ]
     sources = [
         {"name": name.partition(".")[0], "address": [ip], "ehlo_name": name}
-        for ip, name in EHLO_NAMES.items()
+        for ip, name in cast.EHLO_NAMES.items()
     ]
     return RelayProcess(
         directory,
@@ -82,7 +73,7 @@ def make_relay(directory: Path, port: int, dns: str, limits: Table) -> RelayProc
         tables={
             "source": sources,
             "dkim": signing,
-            "destination": destinations(CAST),
+            "destination": cast.destinations(CAST),
             "dns": {"servers": [dns], "timeout": "2s"},
             "retry": {
                 "schedule": ["1s", "2s"],
@@ -106,7 +97,7 @@ def make_relay(directory: Path, port: int, dns: str, limits: Table) -> RelayProc
 @asynccontextmanager
 async def stage(directory: Path, limits: Table = LIMITS) -> AsyncIterator[tuple[Stage, RelayProcess]]:
     port = free_port(host="127.0.1.1")
-    async with FakeDns(zones(CAST)) as dns, playing(port) as players:
+    async with FakeDns(cast.zones(CAST)) as dns, playing(port) as players:
         relay = make_relay(directory, port, dns.address, limits)
         try:
             await asyncio.to_thread(relay.start)
@@ -170,8 +161,8 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     assert len(sender.sent) == len(mails)
     assert not ledger.wrongs(mails)
     assert not faults
-    assert ledger.statuses(of(mails, NULL_MX)).keys() == {"5.1.10"}
-    assert ledger.statuses(of(mails, NOWHERE)).keys() == {"5.1.2"}
+    assert ledger.statuses(of(mails, cast.NULL_MX)).keys() == {"5.1.10"}
+    assert ledger.statuses(of(mails, cast.NOWHERE)).keys() == {"5.1.2"}
     assert ledger.statuses(plain(mails)).keys() == {"5.1.1"}
     # No receiver saw anything that a client may not do, or more than it was promised.
     assert not errors(report)
@@ -199,9 +190,12 @@ def check_addresses(report: Report) -> None:
     """A refused source makes way for the other, and nothing else does."""
     for name in ("blocks-greeting", "blocks-mail", "blocks-dot"):
         assert 0 < said(report, name)["blocked"] <= 4
-        assert {each.client for each in report.arrivals if each.host == name} == {GOOD_SOURCE}
+        assert {each.client for each in report.arrivals if each.host == name} == {cast.GOOD_SOURCE}
     for name in ("plain1", "plain2", "plain3", "grey"):
-        assert {each.client for each in report.arrivals if each.host == name} == {BLOCKED_SOURCE, GOOD_SOURCE}
+        assert {each.client for each in report.arrivals if each.host == name} == {
+            cast.BLOCKED_SOURCE,
+            cast.GOOD_SOURCE,
+        }
     assert said(report, "grey")["asked from another address"] == 0
 
 
@@ -261,7 +255,7 @@ async def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     assert not errors(report)
     assert not exceeded(report)
     # In flight at a kill, and what had an outcome in the 50 ms before.
-    assert len(again) <= 2 * (ZONE_CONNECTIONS + RATE * 0.2)
+    assert len(again) <= 2 * (cast.ZONE_CONNECTIONS + RATE * 0.2)
 
 
 async def test_silent_hosts_hold_up_nobody_with_the_default_limits(tmp_path: Path) -> None:

@@ -21,27 +21,11 @@ from zonerelay.admin import peers
 from zonerelay.admin.api import verbs
 from zonerelay.control.client import ControlClient, written
 from zonerelay.control.runner import ResponseStream, Runner
+from zonerelay.operations import answers, errors, requests
 from zonerelay.operations import answers as messages
-from zonerelay.operations import requests
-from zonerelay.operations.answers import (
-    BodyPiece,
-    Count,
-    DeliveryRow,
-    EndFrame,
-    Frame,
-    MessageBody,
-    Pong,
-    Progress,
-    StreamGap,
-)
+from zonerelay.operations.answers import EndFrame, Frame, Pong
 from zonerelay.operations.catalogue import OPERATIONS
-from zonerelay.operations.errors import (
-    ControlError,
-    ForbiddenError,
-    InvalidError,
-    NotFoundError,
-    NotRunningError,
-)
+from zonerelay.operations.errors import ControlError, NotFoundError, NotRunningError
 from zonerelay.operations.requests import (
     Ping,
     QueueCat,
@@ -55,8 +39,8 @@ from zonerelay.operations.requests import (
 )
 
 
-def row(number: int) -> DeliveryRow:
-    return DeliveryRow(
+def row(number: int) -> answers.DeliveryRow:
+    return answers.DeliveryRow(
         message_id=f"{number:016x}",
         zone="default",
         sender="a@example.org",
@@ -92,11 +76,11 @@ class Fake:
             case QueueShow():
                 raise NotFoundError("no such message")
             case QueueCat():
-                await answer.send(MessageBody(message_id=request.message_id, sender="", size=100))
-                await answer.send(BodyPiece(octets=b"its beginning"))
+                await answer.send(answers.MessageBody(message_id=request.message_id, sender="", size=100))
+                await answer.send(answers.BodyPiece(octets=b"its beginning"))
                 raise ControlError("the disk is broken")
             case Tail():
-                await answer.send(StreamGap(count=7))
+                await answer.send(answers.StreamGap(count=7))
                 raise ControlError("worker 1 has ended")
             case Status():
                 await self.go.wait()
@@ -204,7 +188,7 @@ async def test_a_bad_request_is_refused_in_words(relay: Relay, line: bytes, word
 
 async def test_other_users_are_refused(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "caller", lambda connection: (4711, 4711, "mallory"))
-    with pytest.raises(ForbiddenError, match="mallory"):
+    with pytest.raises(errors.ForbiddenError, match="mallory"):
         await relay.ask(Ping())
 
 
@@ -406,7 +390,7 @@ def asked(path: Path, request: requests.Request | None = None) -> Sequence[Frame
 def test_frames_come_however_they_are_cut(path: Path, serve: Serve) -> None:
     lines = b'{"kind":"progress","done":1,"total":2}\n' + COUNT + END
     heard = serve(OK, *(chunk(lines[at : at + 7]) for at in range(0, len(lines), 7)), b"0\r\n\r\n")
-    assert asked(path) == [Progress(done=1, total=2), Count(matched=3), EndFrame(count=1)]
+    assert asked(path) == [answers.Progress(done=1, total=2), answers.Count(matched=3), EndFrame(count=1)]
     head = heard[0].decode()
     assert head.startswith("GET /v1/queue/count HTTP/1.1\r\nHost: localhost\r\n")
     assert "\r\nAccept: application/x-ndjson\r\n" in head
@@ -436,8 +420,8 @@ def test_a_relay_that_is_silent_is_in_trouble(path: Path, serve: Serve, pieces: 
 def test_a_failure_in_the_middle_is_raised_behind_what_came_before(path: Path, serve: Serve) -> None:
     serve(OK, chunk(COUNT + b'{"kind":"problem","code":"invalid","detail":"no","pointer":"/by"}\n'))
     frames = ControlClient(path).stream(requests.QueueCount())
-    assert next(frames) == Count(matched=3)
-    with pytest.raises(InvalidError, match=r"^no$") as caught:
+    assert next(frames) == answers.Count(matched=3)
+    with pytest.raises(errors.InvalidError, match=r"^no$") as caught:
         next(frames)
     assert caught.value.pointer == "/by"
 

@@ -23,29 +23,10 @@ from tests.support.sink import Sink
 from zonerelay import durable
 from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.operations.answers import (
-    ChangeResult,
-    DeliveryRow,
-    MessageDetail,
-    OrderResult,
-    OrderRow,
-    OrdersResult,
-    Summary,
-)
+from zonerelay.operations import answers, requests
+from zonerelay.operations.answers import ChangeResult, OrderResult, OrderRow
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import (
-    Filter,
-    Hold,
-    Orders,
-    QueueList,
-    QueueShow,
-    QueueSummary,
-    Release,
-    Resume,
-    Selectors,
-    Suspend,
-    Undo,
-)
+from zonerelay.operations.requests import Filter, Orders, Resume, Selectors, Suspend
 from zonerelay.process.setup import StartError
 from zonerelay.queue.orders import orders as module
 from zonerelay.queue.zone import window
@@ -95,8 +76,10 @@ async def suspend(
     return await running.ask(Suspend(about=Selectors(**named), reason=why, **options), OrderResult)
 
 
-async def resume(running: Running, /, id: str = "", **named: Any) -> OrdersResult:  # Any: fields by name
-    return await running.ask(Resume(about=Selectors(**named), id=id), OrdersResult)
+async def resume(
+    running: Running, /, id: str = "", **named: Any
+) -> answers.OrdersResult:  # Any: fields by name
+    return await running.ask(Resume(about=Selectors(**named), id=id), answers.OrdersResult)
 
 
 async def send(running: Running, *recipients: str, sender: str = "app@example.org") -> None:
@@ -155,19 +138,19 @@ async def test_a_resumed_sender_gets_what_the_order_held_and_no_more(tmp_path: P
         await running.until_logged("held", 2)
         await running.until_logged("delivered", 1)
         found = await running.ask(
-            QueueShow(message_id=str(running.log.named("held")[0]["id"])), MessageDetail
+            requests.QueueShow(message_id=str(running.log.named("held")[0]["id"])), answers.MessageDetail
         )
         assert [row.order for row in found.deliveries] == [given.order.id]
         assert [row.reason for row in found.orders] == ["another reason"]
         # One of them an operator holds, too.
-        held = await running.ask(Hold(filter=Filter(recipient="2@*")), ChangeResult)
+        held = await running.ask(requests.Hold(filter=Filter(recipient="2@*")), ChangeResult)
         assert held.changed == 1
         assert (await resume(running, id=given.order.id)).released == 1
         await running.until_logged("delivered", 2)
         await running.until(lambda: running.queued() == 1, what="one is left")
         assert (await resume(running, id=given.order.id)).orders == ()
         assert [each["reason"] for each in running.log.named("order-ended")] == ["another reason"]
-        await running.ask(Release(everything=True), ChangeResult)
+        await running.ask(requests.Release(everything=True), ChangeResult)
         await running.until_empty()
 
 
@@ -176,7 +159,7 @@ async def test_an_order_is_an_act_that_can_be_undone(tmp_path: Path) -> None:
         given = await suspend(running, sender="s@x.example")
         await send(running, "x@hop.example", sender="s@x.example")
         await running.until_logged("held")
-        undone = await running.ask(Undo(undoes=given.order.id), ChangeResult)
+        undone = await running.ask(requests.Undo(undoes=given.order.id), ChangeResult)
         assert (undone.changed, undone.note) == (1, "the suspension or hold rule has ended")
         await running.until_empty()
         assert stage.delivered() == ["x@hop.example"]
@@ -288,7 +271,7 @@ async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
         await suspend(running, effect="hold", domain="*.example")
         await send(running, "1@a.example", "2@a.example")
         await running.until_logged("held", 2)
-        await running.ask(Release(filter=Filter(recipient="1@*")), ChangeResult)
+        await running.ask(requests.Release(filter=Filter(recipient="1@*")), ChangeResult)
         await running.until_logged("delivered", 1)
         assert (await resume(running, domain="*.example")).released == 1
         await running.until_empty()
@@ -346,10 +329,10 @@ async def test_what_an_order_keeps_is_suspended_everywhere(tmp_path: Path, about
             assert counted == ((2, 0, 1, 0) if by_envelope else (3, 0, 0, 0))
         assert status.orders == (order,)
         for state in DeliveryState:
-            rows = await running.rows(QueueList(filter=Filter(state=state)), DeliveryRow)
+            rows = await running.rows(requests.QueueList(filter=Filter(state=state)), answers.DeliveryRow)
             kept = [("suspended", order.id)] * 3 if state is DeliveryState.SUSPENDED else []
             assert [(each.state, each.order) for each in rows] == kept
-        (summary,) = await running.rows(QueueSummary(by="reply"), Summary)
+        (summary,) = await running.rows(requests.QueueSummary(by="reply"), answers.Summary)
         reply, waits = [(each.key, each.total) for each in sorted(summary.rows, key=lambda row: row.total)]
         assert (reply[0][:3], reply[1]) == ("451", 1)
         assert waits == (f"(suspended by {order.id})", 2)
@@ -428,7 +411,9 @@ async def test_a_file_in_trouble_is_a_problem_while_it_is_and_its_orders_stay(
                 await suspend(running, sender="x@*")
         await until(there=True)
         await send(running, "1@hop.example")
-        assert [row.state for row in await running.rows(QueueList(), DeliveryRow)] == ["suspended"]
+        assert [row.state for row in await running.rows(requests.QueueList(), answers.DeliveryRow)] == [
+            "suspended"
+        ]
         os.close(lock)
         if how != "locked":
             file.write_bytes(kept)

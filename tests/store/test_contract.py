@@ -9,16 +9,8 @@ from itertools import pairwise
 import pytest
 from msgspec import structs
 
-from tests.store.builders import (
-    NOW,
-    attempt,
-    body_of,
-    delivery_for,
-    envelope_for,
-    message_id,
-    own_message,
-    store_message,
-)
+from tests.store import builders
+from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.conftest import VARIANTS
 from tests.support.waiting import until
 from zonerelay.model.delivery import Delivery, DeliveryKey, bin_of, queue_of, webhook_queue
@@ -288,7 +280,7 @@ class TestDeferring:
     async def test_deferred_delivery_is_claimed_when_due_and_not_before(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1)
         await claim_all(store)
-        later = delivery.deferred(NOW + 60.125, attempt())
+        later = delivery.deferred(NOW + 60.125, builders.attempt())
         await store.settle([Postpone(later)])
         assert await claim_all(store, now=NOW + 60) == []
         assert await store.next_due(queue_of("default")) == NOW + 60.125
@@ -364,7 +356,7 @@ class TestSettling:
     async def test_outcome_and_bounce_appear_together(self, store: Store) -> None:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
-        message, bounce = own_message(message_id(2), b"y" * 100_000, "from@example.org")
+        message, bounce = builders.own_message(message_id(2), b"y" * 100_000, "from@example.org")
         await store.settle([OwnMessage(message, b"y" * 100_000, (bounce,)), Finish(delivery)])
         assert await claim_all(store) == [bounce]
         assert await store.read_message(message_id(2)) == message
@@ -374,7 +366,7 @@ class TestSettling:
     async def test_messages_of_our_own_appear_with_the_one_that_they_stand_beside(self, store: Store) -> None:
         """Of any size, and in the queue of a webhook, which is none of mail."""
         envelope = envelope_for(message_id(1), "a@example.net")
-        event, delivery = own_message(message_id(2), b"event", "0.0.1@hook")
+        event, delivery = builders.own_message(message_id(2), b"event", "0.0.1@hook")
         delivery = structs.replace(delivery, queue=webhook_queue("hook"))
         async with store.begin(envelope) as writer:
             await writer.write(b"z" * 700_000)
@@ -398,7 +390,7 @@ class TestSettling:
     ) -> None:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
-        message, bounce = own_message(message_id(2), b"y", "from@example.org")
+        message, bounce = builders.own_message(message_id(2), b"y", "from@example.org")
         with pytest.raises(StoreError):
             await store.settle([Finish(delivery), OwnMessage(message, b"longer", (bounce,))])
         assert await store.deliveries_of(message_id(1)) == [delivery]
@@ -598,7 +590,7 @@ class TestPriorities:
         assert await store.next_due(queue_of("default")) is None
         assert [d.priority async for d in store.scan(queue_of("default;bulk"))] == [Priority.BULK] * 2
         (high,) = await store.claim(queue_of("default;high"), 10, now=NOW)
-        await store.settle([Postpone(high.deferred(NOW + 5, attempt()))])
+        await store.settle([Postpone(high.deferred(NOW + 5, builders.attempt()))])
         (again,) = await store.claim(queue_of("default;high"), 10, now=NOW + 6)
         assert again.priority is Priority.HIGH
         await store.settle([Finish(again)])
@@ -618,7 +610,7 @@ class TestFigures:
         await store.settle(
             [
                 Finish(first),
-                Postpone(second.deferred(NOW + 5, attempt())),
+                Postpone(second.deferred(NOW + 5, builders.attempt())),
                 Postpone(structs.replace(third, held=True)),
             ]
         )

@@ -19,15 +19,8 @@ from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
-from zonerelay.store.contract import (
-    Finish,
-    OwnMessage,
-    Postpone,
-    StoreCorruptError,
-    StoreError,
-    StoreFullError,
-    StoreOpenError,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import Finish, Postpone, StoreOpenError
 from zonerelay.store.objects import engine as objects
 from zonerelay.store.objects.disk import DirectoryPlace
 
@@ -145,9 +138,9 @@ class TestStart:
         one.write_bytes(raw)
         two.unlink()
         assert len(await store.claim(queue_of("default"), 10, now=NOW)) == 3
-        with pytest.raises(StoreCorruptError, match=r"message-0+1-000001\.\S+ is damaged"):
+        with pytest.raises(contract.StoreCorruptError, match=r"message-0+1-000001\.\S+ is damaged"):
             await body_of(store, message_id(1))
-        with pytest.raises(StoreCorruptError, match=r"message-0+2-000001\.\S+ is missing"):
+        with pytest.raises(contract.StoreCorruptError, match=r"message-0+2-000001\.\S+ is missing"):
             await body_of(store, message_id(2))
         await body_of(store, message_id(3))
         assert len(queue.damage) == 2
@@ -260,7 +253,7 @@ class TestFailedWrites:
         acts = [
             store_message(store, 3, body=LARGE),
             store_message(store, 4),
-            store.settle([Finish(leaving), OwnMessage(message, b"bounce", (bounce,))]),
+            store.settle([Finish(leaving), contract.OwnMessage(message, b"bounce", (bounce,))]),
             store.settle([Finish(gone)]),
         ]
         working = asyncio.gather(*acts, return_exceptions=True)
@@ -268,7 +261,7 @@ class TestFailedWrites:
         if code == errno.EIO:  # what is not stored in PATIENCE is refused
             monkeypatch.setattr(store._keeper.partition, "patience", 0.0)  # type: ignore[attr-defined]
         broken.clear()
-        refused = [isinstance(result, StoreError) for result in await working]
+        refused = [isinstance(result, contract.StoreError) for result in await working]
         await until(lambda: store.unhealthy() is None)
         await store.probe()
         found = {delivery.key for delivery in [d async for d in store.scan()]}
@@ -280,7 +273,7 @@ class TestFailedWrites:
         assert refused[0] or await body_of(store, message_id(3)) == LARGE
         await store.settle([Finish(active)])
         if leaving.key in found:
-            await store.settle([Finish(leaving), OwnMessage(message, b"bounce", (bounce,))])
+            await store.settle([Finish(leaving), contract.OwnMessage(message, b"bounce", (bounce,))])
         await store.settle([Finish(gone)])
         await until(store.is_counted)
         before = store.counts()
@@ -304,7 +297,7 @@ class TestFailedWrites:
             return real(descriptor, pieces)
 
         monkeypatch.setattr(os, "writev", full)
-        with pytest.raises(StoreFullError):
+        with pytest.raises(contract.StoreFullError):
             await store_message(queue.store, 1, body=LARGE)
         await until(lambda: "insufficient disk space" in queue.health)
         await until(lambda: queue.store.unhealthy() is None)
@@ -316,7 +309,7 @@ class TestFailedWrites:
     async def test_change_that_cannot_be_encoded_changes_nothing(self, queue: Spool) -> None:
         (delivery,) = await store_message(queue.store, 1)
         bad = structs.replace(delivery, orcpt="\udcff")
-        with pytest.raises(StoreError):
+        with pytest.raises(contract.StoreError):
             await queue.store.settle([Postpone(bad)])
         assert await queue.store.deliveries_of(message_id(1)) == [delivery]
         await queue.store.settle([Finish(delivery)])

@@ -13,15 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import (
-    NOW,
-    body_of,
-    delivery_for,
-    envelope_for,
-    message_id,
-    own_message,
-    store_message,
-)
+from tests.store import builders
+from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend
@@ -113,7 +106,7 @@ async def test_settles_that_failed_together_keep_the_message(real_time_spool: Sp
     store = real_time_spool.store
     await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 10)
     first, second = await store.claim(queue_of("default"), 10, now=NOW)
-    message, bounce = own_message(message_id(2), b"y" * 300_000, "from@example.org")
+    message, bounce = builders.own_message(message_id(2), b"y" * 300_000, "from@example.org")
     with largest_file(100_000):
         results = await asyncio.gather(
             store.settle([Finish(first), OwnMessage(message, b"y" * 300_000, (bounce,))]),
@@ -142,7 +135,7 @@ async def test_chunks_of_an_upload_that_failed_with_the_spool_go(
     """Left until the next start, they would keep the disk full."""
     spool, store = real_time_spool, real_time_spool.store
     await store_message(store, 1, body=body(1, 700_000))
-    envelope = envelope_for(message_id(2), "a@example.net")
+    envelope = builders.envelope_for(message_id(2), "a@example.net")
 
     async def upload() -> None:
         async with store.begin(envelope) as writer:
@@ -150,7 +143,7 @@ async def test_chunks_of_an_upload_that_failed_with_the_spool_go(
                 await writer.write(b"x" * CHUNK_SIZE)
             if others:
                 await fill(spool, 3, 100_000)
-            await writer.commit([delivery_for(envelope, "a@example.net")])
+            await writer.commit([builders.delivery_for(envelope, "a@example.net")])
 
     with largest_file(2_000_000):
         with pytest.raises(StoreError):

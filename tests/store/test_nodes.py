@@ -13,30 +13,16 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from tests.store.builders import (
-    NOW,
-    body_of,
-    delivery_for,
-    envelope_for,
-    message_id,
-    own_message,
-    store_message,
-)
+from tests.store import builders
+from tests.store.builders import NOW, body_of, message_id
 from tests.store.keys.places import PLACES, Place
 from tests.support.waiting import until
 from zonerelay import durable
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
+from zonerelay.store import contract
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import (
-    ClaimLostError,
-    Finish,
-    IdempotencyKey,
-    OwnMessage,
-    Postpone,
-    StoredBeforeError,
-    StoreError,
-)
+from zonerelay.store.contract import ClaimLostError, Finish, IdempotencyKey, Postpone, StoreError
 from zonerelay.store.keys.port import PAGE_ROWS, Apply, KeyReader, SharedEngine, clear
 from zonerelay.store.nodes import NodeStore
 from zonerelay.store.queue.reads import QueueReads
@@ -134,7 +120,7 @@ def _nothing_left_by_the_test_before() -> None:
 
 
 async def put(machine: Machine, number: int, *recipients: str, body: bytes = b"x\r\n") -> None:
-    await store_message(machine.nodes, number, *recipients, body=body)
+    await builders.store_message(machine.nodes, number, *recipients, body=body)
 
 
 async def test_a_node_delivers_its_own_mail_alone(crew: list[Machine]) -> None:
@@ -175,9 +161,9 @@ async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[
     await one.nodes.close()
     await two.claim()
     [delivery] = await two.nodes.deliveries_of(message_id(1))
-    message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
+    message, dsn = builders.own_message(message_id(9), b"it failed\r\n", "from@example.org")
     await two.nodes.settle(
-        [Finish(delivery), OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
+        [Finish(delivery), contract.OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
     )
     assert await two.claim() == ["from@example.org"]
     assert await body_of(two.nodes, message_id(9)) == b"it failed\r\n"
@@ -188,14 +174,14 @@ async def test_held_mail_of_an_heir_can_be_settled_with_its_report(crew: list[Ma
     """An operator bounces what no attempt has claimed."""
     one, two = crew[:2]
     await one.start()
-    [delivery] = await store_message(one.nodes, 1, "a@example.net", held=True)
+    [delivery] = await builders.store_message(one.nodes, 1, "a@example.net", held=True)
     await one.nodes.close()
     await two.start()
     await until(lambda: QUEUE in two.nodes.counts())
     assert await two.nodes.deliveries_of(message_id(1), own=True) == [delivery]
-    message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
+    message, dsn = builders.own_message(message_id(9), b"it failed\r\n", "from@example.org")
     await two.nodes.settle(
-        [Finish(delivery), OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
+        [Finish(delivery), contract.OwnMessage(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
     )
     assert await two.nodes.deliveries_of(message_id(1)) == []
     assert await two.claim() == ["from@example.org"]
@@ -369,20 +355,20 @@ async def test_a_key_is_stored_once_over_all_nodes(crew: list[Machine]) -> None:
     once = IdempotencyKey("ab" * 16, "cd" * 16, SystemClock().now() + 3600)
 
     async def commit(machine: Machine, number: int) -> None:
-        envelope = envelope_for(message_id(number), "a@example.net")
+        envelope = builders.envelope_for(message_id(number), "a@example.net")
         async with machine.nodes.begin(envelope) as writer:
             await writer.write(b"x\r\n")
-            await writer.commit([delivery_for(envelope, "a@example.net")], once=once)
+            await writer.commit([builders.delivery_for(envelope, "a@example.net")], once=once)
 
     await commit(one, 1)
-    with pytest.raises(StoredBeforeError) as found:
+    with pytest.raises(contract.StoredBeforeError) as found:
         await commit(two, 2)
     assert found.value.message_id == message_id(1)
     await one.claim()
     await one.nodes.settle([Finish(each) for each in await one.nodes.deliveries_of(message_id(1))])
     await one.nodes.close()
     await three.start()
-    with pytest.raises(StoredBeforeError):
+    with pytest.raises(contract.StoredBeforeError):
         await commit(three, 3)
 
 
@@ -418,10 +404,10 @@ async def test_a_key_that_a_dead_node_has_reserved_is_free_again(crew: list[Mach
     once = IdempotencyKey("ef" * 16, "cd" * 16, SystemClock().now() + 3600)
     assert await one.nodes._register.reserve(once, message_id(1), SystemClock().now()) is None
     await one.die()
-    envelope = envelope_for(message_id(2), "a@example.net")
+    envelope = builders.envelope_for(message_id(2), "a@example.net")
     async with two.nodes.begin(envelope) as writer:
         await writer.write(b"x\r\n")
-        await writer.commit([delivery_for(envelope, "a@example.net")], once=once)
+        await writer.commit([builders.delivery_for(envelope, "a@example.net")], once=once)
     assert await two.claim() == ["a@example.net"]
 
 

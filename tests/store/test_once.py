@@ -22,20 +22,9 @@ from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.model.envelope import Message
-from zonerelay.store import records
+from zonerelay.store import contract, records
 from zonerelay.store.context import SiblingWorkers
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    Finish,
-    IdempotencyKey,
-    InProgressError,
-    NotStoredBeforeError,
-    OtherContentError,
-    Store,
-    StoredBeforeError,
-    StoredKey,
-    StoreError,
-)
+from zonerelay.store.contract import Finish, IdempotencyKey, Store, StoredBeforeError
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.queue import key_index, reservations
 from zonerelay.worker.queue import siblings_of
@@ -85,7 +74,7 @@ surviving = pytest.mark.parametrize("spool", SURVIVING, indirect=True)
 
 
 @keeping
-@pytest.mark.parametrize("size", [20, 20 * CHUNK_SIZE])
+@pytest.mark.parametrize("size", [20, 20 * contract.CHUNK_SIZE])
 async def test_the_same_key_is_answered_with_the_first_message(spool: Spool, size: int) -> None:
     first, *again = [await answer(spool.store, number, body=b"x" * size) for number in (1, 2, 3)]
     assert again == [first, first]
@@ -117,10 +106,10 @@ async def test_the_first_answer_is_kept_with_the_key(spool: Spool) -> None:
 async def test_a_key_can_be_asked_for_and_nothing_is_stored(spool: Spool) -> None:
     async def ask() -> None:
         async with spool.store.begin(envelope_for(message_id(9), "a@example.net")) as writer:
-            await writer.write(b"Subject: x\r\n\r\n" + b"x\r\n" * CHUNK_SIZE)
+            await writer.write(b"Subject: x\r\n\r\n" + b"x\r\n" * contract.CHUNK_SIZE)
             await writer.commit((), once=structs.replace(ONCE, asks_only=True))
 
-    with pytest.raises(NotStoredBeforeError):
+    with pytest.raises(contract.NotStoredBeforeError):
         await ask()
     assert await answer(spool.store, 1) == 1
     with pytest.raises(StoredBeforeError) as before:
@@ -132,7 +121,7 @@ async def test_a_key_can_be_asked_for_and_nothing_is_stored(spool: Spool) -> Non
 @keeping
 async def test_other_content_is_refused_and_other_keys_are_other_messages(spool: Spool) -> None:
     await submit(spool.store, 1)
-    with pytest.raises(OtherContentError):
+    with pytest.raises(contract.OtherContentError):
         await submit(spool.store, 2, structs.replace(ONCE, digest="b" * 32))
     await submit(spool.store, 3, structs.replace(ONCE, identity="6" * 32))
     await submit(spool.store, 4, None)
@@ -201,7 +190,9 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
     ((identity, kept),) = page
     assert (identity, kept.digest, int(kept.message_id, 16)) == (ONCE.identity, ONCE.digest, first)
     moved = structs.replace(ONCE, identity="6" * 32)
-    await spool.store.keep_keys([(moved.identity, StoredKey(message_id(77), moved.digest, moved.until))])
+    await spool.store.keep_keys(
+        [(moved.identity, contract.StoredKey(message_id(77), moved.digest, moved.until))]
+    )
     assert await answer(spool.store, 2, moved) == 77
     if spool.settings.backend is not Backend.MEMORY:
         _, findings = await checked(spool, tmp_path)
@@ -279,7 +270,7 @@ async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -
         await until_known(two)
         first = await answer(one, 1)
         assert await answer(two, 2) == first
-        with pytest.raises(OtherContentError):
+        with pytest.raises(contract.OtherContentError):
             await submit(two, 3, structs.replace(ONCE, digest="b" * 32))
         other = structs.replace(ONCE, identity="6" * 32)
         answers = await asyncio.gather(*(answer((one, two)[n % 2], n, other) for n in range(10, 20)))
@@ -293,7 +284,7 @@ async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
     one = await workers.start(0)
     with monkeypatch.context() as impatient:
         impatient.setattr(reservations, "PATIENCE", 0.2)
-        with pytest.raises(InProgressError):
+        with pytest.raises(contract.InProgressError):
             await submit(one, 1)
     waiting = asyncio.create_task(submit(one, 2))
     await asyncio.sleep(0)
@@ -387,7 +378,7 @@ async def test_a_register_that_cannot_be_used_is_a_problem_until_it_can(
     (file,) = (tmp_path / "idempotency-register").rglob("register.db")
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreError):
+    with pytest.raises(contract.StoreError):
         await submit(one, 1)
     (problem,) = one.problems()
     assert (
@@ -417,7 +408,7 @@ async def until_known(store: Store) -> None:
     for number in range(500):
         try:
             await answer(store, 900 + number, IdempotencyKey("0" * 31 + "1", "c" * 32, 0.0))
-        except InProgressError:
+        except contract.InProgressError:
             await asyncio.sleep(0.01)
         else:
             await store.settle(

@@ -14,16 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.store import builders
 from tests.store import test_contract as contract
-from tests.store.builders import (
-    NOW,
-    body_of,
-    claim_ids,
-    delivery_for,
-    envelope_for,
-    message_id,
-    store_message,
-)
 from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink
@@ -92,15 +84,15 @@ async def test_essentials_of_the_contract_hold(swift: str, tmp_path: Path) -> No
 
 async def test_large_bodies_come_back_whole_and_a_restart_finds_everything(spool: Spool) -> None:
     body = bytes(range(256)) * (24 * 1024)
-    envelope = envelope_for(message_id(1), "a@example.net")
+    envelope = builders.envelope_for(builders.message_id(1), "a@example.net")
     async with spool.store.begin(envelope) as writer:
         for start in range(0, len(body), 500_000):
             await writer.write(body[start : start + 500_000])
-        await writer.commit([delivery_for(envelope, "a@example.net")])
-    await store_message(spool.store, 2, next_attempt=NOW - 5)
+        await writer.commit([builders.delivery_for(envelope, "a@example.net")])
+    await builders.store_message(spool.store, 2, next_attempt=builders.NOW - 5)
     await spool.reopen()
-    assert await claim_ids(spool.store) == [1, 2]
-    assert await body_of(spool.store, message_id(1)) == body
+    assert await builders.claim_ids(spool.store) == [1, 2]
+    assert await builders.body_of(spool.store, builders.message_id(1)) == body
 
 
 async def test_relay_takes_and_sends_mail_over_it(swift: str, tmp_path: Path) -> None:

@@ -13,26 +13,8 @@ from msgspec.structs import replace
 from tests.support.control import control_socket, raise_trouble
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import ResponseStream
-from zonerelay.operations.answers import (
-    AddressPlan,
-    ChangeResult,
-    Count,
-    DeliveryRow,
-    DestinationStatus,
-    EndFrame,
-    Explanation,
-    HostPlan,
-    MessageDetail,
-    Pong,
-    RelayStatus,
-    ResolvedAddress,
-    RouteCheck,
-    SourcePenalty,
-    SourcePlan,
-    Summary,
-    SummaryRow,
-    ZoneStatus,
-)
+from zonerelay.operations import answers
+from zonerelay.operations.answers import DeliveryRow, DestinationStatus, EndFrame, MessageDetail, RelayStatus
 from zonerelay.operations.errors import NotFoundError
 from zonerelay.operations.requests import (
     Explain,
@@ -116,7 +98,7 @@ class FakeRelay:
                 await self.go_on.wait()
                 self.done.set()
             case Ping():
-                await answer.send(Pong(software="1.0", pid=7))
+                await answer.send(answers.Pong(software="1.0", pid=7))
             case QueueList():
                 found = self._matching(request.filter)
                 shown = found[: request.limit] if request.limit else found
@@ -125,12 +107,12 @@ class FakeRelay:
                 return EndFrame(count=len(shown), more=len(shown) < len(found))
             case QueueCount():
                 found = self._matching(request.filter, request.message_ids)
-                await answer.send(Count(matched=len(found), sample=tuple(found[: request.sample])))
+                await answer.send(answers.Count(matched=len(found), sample=tuple(found[: request.sample])))
             case QueueChange():
                 found = self._matching(request.filter, request.message_ids)
                 busy = min(self.busy, len(found))
                 await answer.send(
-                    ChangeResult(
+                    answers.ChangeResult(
                         action=request.action, matched=len(found), changed=len(found) - busy, busy=busy
                     )
                 )
@@ -140,12 +122,14 @@ class FakeRelay:
                 await answer.send(TraceStep(at=1_700_000_000.0, event="accepted", text="from 192.0.2.1"))
             case QueueSummary():
                 rows = tuple(
-                    SummaryRow(key=f"{n}{'x' * 60}.example", total=10**n, ages=(0,) * 9 + (10**n,))
+                    answers.SummaryRow(key=f"{n}{'x' * 60}.example", total=10**n, ages=(0,) * 9 + (10**n,))
                     for n in range(6, 0, -1)
                 )
-                other = SummaryRow(key="other", total=5, ages=(5,) + (0,) * 9)
+                other = answers.SummaryRow(key="other", total=5, ages=(5,) + (0,) * 9)
                 minutes = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
-                await answer.send(Summary(by=request.by, minutes=minutes, rows=rows, other=other, every=50))
+                await answer.send(
+                    answers.Summary(by=request.by, minutes=minutes, rows=rows, other=other, every=50)
+                )
             case Status():
                 await answer.send(_status())
             case Explain():
@@ -153,7 +137,9 @@ class FakeRelay:
             case Resolve():
                 if request.pseudonym.startswith("u-a"):
                     await answer.send(
-                        ResolvedAddress(address="alice@example.com", role="recipient", message_id=f"{1:016x}")
+                        answers.ResolvedAddress(
+                            address="alice@example.com", role="recipient", message_id=f"{1:016x}"
+                        )
                     )
         return EndFrame()
 
@@ -233,7 +219,11 @@ def _status() -> RelayStatus:
         pid=7,
         uptime=3700.0,
         inbound_connections=1,
-        zones=(ZoneStatus(name="default", ready=12_345, active=2, deferred=3, held=1, oldest_seconds=90.0),),
+        zones=(
+            answers.ZoneStatus(
+                name="default", ready=12_345, active=2, deferred=3, held=1, oldest_seconds=90.0
+            ),
+        ),
         destinations_total=4,
         problems=("the disk is full",),
         every=50,
@@ -242,7 +232,7 @@ def _status() -> RelayStatus:
         taken_up=1_700_000_000.0,
         refused=1_700_000_100.0,
         source_penalties=tuple(
-            SourcePenalty(
+            answers.SourcePenalty(
                 source=f"out{number}",
                 destination="mx.example.com:25",
                 until=4_000_000_000.0,
@@ -254,8 +244,8 @@ def _status() -> RelayStatus:
     )
 
 
-def _explanation(request: Explain) -> Explanation:
-    return Explanation(
+def _explanation(request: Explain) -> answers.Explanation:
+    return answers.Explanation(
         address=request.address,
         sender=request.sender,
         domain="example.com",
@@ -265,11 +255,11 @@ def _explanation(request: Explain) -> Explanation:
         next_hop="",
         route="example.com",
         hosts=(
-            HostPlan(
+            answers.HostPlan(
                 name="mx.example.com",
                 port=25,
                 preference=10,
-                addresses=(AddressPlan(address="192.0.2.9", source="192.0.2.1"),),
+                addresses=(answers.AddressPlan(address="192.0.2.9", source="192.0.2.1"),),
             ),
         ),
         unroutable="",
@@ -279,13 +269,13 @@ def _explanation(request: Explain) -> Explanation:
         limits={"max_connections": 20},
         routes=(
             *(
-                RouteCheck(rule=n, zone="bulk", matches=False, unmatched=("user", "size"))
+                answers.RouteCheck(rule=n, zone="bulk", matches=False, unmatched=("user", "size"))
                 for n in range(1, 31)
             ),
-            RouteCheck(rule=31, zone="default", matches=True),
+            answers.RouteCheck(rule=31, zone="default", matches=True),
         ),
         sources=(
-            SourcePlan(
+            answers.SourcePlan(
                 name="out1",
                 addresses=("192.0.2.1", "2001:db8::1"),
                 ehlo_name="out1.example.org",
@@ -295,7 +285,7 @@ def _explanation(request: Explain) -> Explanation:
                 refused_reply="550 5.7.25 no PTR",
                 refused_ipv6_only=True,
             ),
-            SourcePlan(
+            answers.SourcePlan(
                 name="out2",
                 addresses=("192.0.2.2",),
                 ehlo_name="out2.example.org",

@@ -13,22 +13,9 @@ from itertools import chain, groupby, zip_longest
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Envelope, Message, MessageId
+from zonerelay.store import contract
 from zonerelay.store.context import SiblingWorkers
-from zonerelay.store.contract import (
-    Change,
-    Finish,
-    KeptKeys,
-    MessageNotFoundError,
-    OwnMessage,
-    Postpone,
-    QueueCounts,
-    Stored,
-    StoredKey,
-    StoreError,
-    Unhealthy,
-    Wanted,
-    everybody,
-)
+from zonerelay.store.contract import Unhealthy
 from zonerelay.store.queue.body import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.queue.keeper import Counts
 from zonerelay.store.queue.reservations import Reservations, register_for
@@ -47,7 +34,7 @@ class MemoryStore:
         self._claimed: set[DeliveryKey] = set()
         self._passed_over: set[DeliveryKey] = set()
         self._last_id: MessageId | None = None
-        self._kept: dict[str, StoredKey] = {}
+        self._kept: dict[str, contract.StoredKey] = {}
         self._reservations = Reservations(
             self._find_kept,
             self._kept_page,
@@ -60,7 +47,7 @@ class MemoryStore:
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store
         self._closed = False
-        self.on_stored: Stored = lambda *_: 0
+        self.on_stored: contract.Stored = lambda *_: 0
 
     # --- taking mail
 
@@ -85,14 +72,14 @@ class MemoryStore:
     def begin_keys(self) -> None:
         self._reservations.start()
 
-    async def _find_kept(self, identity: str) -> StoredKey | None:
+    async def _find_kept(self, identity: str) -> contract.StoredKey | None:
         self.check_writable()
         return self._kept.get(identity)
 
-    async def _kept_page(self, after: str) -> KeptKeys:
+    async def _kept_page(self, after: str) -> contract.KeptKeys:
         return [] if after else list(self._kept.items())
 
-    async def keep_keys(self, keys: KeptKeys) -> None:
+    async def keep_keys(self, keys: contract.KeptKeys) -> None:
         self._kept.update(keys)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
@@ -195,19 +182,21 @@ class MemoryStore:
 
     # --- settling
 
-    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+    async def settle(self, changes: Sequence[contract.Change], *, lazy: bool = False) -> None:
         self.check_writable()
         for change in changes:
-            if isinstance(change, OwnMessage):
+            if isinstance(change, contract.OwnMessage):
                 check_own_message(change)
         for change in changes:
-            if isinstance(change, Finish):
+            if isinstance(change, contract.Finish):
                 self._change(change.delivery.key, None)
-            elif isinstance(change, Postpone):
+            elif isinstance(change, contract.Postpone):
                 self._change(change.delivery.key, change.delivery)
             else:
                 self.add(change.message, split(change.body), change.deliveries)
-        self.release([change.delivery.key for change in changes if not isinstance(change, OwnMessage)])
+        self.release(
+            [change.delivery.key for change in changes if not isinstance(change, contract.OwnMessage)]
+        )
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -251,13 +240,17 @@ class MemoryStore:
         try:
             return self._messages[message_id]
         except KeyError:
-            raise MessageNotFoundError(f"no message {message_id}") from None
+            raise contract.MessageNotFoundError(f"no message {message_id}") from None
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return {each: self._messages[each][0] for each in ids if each in self._messages}
 
     async def scan(
-        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self,
+        queue: QueueName | None = None,
+        *,
+        wanted: contract.Wanted = contract.everybody,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Delivery, None]:
         self.check_writable()
         for key, delivery in sorted(self._deliveries.items()):
@@ -271,7 +264,7 @@ class MemoryStore:
         found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
-    def counts(self) -> dict[QueueName, QueueCounts]:
+    def counts(self) -> dict[QueueName, contract.QueueCounts]:
         counts = Counts()
         for delivery in self._deliveries.values():
             counts.move(delivery.key, None, delivery)
@@ -321,7 +314,7 @@ class MemoryStore:
 
     def check_writable(self) -> None:
         if self._closed:
-            raise StoreError(Unhealthy.CLOSED)
+            raise contract.StoreError(Unhealthy.CLOSED)
 
 
 def _done() -> asyncio.Future[None]:

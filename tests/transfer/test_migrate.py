@@ -14,19 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import delivery_for, envelope_for, message_id, store_message
-from tests.transfer.migrations import (
-    ENGINES,
-    PAIRS,
-    Row,
-    Story,
-    commit,
-    configured,
-    contents,
-    fill,
-    queue,
-    spool,
-    tell,
-)
+from tests.transfer import migrations
+from tests.transfer.migrations import configured, contents, fill, queue
 from zonerelay.history.database import insert, open_for_reading, open_for_writing
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store import records
@@ -37,11 +26,11 @@ from zonerelay.transfer.migration import MigrationJournal
 
 
 def migrate(source: Path, target: Path, *more: str) -> int:
-    return spool(source, "migrate", "--to", str(target), *more)
+    return migrations.spool(source, "migrate", "--to", str(target), *more)
 
 
 def test_a_queue_goes_round_all_engines_and_comes_back_as_it_was(tmp_path: Path) -> None:
-    configs = [configured(tmp_path / each, each) for each in ENGINES]
+    configs = [configured(tmp_path / each, each) for each in migrations.ENGINES]
     asyncio.run(fill(configs[0], 40))
     before = asyncio.run(contents(configs[0]))
     for source, target in itertools.pairwise([*configs, configs[0]]):
@@ -69,10 +58,10 @@ def test_what_lies_beside_the_spool_goes_along_and_replaces_nothing(
     assert "The target keeps its own: redact.key." in printed
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("pair", migrations.PAIRS, ids="-".join)
 def test_wherever_it_is_killed_nothing_is_lost_or_sent_twice(pair: tuple[str, str], tmp_path: Path) -> None:
     """A few kills at steps; `python -m tests.transfer.migrations` does fifty, and at moments too."""
-    tell(pair, 1 if "s3" in pair else 3, tmp_path, seed=PAIRS.index(pair))
+    migrations.tell(pair, 1 if "s3" in pair else 3, tmp_path, seed=migrations.PAIRS.index(pair))
 
 
 def test_the_configurations_are_looked_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +95,7 @@ def test_what_cannot_be_read_or_is_there_already_stays_as_it_was(
 
     async def prepare() -> None:
         async with queue(target) as store:
-            await commit(store, [row for row in before.values() if row[0].id == twin])
+            await migrations.commit(store, [row for row in before.values() if row[0].id == twin])
             await store_message(store, int(other, 16), "mine@example.net")
 
     asyncio.run(prepare())
@@ -177,15 +166,15 @@ async def states(config: Path) -> list[Delivery]:
         return sorted([each async for each in store.scan()], key=lambda each: each.recipient)
 
 
-async def show_again(config: Path, rows: list[Row]) -> None:
+async def show_again(config: Path, rows: list[migrations.Row]) -> None:
     async with queue(config) as store:
-        await commit(store, rows)
+        await migrations.commit(store, rows)
 
 
 def test_a_wrong_copy_is_never_the_only_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The target loses a body between the copy and the look at it: the source still has it."""
     source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
-    story = Story(source, target, random.Random(1))
+    story = migrations.Story(source, target, random.Random(1))
     story.start(8)
     assert story.is_killed(14), "all are copied, and the journal says so"
     copies = sorted((tmp_path / "b" / "spool" / "messages").glob("message-*"))

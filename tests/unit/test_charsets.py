@@ -14,16 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.source import PACKAGE, modules, tree_of
+from zonerelay.capture import store
 from zonerelay.capture.parts import MimeParts, take_apart
-from zonerelay.capture.store import (
-    LATEST,
-    OVERHEAD,
-    Capture,
-    CaptureError,
-    CaptureFullError,
-    CaptureTooLargeError,
-    SearchError,
-)
+from zonerelay.capture.store import OVERHEAD, Capture
 from zonerelay.model.charsets import CODECS, codec_of, text_of
 from zonerelay.model.clock import ManualClock
 
@@ -217,7 +210,7 @@ def test_the_oldest_goes_when_there_is_too_much_or_it_is_too_old(tmp_path: Path)
         capture.add(f"id{number}", "ann@example.org", ["bob@example.com"], mail(f"n{number}", big))
     assert subjects(capture) == ["n5", "n4", "n3"]
     assert capture.totals().octets <= 10 * OVERHEAD
-    with pytest.raises(CaptureTooLargeError, match="max_size"):
+    with pytest.raises(store.CaptureTooLargeError, match="max_size"):
         capture.add("large", "", ["b@example.com"], b"x" * 10 * OVERHEAD)
     assert len(subjects(capture)) == 3
     clock.advance(DAY - 1.5)
@@ -239,17 +232,17 @@ def test_one_id_is_one_message(tmp_path: Path) -> None:
     assert (matched, unread) == (1, 1)
     assert found[0].recipients == ["bob@example.com", "eve@example.com"]
     assert found[0].bcc == [("", "eve@example.com")]
-    assert capture.read(LATEST) is not None
+    assert capture.read(store.LATEST) is not None
     assert capture.totals().unread == 0
 
 
 def test_what_cannot_be_kept_is_an_error_in_words(tmp_path: Path) -> None:
-    with pytest.raises(CaptureFullError, match="min_free_space"):
+    with pytest.raises(store.CaptureFullError, match="min_free_space"):
         opened(tmp_path, guard=1 << 60).add("id", "", ["b@example.com"], mail("s"))
     broken = tmp_path / "broken" / "captured"
     broken.mkdir(parents=True)
     (broken / "captured.db").write_bytes(b"this is no database, and long enough to be looked at" * 100)
-    with pytest.raises(CaptureError, match="it is damaged"):
+    with pytest.raises(store.CaptureError, match="it is damaged"):
         opened(tmp_path / "broken").add("id", "", ["b@example.com"], mail("s"))
 
 
@@ -308,7 +301,7 @@ def test_search(tmp_path: Path, query: str, found: list[str]) -> None:
     capture.add("3", "ann@example.org", ["bob@example.com", "hidden@example.com"], mail("three", text, parts))
     capture.read("1")
     assert subjects(capture, query) == found
-    with pytest.raises(SearchError, match="not a date"):
+    with pytest.raises(store.SearchError, match="not a date"):
         capture.find("after:nonsense")
 
 
@@ -386,7 +379,7 @@ def test_a_search_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyte
         )
     with monkeypatch.context() as patch:
         patch.setattr("zonerelay.capture.store.LONGEST", 0.0)
-        with pytest.raises(CaptureError, match="aborted after"):
+        with pytest.raises(store.CaptureError, match="aborted after"):
             capture.find("text -nothing -more")
     assert capture.find("text")[1] > 0
     capture.close()

@@ -39,18 +39,9 @@ from tests.upgrades.configuration import every_option
 from zonerelay.cli.main import main
 from zonerelay.cli.setup.config import run as check_config
 from zonerelay.cli.setup.init import configuration
-from zonerelay.config import toml_text
+from zonerelay.config import endpoints, toml_text
 from zonerelay.config.checks import advice
-from zonerelay.config.endpoints import (
-    ListenAddress,
-    NameServer,
-    NextHop,
-    NextHopKind,
-    is_domain,
-    parse_listen,
-    parse_name_server,
-    parse_next_hop,
-)
+from zonerelay.config.endpoints import ListenAddress, NameServer, NextHopKind, parse_listen
 from zonerelay.config.load import ConfigError, load, load_text, read, read_copy
 from zonerelay.config.options.options import options_of
 from zonerelay.config.settings import REPEATED, TABLES, Settings, resolve_hostname
@@ -483,7 +474,7 @@ def test_listen_addresses(text: str, address: ListenAddress, reason: str) -> Non
     ],
 )
 def test_next_hops(text: str, kind: NextHopKind, host: str, port: int | None, reason: str) -> None:
-    assert parse_next_hop(text) == NextHop(kind, host, port), reason
+    assert endpoints.parse_next_hop(text) == endpoints.NextHop(kind, host, port), reason
 
 
 @pytest.mark.parametrize(
@@ -497,7 +488,7 @@ def test_next_hops(text: str, kind: NextHopKind, host: str, port: int | None, re
     ],
 )
 def test_name_servers(text: str, server: NameServer) -> None:
-    assert parse_name_server(text) == server
+    assert endpoints.parse_name_server(text) == server
 
 
 @pytest.mark.parametrize(
@@ -519,8 +510,8 @@ def test_who_can_reach_an_address(text: str, loopback: bool, wildcard: bool) -> 
 def test_a_domain_has_at_most_253_characters() -> None:
     longest = ".".join(["a" * 49] * 5) + ".bc"
     assert len(longest) == 252
-    assert is_domain(longest + "d")
-    assert not is_domain(longest + "de")
+    assert endpoints.is_domain(longest + "d")
+    assert not endpoints.is_domain(longest + "de")
 
 
 # Durations and sizes: what is read, what is refused and with which words

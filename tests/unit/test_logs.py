@@ -33,20 +33,9 @@ from zonerelay.telemetry.events.transcript import (
     RunningTranscript,
     Transcripts,
 )
+from zonerelay.telemetry.logs import logs
 from zonerelay.telemetry.logs import logs as strangers
-from zonerelay.telemetry.logs.logs import (
-    ALL_IN_FULL,
-    IN_FULL,
-    INTERVAL,
-    LIMITED,
-    MAX_BUFFERED,
-    MAX_CLIENTS,
-    MAX_FIELD,
-    MAX_LINE,
-    TOLD,
-    LogWriter,
-    configure,
-)
+from zonerelay.telemetry.logs.logs import IN_FULL, LIMITED, MAX_FIELD, configure
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -134,7 +123,7 @@ def test_the_next_loop_still_writes_after_one_died_with_a_flush_scheduled(lines:
     assert len(lines.events()) == 2
 
 
-async def _emit_and_wait(sink: LogWriter) -> None:
+async def _emit_and_wait(sink: logs.LogWriter) -> None:
     sink.emit("info", "e", {})
     await asyncio.sleep(0)
 
@@ -160,7 +149,7 @@ def test_a_reader_that_is_behind_costs_lines_not_time() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as output, os.fdopen(writer, "wb") as file:
         sink = configure("json", clock=CLOCK, stream=file)
-        for _ in range(3 * MAX_BUFFERED // 1000):
+        for _ in range(3 * logs.MAX_BUFFERED // 1000):
             sink.emit("info", "e", {"text": "x" * 1000})
         assert sink.dropped > 0
         os.set_blocking(reader, False)
@@ -170,7 +159,7 @@ def test_a_reader_that_is_behind_costs_lines_not_time() -> None:
         received += output.read() or b""
     events = [json.loads(line) for line in received.splitlines()]
     assert events[-1] == {**events[-1], "event": "log-dropped", "count": sink.dropped}
-    assert len(events) - 1 + sink.dropped == 3 * MAX_BUFFERED // 1000
+    assert len(events) - 1 + sink.dropped == 3 * logs.MAX_BUFFERED // 1000
 
 
 class Interrupted(deque[bytes]):
@@ -229,7 +218,7 @@ def test_whatever_a_field_quotes_the_line_has_a_limit(lines: Lines, text: str) -
     lines.sink.emit("info", "deferred", {f"field{number}": text * 20_000 for number in range(20)})
     lines.sink.flush()
     for line in lines.text().encode("utf-8", "surrogatepass").splitlines():
-        assert len(line) <= MAX_LINE
+        assert len(line) <= logs.MAX_LINE
         assert b"0 characters)" in line or b"2 characters)" in line
     assert "18f" in lines.text()
 
@@ -332,7 +321,7 @@ def test_what_clients_cause_at_will_has_few_lines_and_a_count(lines: Lines, even
     found = [each for each in lines.events() if each["event"] == event]
     assert len(found) == IN_FULL + 1
     assert sum(each["event"] == "accepted" for each in lines.events()) == 1000
-    CLOCK.advance(INTERVAL)
+    CLOCK.advance(logs.INTERVAL)
     lines.sink.emit("error", event, {LIMITED[event]: "admin-http"})
     (limited,) = [each for each in lines.events() if each["event"] == "log-limited"]
     assert (limited["of"], limited["kind"], limited["count"]) == (event, "admin-http", 1000 - IN_FULL)
@@ -393,16 +382,16 @@ def test_log_ins_that_succeed_always_have_their_line(watched: Events, log: Event
 def test_many_refusals_have_so_many_lines_together_and_leave_those_of_known_clients_alone(
     watched: Events, log: EventLog
 ) -> None:
-    for number in range(MAX_CLIENTS - 1):
+    for number in range(logs.MAX_CLIENTS - 1):
         refuse(watched, f"10.0.{number // 250}.{number % 250}", 2)
     refuse(watched, "192.0.2.9", IN_FULL, stranger=False)
     for number in range(5000):
         refuse(watched, f"2001:db8::{number:x}", 1)
-    assert len(log.named("refused")) == ALL_IN_FULL + IN_FULL
+    assert len(log.named("refused")) == logs.ALL_IN_FULL + IN_FULL
     watched.close()
     told = log.named("refused-more")
-    assert len(told) == TOLD + 1
-    assert sum(fields["count"] for fields in told) == 2 * (MAX_CLIENTS - 1) + 5000 - ALL_IN_FULL
+    assert len(told) == logs.TOLD + 1
+    assert sum(fields["count"] for fields in told) == 2 * (logs.MAX_CLIENTS - 1) + 5000 - logs.ALL_IN_FULL
     assert told[-1]["client"] == "others"
 
 

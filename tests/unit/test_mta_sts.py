@@ -17,26 +17,13 @@ from zonerelay.config.settings import DestinationSettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply, Scope, Verdict
 from zonerelay.process.webclient import Resolve, Response, WebError
+from zonerelay.routing import mta_sts
 from zonerelay.routing import mta_sts as sts_policies
 from zonerelay.routing.destinations.mx import DestinationEntry, DestinationTable, by_policy
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts import (
-    MAX_LIFE,
-    MAX_PATTERNS,
-    MAX_POLICY,
-    MIN_LIFE,
-    RETRY_AFTER,
-    CachedPolicy,
-    PolicyLookup,
-    StsFiles,
-    StsMode,
-    StsPolicies,
-    StsPolicy,
-    parse_policy,
-    record_id,
-)
+from zonerelay.routing.mta_sts import RETRY_AFTER, PolicyLookup, StsMode, StsPolicy, parse_policy
 from zonerelay.telemetry.events.events import StsEvents
 
 DAY = 86_400
@@ -68,7 +55,7 @@ def policy(*patterns: str, mode: StsMode = StsMode.ENFORCE, max_age: int = DAY) 
     ],
 )
 def test_a_record_has_one_id_or_says_nothing(texts: list[str], wanted: str) -> None:
-    assert record_id(texts) == wanted
+    assert mta_sts.record_id(texts) == wanted
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
@@ -86,7 +73,10 @@ def test_a_policy_is_read_with_either_line_end(ends: str) -> None:
             "mode:testing\nmode: enforce\nversion: STSv1\t\nmx:a.example\nnew: 1\nmax_age:10\nmax_age:2\n\n",
             policy("a.example", mode=StsMode.TESTING, max_age=10),
         ),
-        (GOOD.replace("604800", "9999999999"), policy("mx1.example.com", "*.example.net", max_age=MAX_LIFE)),
+        (
+            GOOD.replace("604800", "9999999999"),
+            policy("mx1.example.com", "*.example.net", max_age=mta_sts.MAX_LIFE),
+        ),
         (
             GOOD.replace("mx1.example.com", "MX1.Bücher.example"),
             policy("mx1.xn--bcher-kva.example", "*.example.net", max_age=604_800),
@@ -112,7 +102,7 @@ def test_a_policy_may_be_written_in_many_ways(text: str, wanted: StsPolicy) -> N
         (GOOD.replace("mx: *.example.net", "mx: *.*.example.net"), "not a host name"),
         (GOOD.replace("mx: *.example.net", "mx: m*.example.net"), "not a host name"),
         ("version: STSv1\nmode: testing\nmax_age: 10\n", "the policy contains no mx"),
-        (GOOD + "mx: m.example\n" * MAX_PATTERNS, "more than"),
+        (GOOD + "mx: m.example\n" * mta_sts.MAX_PATTERNS, "more than"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_words(text: str, complaint: str) -> None:
@@ -143,10 +133,10 @@ def test_a_wildcard_stands_for_one_label(host: str, *, allowed: bool) -> None:
 
 @pytest.mark.parametrize(
     ("max_age", "refresh", "expires"),
-    [(7 * DAY, DAY, 7 * DAY), (DAY, DAY / 2, DAY), (0, MIN_LIFE / 2, MIN_LIFE)],
+    [(7 * DAY, DAY, 7 * DAY), (DAY, DAY / 2, DAY), (0, mta_sts.MIN_LIFE / 2, mta_sts.MIN_LIFE)],
 )
 def test_a_policy_is_refreshed_in_a_day_or_half_life(max_age: int, refresh: float, expires: float) -> None:
-    held = CachedPolicy.of("example.com", "1", policy("a.example", max_age=max_age), fetched=1000.0)
+    held = mta_sts.CachedPolicy.of("example.com", "1", policy("a.example", max_age=max_age), fetched=1000.0)
     assert (held.refresh_from, held.expires) == (1000 + refresh, 1000 + expires)
 
 
@@ -167,14 +157,14 @@ def test_whatever_a_server_sends_is_a_policy_or_is_refused(body: bytes) -> None:
         complaint = str(error)
     else:
         complaint = ""
-        assert 0 <= found.max_age <= MAX_LIFE
+        assert 0 <= found.max_age <= mta_sts.MAX_LIFE
         assert found.patterns or found.mode is StsMode.NONE
     assert len(complaint) < 200
 
 
 @given(st.lists(st.text(max_size=60).map(lambda text: f"v=STSv1;{text}"), max_size=2))
 def test_whatever_is_in_a_record_is_an_id_or_none(texts: list[str]) -> None:
-    found = record_id(texts)
+    found = mta_sts.record_id(texts)
     assert found == "" or found.isalnum()
 
 
@@ -219,7 +209,7 @@ class Domain:
         return Addresses((), Reply(451, "4.4", f"no address of {name}"))
 
     async def fetch(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response:
-        assert (timeout, max_size) == (sts_policies.FETCH_TIMEOUT, MAX_POLICY)
+        assert (timeout, max_size) == (sts_policies.FETCH_TIMEOUT, mta_sts.MAX_POLICY)
         self.fetched.append(url)
         await resolve(url.split("/")[2])
         if self.gate is not None:
@@ -260,12 +250,12 @@ class Stage:
         self.directory = directory / "mta-sts"
         self.policies = self.start()
 
-    def start(self) -> StsPolicies:
-        self.policies = StsPolicies(
+    def start(self) -> mta_sts.StsPolicies:
+        self.policies = mta_sts.StsPolicies(
             cast(Resolver, self.domain),
             cast(StsEvents, self.log),
             self.clock,
-            files=StsFiles(self.directory),
+            files=mta_sts.StsFiles(self.directory),
             fetch=self.domain.fetch,
         )
         return self.policies
@@ -574,7 +564,7 @@ def judged(
 ) -> Route | Unroutable:
     hosts = tuple(MxHost(host, 25, at) for at, host in enumerate(HOSTS))
     route = Route("default", "example.com", hosts, NOW + 300, secure=secure)
-    held = None if policy_of is None else CachedPolicy.of("example.com", "7", policy_of, NOW)
+    held = None if policy_of is None else mta_sts.CachedPolicy.of("example.com", "7", policy_of, NOW)
     events = cast(StsEvents, mismatches or Mismatches())
     return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), events)
 

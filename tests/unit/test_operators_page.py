@@ -29,22 +29,9 @@ from zonerelay.config.units import parse_duration
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.envelope import Priority
 from zonerelay.model.reply import Reply
+from zonerelay.operations import requests
 from zonerelay.operations.answers import DestinationStatus, ZoneStatus
-from zonerelay.operations.requests import (
-    ChangeVerb,
-    Filter,
-    HistoryFind,
-    Hold,
-    QueueCat,
-    QueueList,
-    QueueShow,
-    Request,
-    Resume,
-    Selectors,
-    Suspend,
-    Tail,
-    Undo,
-)
+from zonerelay.operations.requests import Filter
 from zonerelay.queue.destination.destinations import Destination, Site
 from zonerelay.smtp.client.reputation import class_of
 
@@ -82,39 +69,46 @@ WRONG = {
 def test_what_is_typed_is_a_filter_and_a_command(text: str) -> None:
     wanted = parse(text)
     assert wanted == TYPED[text]
-    changes: tuple[ChangeVerb, ...] = ("hold", "reroute") if wanted.message_id is None else ("hold",)
+    changes: tuple[requests.ChangeVerb, ...] = ("hold", "reroute") if wanted.message_id is None else ("hold",)
     commands: dict[str, str] = {
         verb: command_of(change_of(verb, wanted, target="elsewhere"), "--yes") for verb in changes
     }
     if wanted.message_id is None:
-        commands["list"] = command_of(QueueList(filter=wanted))
+        commands["list"] = command_of(requests.QueueList(filter=wanted))
     for verb, command in commands.items():
         words = shlex.split(command)
         given = parse_arguments(words[1:])
         assert given.verb == verb
-        request = request_of(given, Hold)
+        request = request_of(given, requests.Hold)
         named = {"message_id": request.message_ids[0]} if request.message_ids else {}
         assert msgspec.structs.replace(request.filter, **named) == wanted, words
         assert request.everything == (verb != "list" and wanted == Filter())
 
 
 NOW = 1_795_000_000.0
-MADE: tuple[Request, ...] = (
-    Undo(undoes="a1b2c3d4", reason="a slip"),
-    Resume(id="a1b2c3d4"),
-    Suspend(
-        about=Selectors(domain="x.example", zone="bulk"), seconds=7200.0, refuse=True, reason="they move"
+MADE: tuple[requests.Request, ...] = (
+    requests.Undo(undoes="a1b2c3d4", reason="a slip"),
+    requests.Resume(id="a1b2c3d4"),
+    requests.Suspend(
+        about=requests.Selectors(domain="x.example", zone="bulk"),
+        seconds=7200.0,
+        refuse=True,
+        reason="they move",
     ),
-    Suspend(about=Selectors(everything=True), stop_clock=True, reason="all"),
-    QueueCat(message_id=ID, as_sent=True),
-    QueueShow(message_id=ID),
-    Tail(address="a@x.example", event="deferred,bounced", zone="bulk"),
-    HistoryFind(about="<a b@x.example>", outcome="bounced", reply="-4.7.28 later", since=NOW - 5400.0),
+    requests.Suspend(about=requests.Selectors(everything=True), stop_clock=True, reason="all"),
+    requests.QueueCat(message_id=ID, as_sent=True),
+    requests.QueueShow(message_id=ID),
+    requests.Tail(address="a@x.example", event="deferred,bounced", zone="bulk"),
+    requests.HistoryFind(
+        about="<a b@x.example>", outcome="bounced", reply="-4.7.28 later", since=NOW - 5400.0
+    ),
 )
 
 
 @pytest.mark.parametrize("request_", MADE, ids=range(len(MADE)))
-def test_a_request_is_written_as_its_command(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_written_as_its_command(
+    request_: requests.Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(arguments._BY_UNIT, "AGO", lambda text: NOW - parse_duration(text))
     words = shlex.split(command_of(request_, now=NOW))
     assert words.pop(0) == "zonerelay"

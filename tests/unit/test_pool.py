@@ -9,15 +9,10 @@ import pytest
 
 from tests.support.queueing import route_to
 from zonerelay.config.settings import ZoneSettings
+from zonerelay.delivery.connection import session_limits
 from zonerelay.delivery.connection.pool import ConnectionPool
 from zonerelay.delivery.connection.session import ClientProtocol, OutgoingSession, Slot
-from zonerelay.delivery.connection.session_limits import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    MAX_REMEMBERED,
-    PROBE_TIME,
-    HostOrder,
-)
+from zonerelay.delivery.connection.session_limits import FIRST_PAUSE, HostOrder
 from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply
@@ -235,7 +230,7 @@ def test_each_failed_probe_doubles_the_pause_up_to_the_longest(clock: ManualCloc
             pause += 1
         pauses.append(pause)
     assert pauses == [30, 60, 120, 240, 480, 600, 600]
-    assert LONGEST_PAUSE == 600
+    assert session_limits.LONGEST_PAUSE == 600
 
 
 def test_many_that_fail_together_are_one_failure(clock: ManualClock, health: HostOrder) -> None:
@@ -262,7 +257,7 @@ def test_a_probe_that_never_reports_back_makes_way_for_another(clock: ManualCloc
     health.failed(HOST, IP, DOWN)
     clock.advance(FIRST_PAUSE)
     assert not health.is_down(HOST, IP)
-    clock.advance(PROBE_TIME)
+    clock.advance(session_limits.PROBE_TIME)
     assert not health.is_down(HOST, IP)
 
 
@@ -278,7 +273,7 @@ def test_looking_makes_nobody_a_probe(clock: ManualClock, health: HostOrder) -> 
 
 
 def test_memory_is_bounded(health: HostOrder) -> None:
-    hosts = [MxHost("mx.example.com", port) for port in range(1, MAX_REMEMBERED + 10)]
+    hosts = [MxHost("mx.example.com", port) for port in range(1, session_limits.MAX_REMEMBERED + 10)]
     for host in hosts:
         health.failed(host, IP, DOWN)
     assert not health.is_down(hosts[0], IP)

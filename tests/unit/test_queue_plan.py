@@ -10,18 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.queueing import (
-    BOUNCED,
-    DEFERRED,
-    DELIVERED,
-    LOCAL,
-    NO_HOST,
-    Relay,
-    delivery,
-    plan_claim,
-    prove,
-    route_to,
-)
+from tests.support import queueing
+from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, Relay, delivery, plan_claim, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
@@ -86,7 +76,7 @@ def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
     queue.add([number(1, "a@one.example")], NOW)
     queue.look_ups.take()
     queue.found("one.example", route_to("default", "mx", expires=NOW + 60), NOW)
-    prove(queue)
+    queueing.prove(queue)
     for at in range(5):
         queue.add([number(at + 10, f"b@d{at}.example")], NOW + 10 * at)
         queue.look_ups.take()
@@ -279,9 +269,9 @@ def test_a_probe_that_waits_is_made_although_the_clock_is_set_back() -> None:
     ("outcomes", "expected"),
     [
         ([NO_HOST, NO_HOST], Transition.SUSPENDED),
-        ([NO_HOST, DEFERRED], Transition.NONE),
-        ([DEFERRED, NO_HOST], Transition.NONE),
-        ([BOUNCED, BOUNCED], Transition.NONE),
+        ([NO_HOST, queueing.DEFERRED], Transition.NONE),
+        ([queueing.DEFERRED, NO_HOST], Transition.NONE),
+        ([queueing.BOUNCED, queueing.BOUNCED], Transition.NONE),
         ([LOCAL, LOCAL], Transition.NONE),
         ([], Transition.NONE),
     ],

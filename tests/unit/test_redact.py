@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.envelope import NULL_SENDER, Mailbox
-from zonerelay.telemetry.logs.redact import (
-    CACHE_SIZE,
-    TEXT_LIMIT,
-    RedactKeyError,
-    Redactor,
-    load_or_create_key,
-)
+from zonerelay.telemetry.logs import redact
+from zonerelay.telemetry.logs.redact import TEXT_LIMIT, Redactor, load_or_create_key
 
 REDACTOR = Redactor(b"k" * 32, enabled=True)
 ALICE = Mailbox("alice@example.com")
@@ -196,7 +191,7 @@ def test_the_last_addresses_are_known_by_their_pseudonyms() -> None:
     alice = redactor.mailbox(ALICE)
     redactor.message_id("<one@example.com>")
     assert redactor.known({alice, "d-none"}) == [ALICE]
-    for number in range(CACHE_SIZE):
+    for number in range(redact.CACHE_SIZE):
         redactor.mailbox(Mailbox(f"{number}@example.net"))
     assert redactor.known({alice}) == []
     assert redactor.mailbox(ALICE) == alice
@@ -239,11 +234,11 @@ def test_a_bad_key_is_refused_in_words(tmp_path: Path, content: bytes, mode: int
     path = tmp_path / "redact.key"
     path.write_bytes(content)
     path.chmod(mode)
-    with pytest.raises(RedactKeyError, match=words) as caught:
+    with pytest.raises(redact.RedactKeyError, match=words) as caught:
         load_or_create_key(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_missing_directory_is_said_in_words(tmp_path: Path) -> None:
-    with pytest.raises(RedactKeyError, match=r"redact_key_file"):
+    with pytest.raises(redact.RedactKeyError, match=r"redact_key_file"):
         load_or_create_key(tmp_path / "absent" / "redact.key")

@@ -16,45 +16,24 @@ from zonerelay.config.settings import Backend, ListenerSettings, Settings, Spool
 from zonerelay.message.dkim import keys
 from zonerelay.message.dkim.keys import PrivateKey, load_private_key, new_private_key
 from zonerelay.model.envelope import Origin
-from zonerelay.operations.answers import (
-    ChangeResult,
-    DestinationStatus,
-    RelayStatus,
-    Summary,
-    SummaryRow,
-    ZoneStatus,
-)
+from zonerelay.operations import answers
+from zonerelay.operations.answers import SummaryRow
 from zonerelay.operations.catalogue import CHANGED
 from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merge import merging
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status, merged
 from zonerelay.supervisor.reload import plan
+from zonerelay.supervisor.workers import restart_policy
 from zonerelay.supervisor.workers.child import ending
-from zonerelay.supervisor.workers.restart_policy import (
-    FIRST_PAUSE,
-    HUNG_GRACE,
-    LONGEST_PAUSE,
-    WELL_AFTER,
-    Action,
-    RestartPolicy,
-    WorkerPhase,
-    WorkerTimeouts,
-    pause,
-)
+from zonerelay.supervisor.workers.restart_policy import FIRST_PAUSE, WELL_AFTER, Action, RestartPolicy
 from zonerelay.supervisor.workers.rolling import HOPELESS, STEADY, RollingRestart
+from zonerelay.telemetry.metrics import instruments
 from zonerelay.telemetry.metrics.families import Family
-from zonerelay.telemetry.metrics.instruments import (
-    MetricTotals,
-    PerMinute,
-    ZoneQueue,
-    exposition,
-    queue_figures,
-    reload_figures,
-)
+from zonerelay.telemetry.metrics.instruments import MetricTotals, exposition
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.tables import build_tables
 
-TIMEOUTS = WorkerTimeouts(start=600.0, silence=20.0, stop=40.0)
+TIMEOUTS = restart_policy.WorkerTimeouts(start=600.0, silence=20.0, stop=40.0)
 STABLE = 50.0
 """A time at which every process of these tests has run for long."""
 
@@ -78,7 +57,7 @@ def test_a_worker_that_dies_again_and_again_is_started_later_and_later() -> None
         policy.started(now)
         policy.ready(now)
     assert waits[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
-    assert waits[-1] == LONGEST_PAUSE
+    assert waits[-1] == restart_policy.LONGEST_PAUSE
     policy.ended(now + WELL_AFTER + 1)
     assert policy.next_start - now - WELL_AFTER - 1 == FIRST_PAUSE, "it had been well"
 
@@ -88,9 +67,9 @@ def test_silence_is_a_hang_term_comes_first_and_kill_once() -> None:
     policy.heard(10.0)
     assert policy.due(29.0) is None
     assert policy.due(31.0) is Action.TERMINATE
-    assert policy.phase is WorkerPhase.HUNG
-    assert policy.due(31.0 + HUNG_GRACE) is None
-    assert policy.due(32.0 + HUNG_GRACE) is Action.KILL
+    assert policy.phase is restart_policy.WorkerPhase.HUNG
+    assert policy.due(31.0 + restart_policy.HUNG_GRACE) is None
+    assert policy.due(32.0 + restart_policy.HUNG_GRACE) is Action.KILL
     assert policy.due(90.0) is None
     policy.ended(91.0)
     assert policy.due(91.0) is None
@@ -132,7 +111,7 @@ def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
     policy.stop(1.0)
     if phase != "down":
         policy.ended(2.0)
-    assert policy.phase is WorkerPhase.OVER
+    assert policy.phase is restart_policy.WorkerPhase.OVER
     assert policy.due(1000.0) is None
 
 
@@ -156,7 +135,7 @@ def test_there_is_never_a_second_start_before_an_end(steps: list[str]) -> None:
             assert policy.restart(now) in ((Action.TERMINATE, None) if alive else (None,))
         elif step in ("ready", "heard", "stopping") and alive:
             getattr(policy, step)(now)
-    assert pause(policy.deaths) <= LONGEST_PAUSE
+    assert restart_policy.pause(policy.deaths) <= restart_policy.LONGEST_PAUSE
 
 
 def come_back(policy: RestartPolicy, now: float = 1.0) -> None:
@@ -390,9 +369,9 @@ def total(accounts: MetricTotals) -> float:
 def test_summaries_are_added_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "MAX_KEYS", 2)
 
-    def part(every: int, **rows: tuple[int, int]) -> Summary:
+    def part(every: int, **rows: tuple[int, int]) -> answers.Summary:
         found = (SummaryRow(key=key, total=sum(ages), ages=ages) for key, ages in rows.items())
-        return Summary(by="domain", minutes=(5,), rows=tuple(found), every=every)
+        return answers.Summary(by="domain", minutes=(5,), rows=tuple(found), every=every)
 
     other = SummaryRow(key="other", total=1, ages=(0, 1))
     parts = [part(1, a=(1, 2), b=(5, 0)), msgspec.structs.replace(part(3, a=(3, 3), c=(0, 3)), other=other)]
@@ -440,10 +419,10 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         metrics = Metrics()
         metrics.accepted(1000, 2)
         metrics.settled("default", "delivered", 0.3)
-        queue = ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
-        metrics.read(partial(queue_figures, [queue], is_counted=True))
+        queue = instruments.ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
+        metrics.read(partial(instruments.queue_figures, [queue], is_counted=True))
         metrics.read({"zonerelay_spool_free_bytes": {str(worker): 5000}}.copy)
-        metrics.read(partial(reload_figures, 1000.0 + worker, worker == 0))
+        metrics.read(partial(instruments.reload_figures, 1000.0 + worker, worker == 0))
         metrics.last_delivered.value = 100 + worker
         accounts.take(worker, 1, metrics.families())
     text = exposition(accounts.families()).decode()
@@ -471,8 +450,8 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
 
 def families_of(*, ready: int, is_counted: bool) -> tuple[Family, ...]:
     metrics = Metrics()
-    queue = ZoneQueue("default", ready=ready, active=0, deferred=0, held=0, oldest=9.0 * ready)
-    metrics.read(partial(queue_figures, [queue], is_counted=is_counted))
+    queue = instruments.ZoneQueue("default", ready=ready, active=0, deferred=0, held=0, oldest=9.0 * ready)
+    metrics.read(partial(instruments.queue_figures, [queue], is_counted=is_counted))
     return metrics.families()
 
 
@@ -496,9 +475,11 @@ def test_a_queue_that_is_being_counted_again_is_the_one_before_it() -> None:
 
 def status(
     *, ready: int = 0, active: int = 0, problems: tuple[str, ...] = (), until: float | None = None
-) -> RelayStatus:
-    zone = ZoneStatus(name="default", ready=ready, active=active, deferred=3, held=1, oldest_seconds=ready)
-    destination = DestinationStatus(
+) -> answers.RelayStatus:
+    zone = answers.ZoneStatus(
+        name="default", ready=ready, active=active, deferred=3, held=1, oldest_seconds=ready
+    )
+    destination = answers.DestinationStatus(
         zone="default", destination="a.example", hosts="mx", active=active, waiting=2, suspended_until=until
     )
     return status_of(destination, zones=(zone,), inbound_connections=4, problems=problems)
@@ -531,7 +512,7 @@ def test_minutes_of_workers_that_have_run_for_different_times_are_added_from_the
 
 def test_the_last_hour_is_counted_by_minute() -> None:
     total = iter((3, 3, 10, *range(11, 200)))
-    minutes = PerMinute(lambda: next(total))
+    minutes = instruments.PerMinute(lambda: next(total))
     minutes.mark()
     minutes.mark()
     assert minutes.counts() == ((3, 0, 7),)
@@ -552,8 +533,8 @@ def test_the_status_says_once_from_where_limits_are_leased_and_who_cannot_reach_
 
 
 def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
-    def part(verb: str, matched: int, changed: int, busy: int) -> ChangeResult:
-        return ChangeResult(action=verb, matched=matched, changed=changed, busy=busy)
+    def part(verb: str, matched: int, changed: int, busy: int) -> answers.ChangeResult:
+        return answers.ChangeResult(action=verb, matched=matched, changed=changed, busy=busy)
 
     private = merged([part("drop", 5, 4, 1), part("drop", 3, 3, 0)], CHANGED)
     assert (private.matched, private.changed, private.busy) == (8, 7, 1)

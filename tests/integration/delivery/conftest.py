@@ -10,17 +10,8 @@ from typing import Any, Protocol, TypeVar
 import pytest
 import uvloop
 
-from tests.support.mail import (
-    TEXT,
-    ZONE,
-    Bodies,
-    Names,
-    TlsResults,
-    make_batch,
-    make_courier,
-    make_message,
-    route_to,
-)
+from tests.support import mail
+from tests.support.mail import route_to
 from tests.support.peer import Handler, Peer
 from tests.support.ports import LOOPBACK
 from tests.support.sink import Sink
@@ -72,15 +63,15 @@ class Bed:
 
     def courier(
         self,
-        bodies: Bodies | None = None,
+        bodies: mail.Bodies | None = None,
         *,
         settings: DeliverySettings | None = None,
-        names: Names | None = None,
+        names: mail.Names | None = None,
         clock: Clock | None = None,
         sources: SourceSelection | None = None,
-        observe_tls: TlsResults | None = None,
+        observe_tls: mail.TlsResults | None = None,
     ) -> SmtpCourier:
-        courier = make_courier(
+        courier = mail.make_courier(
             bodies, settings=settings, names=names, clock=clock, sources=sources, observe_tls=observe_tls
         )
         self.couriers.append(courier)
@@ -103,10 +94,10 @@ class Bed:
         return (await self.start(Peer(handler))).port
 
     async def send(
-        self, *ports: int, courier: SmtpCourier | None = None, zone: ZoneSettings = ZONE, **message: Any
+        self, *ports: int, courier: SmtpCourier | None = None, zone: ZoneSettings = mail.ZONE, **message: Any
     ) -> list[Outcome]:
         """Bring a message that has no options, or these, to the first of the ports that takes it."""
-        batch = make_batch(make_message(**message), route_to(*ports), zone)
+        batch = mail.make_batch(mail.make_message(**message), route_to(*ports), zone)
         return list(await (courier or self.courier()).deliver(batch))
 
     async def start(self, server: S) -> S:
@@ -126,14 +117,14 @@ async def send(
     courier: SmtpCourier,
     port: int,
     *locals_: str,
-    body: bytes = TEXT,
-    zone: ZoneSettings = ZONE,
+    body: bytes = mail.TEXT,
+    zone: ZoneSettings = mail.ZONE,
     sender: str = "sender@example.org",
 ) -> list[Outcome]:
     """Bring a message to people at example.com, of whom only the local parts are given."""
     recipients = [f"{local}@example.com" for local in locals_ or ("anybody",)]
-    message = make_message(body, sender=sender, recipients=recipients)
-    return list(await courier.deliver(make_batch(message, route_to(port), zone)))
+    message = mail.make_message(body, sender=sender, recipients=recipients)
+    return list(await courier.deliver(mail.make_batch(message, route_to(port), zone)))
 
 
 @pytest.fixture
@@ -166,7 +157,7 @@ class Site(Bed):
         zone: ZoneSettings,
         environment: Mapping[str, str] | None = None,
     ) -> LoginBed:
-        names = Names({SMARTHOST_NAME: (LOOPBACK,)})
+        names = mail.Names({SMARTHOST_NAME: (LOOPBACK,)})
         bed = LoginBed(
             *credentials, zone=zone, names=names, directory=self.directory, environment=environment
         )

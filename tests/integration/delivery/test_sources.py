@@ -12,17 +12,9 @@ import pytest
 from msgspec import structs
 
 from tests.integration.delivery.conftest import Bed
+from tests.support import mail
 from tests.support.guard import BLOCKED, Guard
-from tests.support.mail import (
-    ZONE,
-    Names,
-    Reported,
-    make_batch,
-    make_courier,
-    make_message,
-    make_sources,
-    route_to,
-)
+from tests.support.mail import Names, route_to
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.ledger import Promise
 from tests.support.receivers.manners import Reader
@@ -50,7 +42,7 @@ BOTH = source("both", "127.0.0.4", "::1")
 
 
 def message(number: int, *, sender: str = "sender@example.org") -> Message:
-    made = make_message(sender=sender)
+    made = mail.make_message(sender=sender)
     return structs.replace(made, envelope=structs.replace(made.envelope, id=MessageId(f"{number:016x}")))
 
 
@@ -61,21 +53,21 @@ class Office:
     sources: tuple[SourceSettings, ...]
     zone: ZoneSettings
     clock: ManualClock = field(default_factory=ManualClock)
-    told: Reported = field(default_factory=Reported)
+    told: mail.Reported = field(default_factory=mail.Reported)
     names: Names = field(default_factory=Names)
 
     def __post_init__(self) -> None:
-        self.selection = make_sources(self.clock, self.sources, self.told)
-        self.courier = make_courier(clock=self.clock, sources=self.selection, names=self.names)
+        self.selection = mail.make_sources(self.clock, self.sources, self.told)
+        self.courier = mail.make_courier(clock=self.clock, sources=self.selection, names=self.names)
 
     async def send(self, route: Route, number: int = 0, **zone: object) -> Outcome:
         chosen = replace(self.zone, **zone)  # type: ignore[arg-type]  # fields of ZoneSettings
-        [outcome] = await self.courier.deliver(make_batch(message(number), route, chosen))
+        [outcome] = await self.courier.deliver(mail.make_batch(message(number), route, chosen))
         return outcome
 
     def number_of(self, name: str, route: Route) -> int:
         """Of a message that goes out from this source while none is passed over."""
-        fresh = make_sources(ManualClock(), self.sources)
+        fresh = mail.make_sources(ManualClock(), self.sources)
         for number in range(1000):
             key = fresh.choose(self.zone, route, message(number))
             if key is not None and key.source is not None and key.source.name == name:
@@ -104,7 +96,7 @@ class Town(Bed):
         return guard
 
     def office(self, *sources: SourceSettings, names: Names | None = None, **zone: object) -> Office:
-        settings = replace(ZONE, sources=tuple(each.name for each in sources), **zone)  # type: ignore[arg-type]  # fields
+        settings = replace(mail.ZONE, sources=tuple(each.name for each in sources), **zone)  # type: ignore[arg-type]  # fields
         opened = Office(sources, settings, names=names or Names())
         self.couriers.append(opened.courier)
         return opened

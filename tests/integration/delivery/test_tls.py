@@ -17,17 +17,9 @@ import trustme
 from msgspec import structs
 
 from tests.integration.delivery.conftest import Bed
+from tests.support import mail
 from tests.support.certificates import DAY, Made, make
-from tests.support.mail import (
-    ZONE,
-    Bodies,
-    Names,
-    TlsResults,
-    make_batch,
-    make_message,
-    make_sources,
-    route_to,
-)
+from tests.support.mail import ZONE, TlsResults, make_batch, make_message, route_to
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners, Script
 from zonerelay.config.settings import DeliverySettings, SourceSettings, TlsMode, ZoneSettings
@@ -72,8 +64,8 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
 
 
-def names(**records: DnsAnswer[TlsaRecord]) -> Names:
-    return Names({HOST: ("127.0.0.1",)}, secure=[HOST], records=records)
+def names(**records: DnsAnswer[TlsaRecord]) -> mail.Names:
+    return mail.Names({HOST: ("127.0.0.1",)}, secure=[HOST], records=records)
 
 
 def to(sink: Sink, demand: TlsDemand | None, *, domain: str = "example.com") -> Route:
@@ -443,7 +435,7 @@ async def test_a_host_that_refuses_us_inside_tls_is_not_asked_in_clear_text(bed:
 
 async def test_long_body_through_tls_is_byte_exact(bed: Bed) -> None:
     sink = await bed.sink(showing(RIGHT))
-    bodies = Bodies(b".dots and text\r\n" * 200_000)
+    bodies = mail.Bodies(b".dots and text\r\n" * 200_000)
     courier = bed.courier(bodies, names=names())
     batch = make_batch(make_message(bodies.body), to(sink, TlsDemand(TlsMode.REQUIRED)))
     assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DELIVERED]
@@ -660,7 +652,7 @@ async def test_a_dead_host_behind_one_in_clear_text_does_not_suspend_the_destina
 async def test_it_holds_with_sources_and_with_shared_next_hops(bed: Bed, zone: ZoneSettings) -> None:
     clear, verified = await bed.sink(CLEAR), await bed.sink(showing(RIGHT))
     here = SourceSettings(name="here", address=("127.0.0.1",))
-    courier = bed.courier(names=names(), sources=make_sources(ManualClock(), [here]))
+    courier = bed.courier(names=names(), sources=mail.make_sources(ManualClock(), [here]))
     for wish in (False, True):
         outcome = await insist(courier, clear.port, wish=wish, zone=zone)
         assert (outcome.reply.status == "4.7.30") is wish

@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.store import test_spool_check
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.keys.places import LEASE, PLACES, Place
 from tests.store.keys.test_queue import around, partition_of
-from tests.store.test_spool_check import (
-    CASES,
-    FOUR,
-    ONE,
-    Change,
-    Salvages,
-    mixed,
-    mixed_with_key,
-    put,
-    remove,
-)
+from tests.store.test_spool_check import FOUR, ONE
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.store.check import DamageKind, Findings, RepairResult, SalvagedMessage
@@ -52,7 +43,7 @@ class Queue:
     async def store(self) -> Store:
         return await open_queue(await partition_of(self.engine), around())
 
-    async def change(self, change: Change) -> None:
+    async def change(self, change: test_spool_check.Change) -> None:
         partition = await open_partition(self.engine, 0, token="here", clock=SystemClock(), wait=10.0)
         await apply_change(change, partition)
         await partition.close()
@@ -62,8 +53,8 @@ class Queue:
         await check_engine(self._other, findings, lambda done, total: None)
         return dict(findings.counts)
 
-    async def repaired(self, *, carry_out: bool = True) -> tuple[RepairResult, Salvages]:
-        found: Salvages = {}
+    async def repaired(self, *, carry_out: bool = True) -> tuple[RepairResult, test_spool_check.Salvages]:
+        found: test_spool_check.Salvages = {}
 
         def salvage(each: SalvagedMessage) -> None:
             found[each.message_id] = each, b"".join(each.body())
@@ -92,12 +83,12 @@ async def queue(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 async def filled(queue: Queue) -> Queue:
     store = await queue.store()
-    await mixed(store)
+    await test_spool_check.mixed(store)
     await store.close()
     return queue
 
 
-async def apply_change(change: Change, partition: Partition) -> None:
+async def apply_change(change: test_spool_check.Change, partition: Partition) -> None:
     keys = [key async for rows in pages(partition, b"\x01", b"\xff", values=False) for key, _ in rows]
     await partition.write(Write(dict(change(keys))))
 
@@ -107,11 +98,11 @@ async def test_a_repair_leaves_a_sound_queue_as_it_was(filled: Queue) -> None:
     assert await filled.repaired() == (RepairResult(before=10, after=10), {})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", test_spool_check.CASES)
 async def test_each_fault_is_found_and_mended(queue: Queue, name: str) -> None:
-    change, expected, left = CASES[name]
+    change, expected, left = test_spool_check.CASES[name]
     store = await queue.store()
-    await mixed_with_key(store)
+    await test_spool_check.mixed_with_key(store)
     await store.close()
     await queue.change(change)
     assert await queue.counts() == expected
@@ -127,8 +118,8 @@ async def test_each_fault_is_found_and_mended(queue: Queue, name: str) -> None:
 
 async def test_what_can_be_read_stays_and_the_rest_is_salvaged(filled: Queue) -> None:
     for change in (
-        remove(b"message %b 000002" % ONE, b"delivery-zone default %016x" % 2),
-        put(b"delivery-zone other%%20zone %b e9" % FOUR, b"{"),
+        test_spool_check.remove(b"message %b 000002" % ONE, b"delivery-zone default %016x" % 2),
+        test_spool_check.put(b"delivery-zone other%%20zone %b e9" % FOUR, b"{"),
     ):
         await filled.change(change)
     looked, none = await filled.repaired(carry_out=False)
@@ -184,7 +175,7 @@ async def test_a_relay_that_lives_is_in_the_way(tmp_path: Path, name: str) -> No
     place = PLACES[name](tmp_path)
     queue = Queue(place)
     store = await queue.store()
-    await mixed(store)
+    await test_spool_check.mixed(store)
     for carry_out in (False, True):
         with pytest.raises(StoreError, match=r"relays use the queue|is in use"):
             await queue.repaired(carry_out=carry_out)

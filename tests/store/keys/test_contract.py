@@ -13,24 +13,9 @@ from tests.store.keys.places import LEASE, Place
 from tests.store.keys.unreliable import Unreliable, UnreliableKeeper
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import ClaimLostError, StoreError
+from zonerelay.store.keys import port
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import (
-    MAX_KEY,
-    PAGE_OCTETS,
-    FencedError,
-    KeyPage,
-    KeyReader,
-    NodeTakenError,
-    OlderStateError,
-    Position,
-    Row,
-    SharedEngine,
-    Write,
-    WriteBatch,
-    WrongStoreError,
-    clear,
-    pages,
-)
+from zonerelay.store.keys.port import FencedError, NodeTakenError, Position, Write, WriteBatch
 
 EVERYTHING = (b"\x01", b"\xff" * 9)
 
@@ -39,9 +24,9 @@ def put(**values: str) -> Write:
     return Write({key.encode(): value.encode() for key, value in values.items()})
 
 
-async def all_rows(reader: KeyReader, rows: int = 1000) -> list[Row]:
+async def all_rows(reader: port.KeyReader, rows: int = 1000) -> list[port.Row]:
     """Every row but the format of a LevelDB spool."""
-    found = [row async for page in pages(reader, *EVERYTHING, rows=rows) for row in page]
+    found = [row async for page in port.pages(reader, *EVERYTHING, rows=rows) for row in page]
     return [row for row in found if row[0] != b"meta format"]
 
 
@@ -86,14 +71,16 @@ async def test_a_page_has_a_cursor(opened: Opened) -> None:
     second = await partition.page(first.cursor, b"l", rows=10)
     assert second.rows[0][0] == b"k010"
     assert len(await all_rows(partition, rows=7)) == 25
-    assert await partition.page(b"x", b"y") == KeyPage([], None)
+    assert await partition.page(b"x", b"y") == port.KeyPage([], None)
     assert (await partition.page(b"k010", b"k012")).rows == [(b"k010", b"v" * 10), (b"k011", b"v" * 10)]
 
 
 async def test_a_page_is_bounded_in_bytes_and_has_one_row_at_least(opened: Opened) -> None:
     partition = await opened()
     for number in range(9):
-        await partition.write(Write({b"k%d" % number: bytes((1 if number else 4) * PAGE_OCTETS * 2 // 5)}))
+        await partition.write(
+            Write({b"k%d" % number: bytes((1 if number else 4) * port.PAGE_OCTETS * 2 // 5)})
+        )
     large = await partition.page(b"k", b"l")
     assert len(large.rows) == 1
     assert large.cursor is not None
@@ -152,11 +139,11 @@ async def test_a_model_of_it(place: Place, opened: Opened) -> None:
 async def test_the_largest_keys_and_values(opened: Opened) -> None:
     partition = await opened()
     choose = random.Random(1)
-    key, value = b"k" + choose.randbytes(MAX_KEY - 1), choose.randbytes(1_500_000)
+    key, value = b"k" + choose.randbytes(port.MAX_KEY - 1), choose.randbytes(1_500_000)
     await partition.write(Write({key: value, key[:-1]: b"shorter"}))
     assert await partition.get([key, key[:-1]]) == [value, b"shorter"]
     with pytest.raises(ValueError, match="2049 bytes"):
-        await partition.write(Write({bytes(MAX_KEY + 1): b""}))
+        await partition.write(Write({bytes(port.MAX_KEY + 1): b""}))
     with pytest.raises(ValueError, match="begins with"):
         await partition.write(Write({b"\0key": b""}))
     await partition.write(Write({key: b"small now"}))
@@ -170,11 +157,11 @@ async def test_large_ranges_take_little_memory(opened: Opened) -> None:
     tracemalloc.start()
     try:
         count = 0
-        async for rows in pages(partition, *EVERYTHING):
+        async for rows in port.pages(partition, *EVERYTHING):
             count += sum(key.startswith(b"big ") for key, _ in rows)
         _, walked = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        await clear(partition, b"big ", b"big!", partition.write)
+        await port.clear(partition, b"big ", b"big!", partition.write)
         _, cleared = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -256,7 +243,7 @@ async def test_a_callback_runs_in_the_order_of_writes(opened: Opened) -> None:
 async def test_a_key_is_reserved_once_for_all_nodes(opened: Opened) -> None:
     await opened()
     one, two = opened.engine(), opened.engine()
-    if not isinstance(one, SharedEngine) or not isinstance(two, SharedEngine):
+    if not isinstance(one, port.SharedEngine) or not isinstance(two, port.SharedEngine):
         return  # the example is no engine of several nodes
     found = await asyncio.gather(*(each.reserve(b"key", b"%d" % n, 4e9) for n, each in enumerate((one, two))))
     assert sorted(found, key=repr) in ([None, b"0"], [None, b"1"])
@@ -401,7 +388,9 @@ async def test_an_older_state_is_refused(place: Place, opened: Opened) -> None:
     await second.write(put(a="2"))
     await second.close()
     place.restore(saved)
-    with pytest.raises(OlderStateError, match=r"last batch is number 1 .*this machine has stored number 2"):
+    with pytest.raises(
+        port.OlderStateError, match=r"last batch is number 1 .*this machine has stored number 2"
+    ):
         await opened(seen_file=opened.seen_file())
     unchanged = await opened(token="machine")
     assert unchanged.seen.epoch == 2  # that of `second`: the refusal has changed nothing
@@ -413,7 +402,7 @@ async def test_an_empty_store_is_refused(place: Place, opened: Opened) -> None:
     await first.write(put(a="1"))
     await first.close()
     place.restore(None)
-    with pytest.raises(WrongStoreError, match="it has no mark, like an empty store"):
+    with pytest.raises(port.WrongStoreError, match="it has no mark, like an empty store"):
         await opened(seen_file=opened.seen_file())
     seen_file = opened.seen_file()
     seen_file.forget()
@@ -429,7 +418,7 @@ async def test_another_store_is_refused(place: Place, opened: Opened) -> None:
     other = await opened(token="someone")
     await other.write(put(a="1"))
     await other.close()
-    with pytest.raises(WrongStoreError, match="its mark is"):
+    with pytest.raises(port.WrongStoreError, match="its mark is"):
         await opened(seen_file=opened.seen_file())
 
 
