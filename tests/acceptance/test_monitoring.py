@@ -189,9 +189,14 @@ def _assert_queries_ask_for_what_is_there(prometheus: Prometheus, relays: list[R
             assert name in shown, f"{name}: no relay shows it, but {query} asks for it"
             assert labels <= shown[name], f"{name} has no {labels - shown[name]}, but {query} asks for it"
         prometheus.samples(query)  # OSError if it is no PromQL
+
     # A panel that is empty here would be empty for ever, unless it is about what is not well.
-    empty = [query for query in _queries() if not prometheus.samples(query.removesuffix(" > 0"))]
-    assert empty == []
+    # An increase asks for two scrapes of its counter.
+    def empty() -> list[str]:
+        return [query for query in _queries() if not prometheus.samples(query.removesuffix(" > 0"))]
+
+    wait_until(lambda: not empty(), timeout=20)
+    assert empty() == []
 
 
 def _shown(relays: list[RelayProcess]) -> dict[str, set[str]]:
