@@ -9,8 +9,6 @@ are on disk. When it raises OSError, the old file is unchanged. A reader finds t
 complete new one. All functions block.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

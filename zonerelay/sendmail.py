@@ -11,8 +11,6 @@ the module imports only the address parser, and little of the standard library, 
 start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

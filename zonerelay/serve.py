@@ -8,8 +8,6 @@ configuration. Exit status 2: the configuration is not valid; every problem is o
 machine cannot run the relay; stderr has the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -17,8 +17,6 @@ Behind a proxy in `proxy_networks`, the client and the scheme are taken from the
 are plain text without details, unless a part has its own format; the details go to `on_error`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
@@ -286,7 +284,7 @@ def is_our_name(host: str, hosts: Collection[str]) -> bool:
 class _TlsHandshake(asyncio.Protocol):
     """A connection during its TLS handshake, which is counted although aiohttp does not know it yet."""
 
-    def __init__(self, handler: Connection, coming: set[_TlsHandshake]) -> None:
+    def __init__(self, handler: Connection, coming: "set[_TlsHandshake]") -> None:
         self.handler = handler
         self._coming = coming
         coming.add(self)

@@ -10,8 +10,6 @@ policy that forbids scripts, and a file that is not an image is served as binary
 Reading a message is logged with the name of the token. The sandbox does not log it: its mail is not secret.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

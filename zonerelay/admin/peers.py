@@ -6,8 +6,6 @@ has the name of the user, with the name of the login user if that is another one
 request in `REQUEST_TIMEOUT` seconds is aborted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Failures as `application/problem+json` (RFC 9457). Their `code` is part of the public interface."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Behind a trusted proxy, the client and the scheme are taken from the proxy's hea
 text without details, unless a part has its own format; the details go to `on_error`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging
@@ -48,7 +46,7 @@ BEAT = 0.25
 QUIET_BEATS = 60
 """The number of beats after which a quiet event stream sends a comment."""
 
-VISIT: ContextVar[RequestIdentity] = ContextVar("visit")
+VISIT: "ContextVar[RequestIdentity]" = ContextVar("visit")
 """The visit of the request that the current task answers."""
 
 

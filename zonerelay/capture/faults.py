@@ -5,8 +5,6 @@ Chaos concerns submission: MAIL, RCPT or a login is refused at random, with a gi
 concerns delivery: the sink treats the address like a local part of the sandbox's table ("defer-451").
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from typing import Annotated

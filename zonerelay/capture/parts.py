@@ -5,8 +5,6 @@ shown unchanged, and a message with too many parts, too deep nesting or too many
 Parts have Mailpit's numbers: "1", "2", "2.1", and "0" for a message with only one part.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -14,8 +14,6 @@ Everything given must match; `-` or `!` in front excludes. A word without a name
 addresses, file names and text. Upper and lower case are one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -118,7 +116,7 @@ class Totals(msgspec.Struct, frozen=True):
     octets: int
 
 
-def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
+def open_capture(settings: Settings, now: Callable[[], float]) -> "Capture":
     """Return the store. The file is created or opened on first use."""
     return Capture(
         settings.spool.path.parent / DIRECTORY / FILE,

@@ -5,8 +5,6 @@ Commands are imported when they run: `zonerelay queue list` must respond at once
 not load code for printing tables into a daemon.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

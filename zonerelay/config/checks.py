@@ -6,8 +6,6 @@ refused, because its message would be misleading. Advice refuses nothing: `zoner
 and the relay logs it at start, one sentence each, in the format of problems: `path.to.key: …`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

@@ -9,8 +9,6 @@ Parsers raise ValueError with a text that explains what to write instead. Nothin
 name.
 """
 
-from __future__ import annotations
-
 import enum
 import ipaddress
 import re

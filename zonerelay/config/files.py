@@ -3,8 +3,6 @@
 Together they are one document (`problems.Report.add`), which `written` writes as one file.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Mapping

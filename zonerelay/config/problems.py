@@ -4,8 +4,6 @@ A `Report` collects problems while the file is read and checked. Nothing stops a
 an operator who corrects a file wants to see all of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

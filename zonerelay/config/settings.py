@@ -7,8 +7,6 @@ define (the one use that PEP 8 has for wildcard imports). The loader, the error 
 Durations are in seconds (float), sizes in bytes (int).
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, replace

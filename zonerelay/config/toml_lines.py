@@ -4,8 +4,6 @@
 nothing. A test compares its paths with tomllib's result for unusual and generated documents.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from bisect import bisect_right

@@ -5,8 +5,6 @@ Sizes are powers of 1024. Every parser raises ValueError with a text that explai
 Every formatter writes a text from which its parser reads the same value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import datetime

@@ -17,8 +17,6 @@ There may be 100,000 tables. Each is read when it is needed, and written without
 style, such as `user.shop = {…}`, is refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import enum
@@ -129,7 +127,7 @@ class UserLimits:
         }
         return {name: most for name, most in every.items() if most}
 
-    def check(self) -> UserLimits:
+    def check(self) -> "UserLimits":
         """Return this object. Raise ValueError if its options contradict each other."""
         if self.mode in (UserMode.REDIRECT, UserMode.COPY) and not self.mailbox:
             raise ValueError(f'mode = "{self.mode}" requires a mailbox that receives the mail or its copy')

@@ -3,8 +3,6 @@
 A change is in the journal before it changes any mail. One event reports its end, even if it ends half-way.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from datetime import datetime

@@ -5,8 +5,6 @@ consists of lines of JSON. A relay that works on the answer sends a `Progress` e
 silent for `timeout` seconds is treated as failed. Every failure is a ControlError whose text says what to do.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ count is reused for a while, and that of a large queue is made from a sample (`e
 most `PATIENCE` seconds for a count; until the first count has ended, `every` is 0.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter
@@ -62,7 +60,7 @@ class WaitingDomain(msgspec.Struct):
         self.oldest = min(self.oldest, delivery.created)
         self._attempted(delivery.last)
 
-    def add(self, other: WaitingDomain, *, kept: bool) -> None:
+    def add(self, other: "WaitingDomain", *, kept: bool) -> None:
         """Add other deliveries. `kept` means that an operator has suspended them."""
         counts = other.counts
         self.held_by_order += other.held_by_order
@@ -191,7 +189,7 @@ class DestinationRows:
             self._fresh_until = ended + max(FRESH, 20 * (ended - began))
             self._task = None
 
-    def _found(self, now: float) -> Iterator[_DestinationData]:
+    def _found(self, now: float) -> "Iterator[_DestinationData]":
         waiting: dict[tuple[str, str], WaitingDomain] = {}
         names = dict[tuple[str, str], str]()
         for (zone, domain), mail in self._domains.items():

@@ -2,8 +2,6 @@
 answer includes the gaps of the history.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

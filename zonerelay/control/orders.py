@@ -3,8 +3,6 @@
 A mistake in a request is a ControlError that says what to write instead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

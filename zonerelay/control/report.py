@@ -5,8 +5,6 @@ because a busy day has millions of events. The report mentions gaps in a history
 answer.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ Promises: a slow client holds a bounded number of frames. An exception in a hand
 to its end, because half of a bulk change is worse than all or nothing of it; other operations are cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

@@ -4,8 +4,6 @@ A slow reader loses what does not fit in its buffer, and receives the number of 
 for a reader.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fnmatch

@@ -18,8 +18,6 @@ This memory is lost with the process. After a restart each refusal is learnt aga
 deferral. It is bounded by `MAX_REMEMBERED`, and the oldest refusal is forgotten first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b

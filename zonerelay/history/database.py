@@ -11,8 +11,6 @@ events themselves.
 that are not covered, with the reason. All functions raise sqlite3.Error if the database fails.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ that were dropped, and addresses that were hashed with another key. Search value
 history; rows with plain addresses are found as well.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -15,8 +15,6 @@ further pause is twice as long. The log reports each such file once, and `zonere
 exists.
 """
 
-from __future__ import annotations
-
 import asyncio
 import email.utils
 import os

@@ -1,7 +1,5 @@
 """The reasons for which this relay refuses a connection, a command or a message."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

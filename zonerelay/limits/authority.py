@@ -41,8 +41,6 @@ machines share. A `Calendar` holds the turns of the rates at one site, or of the
 - The calendar only assigns moments; the owner takes them in time (`worker.py`).
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
@@ -203,7 +201,7 @@ class Lease:
     slots, how many of them must be given back, and how many destinations wait for them.
     """
 
-    owner: Owner = field(repr=False)
+    owner: "Owner" = field(repr=False)
     site: str
     destination: str
     limit: int = 0
@@ -773,7 +771,7 @@ class ZoneLimits:
         )
 
     @classmethod
-    def decode(cls, data: bytes | None) -> ZoneLimits:
+    def decode(cls, data: bytes | None) -> "ZoneLimits":
         """Decode the stored limits of a zone. Without data nothing is allocated. Raise ValueError."""
         limits = cls()
         if not data:

@@ -9,8 +9,6 @@ them before that (`worker`). While the store is unreachable, every exchange fail
 store is reachable again, the relay declares everything it holds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence

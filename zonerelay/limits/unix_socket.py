@@ -10,8 +10,6 @@ once, and the worker continues with the slots it holds. After each reconnection 
 worker declares what it holds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import struct

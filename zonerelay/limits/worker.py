@@ -34,8 +34,6 @@ ones, until the authority answers again. Then, and when the authority may have l
 declares everything it holds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from bisect import insort
 from collections import deque
@@ -127,7 +125,7 @@ class LeasedTurns:
     _: KW_ONLY
     clock: Clock
     bounds: ClockBounds
-    wanted: Callable[[LeasedTurns], None]
+    wanted: "Callable[[LeasedTurns], None]"
 
     def __post_init__(self, rate: Rate | None, zone_rate: Rate | None) -> None:
         rates = [each for each in (rate, zone_rate) if each is not None]

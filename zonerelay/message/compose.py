@@ -9,8 +9,6 @@ seven bits. All output ends its lines with CRLF. `Base64Text` decodes a file tha
 time, so that a large file is not in memory twice.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

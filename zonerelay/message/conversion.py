@@ -21,8 +21,6 @@ A field in ASCII keeps every byte. Text that is not UTF-8 keeps its bytes, under
 (RFC 1428).
 """
 
-from __future__ import annotations
-
 import binascii
 import codecs
 import email

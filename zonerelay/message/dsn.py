@@ -14,8 +14,6 @@ The caller decides whether a report is due, and its recipient; the null sender n
 Writes the part of a delivery report for people: what happened, why, and what follows.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import re

@@ -31,8 +31,6 @@ A fold is added after a comma where longer addresses would make a line longer th
 time is linear in the length of the field, for any content.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Collection, Sequence, Set
@@ -152,7 +150,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     lead: bytes = b""
     controls: bool = False
 
-    def without(self, dropped: Set[str]) -> Header:
+    def without(self, dropped: Set[str]) -> "Header":
         """Return the header without the fields named in `dropped`, in lower case."""
         fields = tuple(field for field in self.fields if field[0].lower() not in dropped)
         return structs.replace(self, fields=fields, names=self.names - dropped)

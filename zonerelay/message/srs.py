@@ -22,8 +22,6 @@ Policies:
   none (`smtp/server/paths.py`).
 """
 
-from __future__ import annotations
-
 import base64
 import enum
 import hmac

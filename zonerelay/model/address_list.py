@@ -16,8 +16,6 @@ imports almost nothing, because sendmail(1) is started for each message, and it 
 tests on other Pythons.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

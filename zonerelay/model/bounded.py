@@ -1,7 +1,5 @@
 """Mappings and sets of bounded size, for what a relay remembers about clients, hosts and messages."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Generic, TypeVar
 

@@ -6,8 +6,6 @@ others are not text at all. Those listed here take linear time, as `tests/bench/
 `tests/unit/test_charsets.py` finds every other place where a name would choose a codec.
 """
 
-from __future__ import annotations
-
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 

@@ -1,7 +1,5 @@
 """Clocks that are passed as parameters, so that tests can control the time."""
 
-from __future__ import annotations
-
 import time as _time
 from typing import Protocol
 

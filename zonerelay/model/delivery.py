@@ -10,8 +10,6 @@ drop from a queue of mail is in a bin for a while. The names of zones and webhoo
 them.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 from typing import NamedTuple
@@ -176,13 +174,13 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return DeliveryState.HELD
         return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED
 
-    def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> Delivery:
+    def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> "Delivery":
         """Return the next state after a deferral; `counts` is false if no peer was contacted."""
         return structs.replace(
             self, attempts=self.attempts + (1 if counts else 0), next_attempt=until, last=attempt, act=""
         )
 
-    def corrected_at(self, now: float) -> Delivery:
+    def corrected_at(self, now: float) -> "Delivery":
         """Return the delivery with its due time corrected for a clock that was set back to `now`.
 
         An attempt in the future shows that the clock was ahead when it was made: the next one waits, from now

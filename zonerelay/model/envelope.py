@@ -19,8 +19,6 @@ delivers the oldest mail first. Ids never go backwards: when the clock steps bac
 millisecond is kept and the sequence counts on; `last` carries that promise over a restart.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from typing import NewType

@@ -1,7 +1,5 @@
 """Matches texts against patterns of operators, in which `*` stands for any text. Pure."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

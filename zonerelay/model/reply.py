@@ -7,8 +7,6 @@ numbers kept in step by hand drift apart (RFC 3463 2: the class must agree with 
 retry policy may turn a deferral into an expiry, and `queue/settle/` stores the consequence.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 

@@ -9,8 +9,6 @@ Requests are in `requests.py`; this module has the frames of answers, their enco
 but never renamed or given another meaning.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import enum
@@ -313,7 +311,7 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
         queue = queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
         return bin_of(queue) if self.state == DeliveryState.DROPPED else queue
 
-    def waits_for(self, turn: DestinationStatus) -> DeliveryRow:
+    def waits_for(self, turn: DestinationStatus) -> "DeliveryRow":
         """Return the row with the turns of its destination."""
         return msgspec.structs.replace(
             self,

@@ -2,8 +2,6 @@
 a text for people.
 """
 
-from __future__ import annotations
-
 import enum
 
 

@@ -5,8 +5,6 @@ command line are derived from these values (see `catalogue`). The module does no
 heavy.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -195,7 +193,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     first: str = ""
     join: str = ""
     worst: str = ""
-    rows: Mapping[str, Merge] = msgspec.field(default_factory=dict)
+    rows: "Mapping[str, Merge]" = msgspec.field(default_factory=dict)
     limit: str = "limit"
     of_queue: bool = False
     in_turn: Literal["never", "shared", "always"] = "never"

@@ -5,8 +5,6 @@ field is refused, because a request that is only partly understood might change 
 `answers.py` has the replies, and `catalogue.py` describes how each request is reached.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import msgspec

@@ -5,8 +5,6 @@ lengths and counts. Error texts name the column but contain no value of the row,
 logged.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast

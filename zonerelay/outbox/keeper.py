@@ -10,8 +10,6 @@ a server with a full disk accepts connections but writes nothing. SMTP is not af
 used are an error at the start only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

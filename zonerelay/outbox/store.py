@@ -15,8 +15,6 @@ A row that proves to be invalid when its message is composed is failed at once.
 in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

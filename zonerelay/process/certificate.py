@@ -1,7 +1,5 @@
 """Creates self-signed certificates, for a first start and for the sandbox."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import dataclass, field
 

@@ -18,8 +18,6 @@ scanning them took 80 to 400 ms. Therefore this module decides:
 Objects without cycles, such as messages and deliveries, are freed at once and are not affected.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -2,8 +2,6 @@
 not keep the process from exiting.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Prepares every process of the relay: system limits, memory, the log, and the key of its pseudonyms."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

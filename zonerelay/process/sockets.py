@@ -4,8 +4,6 @@ That process keeps the sockets open, so clients that connect while a worker or t
 kernel's queue instead of being refused. A socket is found by its address in the configuration.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -127,7 +125,7 @@ class InheritedSockets:
             os.set_inheritable(descriptor, False)
 
     @classmethod
-    def of_systemd(cls, environment: Mapping[str, str], pid: int) -> InheritedSockets:
+    def of_systemd(cls, environment: Mapping[str, str], pid: int) -> "InheritedSockets":
         """Return the sockets of sd_listen_fds(3). Raise ValueError if one is not listening."""
         count = environment.get("LISTEN_FDS", "")
         if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
@@ -149,7 +147,7 @@ class InheritedSockets:
         return bool(self._own)
 
     @classmethod
-    def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> InheritedSockets:
+    def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> "InheritedSockets":
         """Return sockets given by address: the worker's own, at least one each, and those of the other
         workers.
         """

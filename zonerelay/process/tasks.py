@@ -4,8 +4,6 @@ Failure: the loop's exception handler reports an exception that no caller awaits
 `on_error`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod

@@ -6,8 +6,6 @@ file behind them. Therefore work that mail waits for and work that operators req
 pool. Threads start with the first call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import socket

@@ -11,8 +11,6 @@ STRATEGIES (policy → the harm it prevents). The strategies within a zone are l
   interferes with an operator's change.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -76,8 +76,6 @@ All zones of a worker share one throttle, because they share the CPU. It is upda
 backlog is being sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import math

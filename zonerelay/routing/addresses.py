@@ -12,8 +12,6 @@ Domain names become A-labels: lower case, without a final dot. Only this module 
 (underscores).
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

@@ -9,8 +9,6 @@ Policies are stored in memory and on disk. The disk is read at the first look-up
 not use MTA-STS has no cost. Equal look-ups are joined. `look_up` does not raise for any network error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum
@@ -93,7 +91,7 @@ class CachedPolicy(StsPolicy, frozen=True, kw_only=True):
     fetched: float
 
     @classmethod
-    def of(cls, domain: str, id: str, policy: StsPolicy, fetched: float) -> CachedPolicy:
+    def of(cls, domain: str, id: str, policy: StsPolicy, fetched: float) -> "CachedPolicy":
         return cls(policy.mode, policy.patterns, policy.max_age, domain=domain, id=id, fetched=fetched)
 
     @property

@@ -4,8 +4,6 @@ failure.
 The sandbox prints the table `ADDRESSES`; the sink follows `behaviour_of`.
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec

@@ -9,8 +9,6 @@ The sandbox is for this machine: other machines reach it only with `--open`. The
 and delete mail, and the page requires no token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import random

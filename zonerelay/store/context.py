@@ -3,8 +3,6 @@
 On failure: StoreOpenError names the secret or the package that is missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path

@@ -12,8 +12,6 @@ write syncs. A spool is opened and repaired in its only reader thread, while no 
 never sees a half-opened database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

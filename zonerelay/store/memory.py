@@ -8,8 +8,6 @@ The whole shelf is written at each stop, with a checksum. At a start it is marke
 that mark at the next start, the relay was not stopped in order, and its content is as old as the stop before.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import zlib
@@ -63,7 +61,7 @@ class MemoryEngine:
         self.partitions: dict[int, _PartitionData] = {}
         self._reserved: dict[bytes, tuple[bytes, float]] = {}
 
-    def keeper(self, node: int) -> MemoryKeys:
+    def keeper(self, node: int) -> "MemoryKeys":
         return MemoryKeys(self, node)
 
     def partition(self, node: int) -> _PartitionData:

@@ -15,8 +15,6 @@ change nothing, and the node continues with another partition. A lost adopted pa
 way. While the engine is unreachable, `Partition` refuses writes, as in a store of one node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ A check and a view change nothing and work while relays are running. A repair re
 Functions that are not `async` block.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -10,8 +10,6 @@ StoreCorruptError with its key; no value is guessed. Members that this version d
 rewrites a record, because a newer version may share the store.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import urllib.parse

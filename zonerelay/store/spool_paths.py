@@ -5,8 +5,6 @@ of the disk queue and the shelf follow the same rule. So a relay with one worker
 fewer, without a migration. A shared spool has the same location for every worker.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

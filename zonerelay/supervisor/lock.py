@@ -6,8 +6,6 @@ A supervisor that was killed leaves workers that finish their work in progress. 
 here; otherwise it would find locked spools and used ports. It also waits for a relay that is being stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

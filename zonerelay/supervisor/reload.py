@@ -11,8 +11,6 @@ and has stayed up for a moment. Changes that need new processes replace the work
 old one becomes active again. One reload runs at a time. A signal during a reload starts another one after it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ manager receives READY when all workers listen. SIGTERM and SIGINT stop the work
 no process is left behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

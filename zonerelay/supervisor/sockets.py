@@ -7,8 +7,6 @@ closed while the relay runs, so no client is reset. A Unix socket, or one from s
 workers.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterable, Sequence

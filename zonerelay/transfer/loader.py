@@ -19,8 +19,6 @@ before the relay starts, finds those messages in the spool. An incomplete last l
 Memory: bodies are copied in chunks, and `TOGETHER` messages are stored at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import binascii
 import hashlib

@@ -16,8 +16,6 @@ webhook replay`.
 Failure: after a crash, all events that were not removed are posted again, with the same ids.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import itertools
@@ -81,7 +79,7 @@ class EventPosition(NamedTuple):
         return Mailbox(f"{self.source}.{self.step}.{self.events}@{webhook}.webhook.invalid")
 
     @classmethod
-    def read(cls, recipient: Mailbox) -> EventPosition:
+    def read(cls, recipient: Mailbox) -> "EventPosition":
         """Parse a recipient. One that is not understood, such as that of a newer release, stands for
         itself.
         """

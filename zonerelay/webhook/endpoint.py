@@ -9,8 +9,6 @@ signed text is the event's id, the time of the attempt in seconds, and the body,
 repr contains a byte of a key.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

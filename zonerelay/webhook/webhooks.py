@@ -9,8 +9,6 @@ A webhook that the configuration no longer names has no courier; its events are 
 log line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

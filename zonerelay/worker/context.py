@@ -1,7 +1,5 @@
 """The objects that the parts of a worker have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from random import Random
 

@@ -6,8 +6,6 @@ crash between the two writes. A report that was missed is sent at the next start
 because a thread reads the histories.
 """
 
-from __future__ import annotations
-
 import asyncio
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -6,8 +6,6 @@ are `oneOf`, from which openapi-generator makes TypeScript that compiles and tak
 described as an address, a list of addresses or a list of objects; the relay accepts more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

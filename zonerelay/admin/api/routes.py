@@ -6,8 +6,6 @@ checked. A body is read only after its client was authenticated, has at most `MA
 most `BODY_TIMEOUT` seconds.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ events. Only operations that the HTTP process answers without the relay have the
 `openapi` describes the verbs; `routes` serves them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import tomllib

@@ -5,8 +5,6 @@ a list, so that any number of deliveries may match. A change that takes longer t
 continues in the background, and the page of suspensions and changes lists it.
 """
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from typing import get_args
 from urllib.parse import urlencode

@@ -6,8 +6,6 @@ pages require scope `operate`, because the list shows the beginning of each mess
 logged.
 """
 
-from __future__ import annotations
-
 from urllib.parse import urlencode
 
 from aiohttp import web

@@ -1,7 +1,5 @@
 """Writes a request as the command that makes it, by the options in the table of operations. No I/O."""
 
-from __future__ import annotations
-
 import shlex
 
 from zonerelay.config.units import format_duration

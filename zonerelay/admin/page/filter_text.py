@@ -5,8 +5,6 @@
 All given conditions must match. The text is the complete state of the queue page, so it is part of its URL.
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec

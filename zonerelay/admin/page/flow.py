@@ -4,8 +4,6 @@ minute. No I/O.
 The thickness of a band is the square root of its mail, so that one large queue does not hide the others.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt

@@ -5,8 +5,6 @@ characters, escape sequences and bidirectional controls visible, and `<bdi>` iso
 Static files are named after their content, so browsers can cache them forever.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -2,8 +2,6 @@
 and the live tail. Views query the relay and change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from urllib.parse import urlencode

@@ -9,8 +9,6 @@ The cost is limited before anything is filled in: `MAX_TAGS` names in all templa
 `MAX_OUTPUT` characters in the largest possible result.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator, Mapping

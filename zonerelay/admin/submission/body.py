@@ -6,8 +6,6 @@ that the client does not know, so it cannot be forged. At most `MAX_DOCUMENT` by
 memory, and at most `limit` bytes on disk until the reader is closed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

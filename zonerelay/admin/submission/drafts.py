@@ -5,8 +5,6 @@ outbox (`outbox/drafts`): no line ends in a header field, no field that the rela
 addresses, and their domains as A-labels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

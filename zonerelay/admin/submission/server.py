@@ -7,8 +7,6 @@ responds to every host name. An unauthenticated client gets one response. A conn
 `idle_timeout`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 are pseudonyms unless `[history] addresses` says otherwise.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Annotated, Literal

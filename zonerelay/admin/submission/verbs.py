@@ -5,8 +5,6 @@ behind. `body` limits the memory of a request body. `MAX_AT_ONCE` bodies are rea
 `MAX_OF_ONE` of them for one user.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -4,8 +4,6 @@ A token is required, and `X-Authenticated-User` and `X-Originating-IP` are ignor
 ignored, as in ZoneMTA. Unlike ZoneMTA, a refusal is not a 200 but a problem.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`explain ADDRESS`: queries the running relay, or evaluates the configuration if no relay runs."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from argparse import Namespace

@@ -5,8 +5,6 @@ Suspensions are state of a running scheduler and remain unknown. Nothing is writ
 then, so the access to a body is not logged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

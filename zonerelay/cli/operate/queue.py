@@ -8,8 +8,6 @@ deliveries match and the oldest of them, and then asks for confirmation. Without
 it is refused unless `--yes` is given. An empty filter does not match the whole queue; that requires `--all`.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 import sys

@@ -4,8 +4,6 @@
 and values. A response whose `ok` is false is a failure.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast

@@ -1,7 +1,5 @@
 """`status`: the state of the running relay at a glance, with problems first."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -10,8 +10,6 @@ printed once. Only what is generated goes to standard output, so that a script c
 hashes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import grp

@@ -6,8 +6,6 @@ runs the command (zonerelay instead of root). Existing files are never overwritt
 writes none. The files are those of config/ and systemd/, which the package contains.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

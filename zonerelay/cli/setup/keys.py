@@ -10,8 +10,6 @@ The file of a key is never readable by other users, not even while it is written
 would invalidate signatures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime

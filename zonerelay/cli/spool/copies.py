@@ -18,8 +18,6 @@ A restore needs a stopped relay and an empty spool of any engine. Mail that has 
 backup is sent again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

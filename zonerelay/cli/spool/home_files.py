@@ -4,8 +4,6 @@
 file that cannot be read is reported and never ends the command, because mail does not depend on it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import filecmp
 import os

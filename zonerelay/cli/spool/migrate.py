@@ -23,8 +23,6 @@ if nothing could be started. An interrupted migration is continued by running th
 transfer/migration.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -18,8 +18,6 @@ remaining contents and exits with 1, or with 2 if they cannot be determined. Emp
 are removed, as by a relay with fewer workers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Exit statuses, and the error that ends a command with a message instead of a traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

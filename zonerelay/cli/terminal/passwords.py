@@ -4,8 +4,6 @@ Errors are raised as CliError. A password is never on the command line, where ev
 read it.
 """
 
-from __future__ import annotations
-
 import getpass
 import sys
 

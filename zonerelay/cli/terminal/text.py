@@ -2,8 +2,6 @@
 argument.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from zonerelay.config import units

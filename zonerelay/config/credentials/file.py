@@ -14,8 +14,6 @@ is wrong.
 Errors name file and line, and never contain a hash.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

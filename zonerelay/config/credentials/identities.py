@@ -7,8 +7,6 @@ token is refused from the next request on. If the file may be written by others,
 is accepted, and IdentitiesError explains why.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

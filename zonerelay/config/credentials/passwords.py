@@ -9,8 +9,6 @@ machine's memory.
 for the first password, because most relays identify their clients by address.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 from collections import Counter

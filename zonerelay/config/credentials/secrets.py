@@ -4,8 +4,6 @@ A place is a file, an environment variable (`env:NAME`), or a credential from sy
 file in $CREDENTIALS_DIRECTORY).
 """
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ that names what it expected, with an example. Readers see one value; `tables` an
 values.
 """
 
-from __future__ import annotations
-
 import datetime
 import enum
 import re
@@ -36,7 +34,7 @@ class Option:
     `several`: the option is a list of such values. `word` stands for the special value `meaning`.
     """
 
-    read: Callable[[object, Option], object]
+    read: "Callable[[object, Option], object]"
     least: float = 0
     most: float = 0
     optional: bool = False

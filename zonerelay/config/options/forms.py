@@ -5,8 +5,6 @@ Each reader receives one line of text, which is not empty. It raises ValueError 
 to write instead.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re

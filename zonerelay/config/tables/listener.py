@@ -4,8 +4,6 @@ can work, and that no password is sent unencrypted.
 The checks here do not test whether files exist and are usable: `check-config` and the start do.
 """
 
-from __future__ import annotations
-
 import enum
 import ipaddress
 from collections.abc import Iterable, Sequence

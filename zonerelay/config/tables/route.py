@@ -1,7 +1,5 @@
 """[[route]], [[access]] and [auth]: the choice of the zone, access rules, and user authentication."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Sequence
@@ -100,7 +98,7 @@ def access_advice(rules: Sequence[AccessSettings]) -> Findings:
         yield (len(rules) - 1, "action"), nothing
 
 
-def route_problems(route: RouteSettings) -> Findings:
+def route_problems(route: "RouteSettings") -> Findings:
     if not route.conditions:
         default = f'the zone "{DEFAULT_ZONE}" takes what no route matches'
         yield (), f"has no condition, so it would match all mail: give it one; {default}"

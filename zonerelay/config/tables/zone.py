@@ -7,8 +7,6 @@ different periods, so a destination's rate that is faster than its zone's only c
 module contains a secret.
 """
 
-from __future__ import annotations
-
 import enum
 import ipaddress
 from collections.abc import Iterator, Sequence
@@ -58,7 +56,7 @@ def dns_advice(dns: DnsSettings) -> Findings:
             yield "trust_ad", f"{each} is not on this machine; {forge}"
 
 
-def retry_problems(retry: RetrySettings, report: Report) -> Findings:
+def retry_problems(retry: "RetrySettings", report: Report) -> Findings:
     if report.given("retry", "schedule"):
         if not retry.schedule:
             yield "schedule", 'is empty: give at least one delay, as in ["5m"]'
@@ -521,7 +519,7 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
 
 
 def destination_problems(
-    entry: DestinationSettings, zones: Sequence[ZoneSettings], *, trusts_dns: bool
+    entry: "DestinationSettings", zones: Sequence[ZoneSettings], *, trusts_dns: bool
 ) -> Findings:
     """Yield the problems of a destination. `trusts_dns`: [dns] declares that answers are validated, as DANE
     needs.

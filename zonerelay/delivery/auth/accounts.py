@@ -24,8 +24,6 @@ That file is used until the operator changes the original that it replaces.
 SecretError is raised with a message for the operator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -11,8 +11,6 @@ an operator can correct (a revoked grant, a wrong client secret). Every other an
 temporary failure. Neither message contains a secret.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -33,8 +33,6 @@ message is written only when everything before it has left this process, because
 be sent after a pause without another check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec import structs

@@ -37,8 +37,6 @@ a delivery whose claim is lost. If no recipient has a reply yet, the delivery en
 Otherwise it returns its outcomes, so that mail that a peer has accepted is not sent again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing

@@ -26,8 +26,6 @@ exceed the largest. If several workers share the limits, an allowance determines
 (`limits/worker.py`). It is checked in addition, and is notified of every connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter, defaultdict

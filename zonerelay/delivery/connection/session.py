@@ -24,8 +24,6 @@ The write limit and the reply parser's limits bound memory. Bytes that arrive on
 close it, because the next command would be paired with the wrong reply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
@@ -257,7 +255,7 @@ class Slot(msgspec.Struct, eq=False):
     zone: str
     site: SiteKey
     line: DestinationKey
-    on_release: Callable[[Slot], None]
+    on_release: "Callable[[Slot], None]"
     released: bool = False
     record: SessionRecorder | None = None
 

@@ -40,8 +40,6 @@ down, mail is tried as if none were. Of more than `MAX_REMEMBERED` dead hosts, t
 are forgotten.
 """
 
-from __future__ import annotations
-
 import functools
 import random as random_module
 import re

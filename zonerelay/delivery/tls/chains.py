@@ -6,8 +6,6 @@ connections. Import this module only when it is needed: cryptography and pyOpenS
 UntrustedCertificateError is raised with a message for an operator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 from collections.abc import Sequence

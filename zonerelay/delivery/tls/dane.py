@@ -11,8 +11,6 @@ malformed records are ignored. Of several digests of the same kind only the stro
 No I/O, no clock. `verify` raises UntrustedCertificateError with the reason for an operator.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence

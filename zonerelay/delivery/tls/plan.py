@@ -33,8 +33,6 @@ checked again, in the certificate of the session. Connections with DANE or pinne
 `prove` refuses it, because they need the chain that the server shows now.
 """
 
-from __future__ import annotations
-
 import functools
 import ssl
 from collections.abc import Sequence
@@ -185,7 +183,7 @@ class TlsRequirements(msgspec.Struct, frozen=True):
         """Whether a session may be resumed. DANE and pinned certificates need the server's present chain."""
         return not (self.tlsa or self.certificates)
 
-    def in_clear(self) -> TlsRequirements:
+    def in_clear(self) -> "TlsRequirements":
         return TlsRequirements(TlsMode.NONE, self.name)
 
 

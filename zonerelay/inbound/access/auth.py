@@ -34,8 +34,6 @@ A failure is counted when its hash has been computed, even if the client has dis
 client disconnects before the computation has started, nothing is computed or counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import hashlib

@@ -13,8 +13,6 @@ file is missing, unreadable or malformed, no user can log in, and no client is i
 wrong. Each change is logged once. Logins work again when the file is valid.
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import math

@@ -7,8 +7,6 @@ certificates can permit more later in the session. A client that is named by a P
 judged by its own address alone: the address of the load balancer never makes its clients trusted.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import re

@@ -37,8 +37,6 @@ begin with "--" and have the length of a boundary, and the value after "boundary
 composes the message again produces another Date, other boundaries and perhaps another Message-ID.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

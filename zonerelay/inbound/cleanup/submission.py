@@ -20,8 +20,6 @@ Policy, where the RFCs leave a choice:
 - A release time in the past means immediately; one beyond `max_hold` is refused (RFC 4865).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 

@@ -16,8 +16,6 @@ reveals nothing, so a fleet of machines that does it does not lock its network o
 awaits; the caller passes the time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache

@@ -11,8 +11,6 @@ because this frees the most memory with the least harm. A session whose message 
 is never ended: it will get its reply, and ending it would free nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from operator import attrgetter

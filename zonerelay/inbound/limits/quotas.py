@@ -10,8 +10,6 @@ On failure: AuthorityError, which becomes a temporary refusal for the client. Af
 and the commit, a message may be counted that was not accepted; the opposite never happens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator

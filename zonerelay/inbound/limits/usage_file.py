@@ -4,8 +4,6 @@ The usage survives restarts. It is not synced to disk for each message, so the l
 after a power failure. While SQLite cannot read the file, mail of users with quotas is refused temporarily.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ has two steps: `stop_accepting`, then `drain`, which gives clients time to finis
 for all commits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from abc import ABC, abstractmethod

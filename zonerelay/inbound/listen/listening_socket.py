@@ -3,8 +3,6 @@
 If an address cannot be used, the error message explains why.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

@@ -11,8 +11,6 @@ another worker. If it is lost later, the message is refused temporarily, with a 
 accepted it. A connection that ends before the end of the message stores nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

@@ -15,8 +15,6 @@ Policy, where aiosmtpd leaves a choice or behaves differently:
 - A hook that exceeds the time limit keeps its Session and Envelope; the next hook gets new ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

@@ -11,8 +11,6 @@ they may make. The name of such a step is the name of the hook. `aiosmtpd_handle
 `state/context` applies them after the checks of permissions and syntax.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Awaitable, Iterable, Mapping

@@ -20,8 +20,6 @@ handle_DATA: either a class whose constructor needs no arguments, or an object. 
 it is needed. Every failure is a ValueError with a message for the operator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -4,8 +4,6 @@ It owns the set of open sessions. Each `welcome` needs one `farewell`. `forget` 
 the session is running. A refusal is the reply for the client, with its reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Generic, TypeVar
 

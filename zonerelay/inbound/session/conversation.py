@@ -38,8 +38,6 @@ Policy for these, where the RFCs leave a choice:
   because the end of its bytes is unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -143,7 +141,7 @@ class Conversation(SubmittingClient):
 
         return self.ask(event(client=self.client_state.info, **fields), decided, command)
 
-    def go_on_from(self, before: Conversation) -> None:
+    def go_on_from(self, before: "Conversation") -> None:
         """Keep the policy's decision at connect after STARTTLS. The client must repeat everything else."""
         if (decision := before.edits_by_step.get(Connect.step)) is not None:
             self.keep_edits(Connect.step, decision)

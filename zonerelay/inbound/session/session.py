@@ -22,8 +22,6 @@ Promises:
 - Time spent waiting for our store, or for a lookup, does not count against the client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 from collections.abc import Coroutine
@@ -79,7 +77,7 @@ class Session(asyncio.Protocol):
     transport: Transport
 
     def __init__(
-        self, context: ListenerContext, admission: Admission[Session], loop: asyncio.AbstractEventLoop
+        self, context: ListenerContext, admission: "Admission[Session]", loop: asyncio.AbstractEventLoop
     ) -> None:
         self.loop = loop
         self.context = context

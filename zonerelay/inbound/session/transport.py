@@ -21,8 +21,6 @@ These clocks stop while the relay does not read, or waits for a lookup before it
 4.4.2, except inside a TLS handshake, where they could not read it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Protocol

@@ -9,8 +9,6 @@ Three values are derived from the same facts: the protocol keyword of
 the Received field (RFC 3848), the client data for a policy, and the sender addresses that the client may use.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -134,7 +132,7 @@ class ClientState:
         """Use the idempotency setting of the user's limits, or the listener's if the user has none."""
         self.idempotency = self._settings.idempotency if wish is None else wish
 
-    def take_over(self, before: ClientState, xclient: XClient) -> None:
+    def take_over(self, before: "ClientState", xclient: XClient) -> None:
         """Set the attributes that XCLIENT names, and copy the others from `before`."""
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended

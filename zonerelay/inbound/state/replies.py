@@ -10,8 +10,6 @@ An extension is offered only if it is fully implemented and useful for this clie
 on the connection, and DSN, FUTURERELEASE and XCLIENT on the client.
 """
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

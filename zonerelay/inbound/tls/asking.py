@@ -5,8 +5,6 @@ because access depends on the fingerprint. It takes half as much time again, so 
 `allow_certificates` use it.
 """
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,7 +54,7 @@ class AskingContext:
                 "allow_certificates needs systemd's MemoryDenyWriteExecute=no, or SELinux's execmem"
             ) from error
 
-    def choose_by(self, choose: Callable[[str], AskingContext | None]) -> None:
+    def choose_by(self, choose: "Callable[[str], AskingContext | None]") -> None:
         """Let `choose` select the context by the name that the client asks for."""
 
         def choose_context(connection: SSL.Connection) -> None:
@@ -68,7 +66,7 @@ class AskingContext:
 
     def wrap_bio(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: Literal[True]
-    ) -> AskingSession:
+    ) -> "AskingSession":
         return AskingSession(SSL.Connection(self._context, None), incoming, outgoing)
 
 

@@ -6,8 +6,6 @@ are A-labels in lower case (`routing/addresses`): those of subjectAltName, or th
 is none.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -9,8 +9,6 @@ a warning, because most clients do not verify it and still encrypt.
 Files are checked at most once in LOOK_EVERY seconds, and only when a client connects.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence

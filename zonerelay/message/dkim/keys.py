@@ -15,8 +15,6 @@ No record makes it fail. The domain's owner has to correct the record, so every 
 what should be.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import enum
@@ -134,7 +132,7 @@ class DkimKeys:
         *,
         read: Callable[[Path], bytes],
         ascii_domain: AsciiDomain,
-        old: DkimKeys | None = None,
+        old: "DkimKeys | None" = None,
     ) -> None:
         self._loaded: dict[bytes, PrivateKey] = {}  # by the SHA-256 of the file
         known: dict[bytes, PrivateKey] = {} if old is None else old._loaded

@@ -24,8 +24,6 @@ Every message that may be signed is hashed, so no work is done per line: whole p
 operations on bytes, and bytes that may be the end of a line, or of the body, are held back.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

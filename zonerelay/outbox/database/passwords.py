@@ -8,8 +8,6 @@ password sent to another server. The first key encrypts. Decryption tries every 
 one after the other. On failure: PasswordError, whose text holds no secret.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ A table need not have the column `priority`. The statements name it only if the 
 
 # ruff: noqa: S608  (names are checked in the configuration, everything else is a parameter)
 
-from __future__ import annotations
-
 import re
 
 from zonerelay.outbox.database.tables import TableNames

@@ -5,8 +5,6 @@ in any schema and under any name. `check` then reports at the start which column
 type. Tables that exist are never changed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

@@ -19,8 +19,6 @@ callback `written` is called. A write that the database rejects for its values i
 error texts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter, defaultdict

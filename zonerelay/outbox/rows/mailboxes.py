@@ -7,8 +7,6 @@ Mail of an unusable mailbox (an unknown TLS mode, or plain text to another machi
 decrypted for each login, is never kept, and appears in no text.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +40,7 @@ class Mailbox:
     sealed: str = field(repr=False)
 
     @classmethod
-    def read(cls, row: Columns) -> Mailbox:
+    def read(cls, row: Columns) -> "Mailbox":
         texts = [str(row[at] or "").strip() for at in (1, 2, 4, 6)]
         sealed = str(row[7] or "").strip()
         return cls(row[0], texts[0], texts[1], int(row[3] or 0), texts[2], bool(row[5]), texts[3], sealed)

@@ -11,8 +11,6 @@ the last attempt of a claim the row gets its status:
     otherwise                         failed; error_log has the reasons, with pseudonyms of the recipients
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple

@@ -16,8 +16,6 @@ Between destination queues that wait for the same resource, a connection or a ro
 hardly notices a long queue that is being sent at the same time, and the queue gets all remaining capacity.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator

@@ -16,8 +16,6 @@ accepted before the leap, those seconds do not count towards its age until an op
 next to the spool, so it survives a restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

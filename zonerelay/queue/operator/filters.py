@@ -1,7 +1,5 @@
 """Selects the deliveries that match an operator's filter. Pure. Addresses are compared case-insensitively."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -29,8 +29,6 @@ oldest mail is destroyed early if the messages together exceed `MAX_BIN_SIZE`, o
 free space for new mail. If the store fails, the check is repeated after `INTERVAL`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -85,7 +83,7 @@ class DeliverySnapshot(NamedTuple):
     act: str
 
     @classmethod
-    def of(cls, delivery: Delivery) -> DeliverySnapshot:
+    def of(cls, delivery: Delivery) -> "DeliverySnapshot":
         return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
 
     def restored(self, delivery: Delivery) -> Delivery:

@@ -25,8 +25,6 @@ routes themselves choose the target. A row of the outbox stays in its zone.
 bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other key are counted as `other`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import sys
@@ -285,7 +283,7 @@ class ChangeCounts(msgspec.Struct, frozen=True):
     gone: int = 0
     altered: int = 0
 
-    def __add__(self, other: ChangeCounts) -> ChangeCounts:
+    def __add__(self, other: "ChangeCounts") -> "ChangeCounts":
         return ChangeCounts(*map(add, structs.astuple(self), structs.astuple(other)))
 
 

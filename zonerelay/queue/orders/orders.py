@@ -11,8 +11,6 @@ because the relay would send mail that an operator has suspended. Orders apply t
 machines share a store.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence

@@ -7,8 +7,6 @@ message is no larger than `bounce.return_size` (RFC 3461 6.2). If the original c
 made without it. `ReportError` means that no report can be made at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass

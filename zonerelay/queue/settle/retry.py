@@ -28,8 +28,6 @@ Failure: a `backoff` function that raises, hangs or returns an invalid value los
 `FALLBACK_DELAY`, and a `trouble` event is reported to the operator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random as _random

@@ -48,8 +48,6 @@ If a message cannot be read, its sender is unknown and cannot be notified. So it
 are deferred by `UNREADABLE_DELAY`, however old they are.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence

@@ -52,8 +52,6 @@ less than a microsecond for each, after so many new ones that it is rare. Promis
 forgotten while mail waits for it, an attempt is active, a domain of it was passed over, or it is suspended.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence

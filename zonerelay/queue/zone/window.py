@@ -27,8 +27,6 @@ gradually fill the window. The backlog ends when the store has no more and littl
 nothing is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -29,8 +29,6 @@ the peer wants in another transaction or for another host, only for `PATIENCE`, 
 open during this time. The rest is tried again later.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial

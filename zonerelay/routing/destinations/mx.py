@@ -20,8 +20,6 @@ look-up grows neither with the number of entries nor with their patterns (`routi
 look-up never raises. TLS demand, limits and the hosts that remain are the terms of a route (`on_terms`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence

@@ -9,8 +9,6 @@ There are thousands of these values. Those that contain only strings and numbers
 the garbage collector need not inspect them (`gc=False`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import NewType
 
@@ -51,7 +49,7 @@ class DestinationLimits(msgspec.Struct, frozen=True, gc=False):
     max_rate: Rate | None = None
 
     @classmethod
-    def of_zone(cls, zone: ZoneSettings) -> DestinationLimits:
+    def of_zone(cls, zone: ZoneSettings) -> "DestinationLimits":
         return cls(
             zone.max_connections_per_destination,
             zone.max_recipients_per_transaction,

@@ -15,8 +15,6 @@ An answer is plain if it has only MX, A or AAAA records of the name itself and t
 a denial with only the zone's SOA record (RFC 2308 5). What follows these records is not parsed.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 import socket

@@ -3,8 +3,6 @@
 Only this module uses dnspython, which is imported for the first such answer. A malformed answer is a status.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import dns.flags

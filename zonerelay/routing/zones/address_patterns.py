@@ -10,8 +10,6 @@ The cost of a look-up does not grow with the number of patterns, except for patt
 part: those of the mail's domain whose text before the `*` matches are tried in turn.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache

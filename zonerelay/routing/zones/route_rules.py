@@ -12,8 +12,6 @@ sizes), or the same values as many others.
 Everything is prepared when the settings are loaded. Evaluation never raises.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass

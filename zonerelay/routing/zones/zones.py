@@ -14,8 +14,6 @@ the message.
 Everything is prepared when the settings are loaded. Choosing never raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -99,7 +97,7 @@ class Zones:
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
 
-    def take_up(self, other: Zones) -> None:
+    def take_up(self, other: "Zones") -> None:
         """Use the zones and routes of the other object from now on."""
         self._rules, self._index = other._rules, other._index
         self._zones, self._default = other._zones, other._default

@@ -5,8 +5,6 @@ Unknown keywords are ignored, and so are values that break the syntax of their R
 read is no limit.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 

@@ -11,8 +11,6 @@ The text is for people only, so characters that could move a cursor or forge a l
 Peers send the same few lines for every message, so short replies of one line are parsed once and remembered.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -14,8 +14,6 @@ text.
 """
 
 # ruff: noqa: E501
-from __future__ import annotations
-
 import re
 
 from zonerelay.model.reply import Reply

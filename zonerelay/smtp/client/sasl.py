@@ -12,8 +12,6 @@ A `SaslConversation` carries one of them over SMTP (RFC 4954): lines out, replie
 - A log-in is never repeated with another mechanism: each try counts where accounts are locked.
 """
 
-from __future__ import annotations
-
 import binascii
 import hashlib
 import hmac

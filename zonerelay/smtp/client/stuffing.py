@@ -11,8 +11,6 @@ no remedy: only what follows the NULs tells whether they need it, and they may b
 A chunk that needs no change is returned without a copy.
 """
 
-from __future__ import annotations
-
 import re
 
 from zonerelay.smtp.server.line_ends import CRLF, NUL, LineEnds

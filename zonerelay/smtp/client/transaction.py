@@ -31,8 +31,6 @@ Writes the commands of one transaction: MAIL with the parameters that the peer s
 RCPTs, DATA.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Sequence

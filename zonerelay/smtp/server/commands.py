@@ -4,8 +4,6 @@ Lines come from `LineReader`, so CR before LF is gone. Control characters and br
 once, for every command: the text of a client ends in logs, in header fields and at the next server.
 """
 
-from __future__ import annotations
-
 import enum
 
 from zonerelay.model.reply import Reply

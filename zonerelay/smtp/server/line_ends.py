@@ -5,8 +5,6 @@ sender's server saw none. NUL and other control characters are kept: they end no
 breaks signatures. Shared by the ways in (`BodyReader`, `ChunkReader`) and the way out (`DotStuffer`).
 """
 
-from __future__ import annotations
-
 import io
 import re
 

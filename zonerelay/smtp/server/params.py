@@ -13,8 +13,6 @@ A parameter that the listener does not offer is refused with 555 5.5.4, whether 
   here is trusted to know (RFC 4954 5 then wants it treated as `AUTH=<>`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 from datetime import datetime

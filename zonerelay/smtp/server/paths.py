@@ -22,8 +22,6 @@ Case is kept as sent. Non-ASCII needs SMTPUTF8 (RFC 6531); U-labels are checked 
 here, and in full (IDNA 2008) when the domain is looked up.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import unicodedata

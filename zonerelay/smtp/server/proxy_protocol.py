@@ -16,8 +16,6 @@ Policy, where the specification leaves room:
 Memory: at most `MAX_HEADER` bytes plus what one `feed` brought.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import struct

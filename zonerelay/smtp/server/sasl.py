@@ -12,8 +12,6 @@ User names and passwords are prepared as RFC 8265 does where clients differ, and
 become U+0020 in passwords, both are NFC. Case is kept. `prepare_*` also serve the code that stores them.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 import unicodedata

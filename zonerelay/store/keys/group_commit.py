@@ -19,8 +19,6 @@ submitter no longer waits. If a callback raises, the store fails after this batc
 durable and is applied.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Sequence

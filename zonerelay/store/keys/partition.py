@@ -18,8 +18,6 @@ FencedError and an older or foreign state of the store are reported in the same 
 partition belongs to another writer, and the owner's state in memory is void.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

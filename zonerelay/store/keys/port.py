@@ -43,8 +43,6 @@ Limits: keys up to MAX_KEY bytes (an index row of PostgreSQL ends at 2,704) that
 up to MAX_VALUE, and MAX_NODES partitions. `clear` removes large ranges in many batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 

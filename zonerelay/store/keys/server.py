@@ -5,8 +5,6 @@ On failure: a lost connection is replaced at the next call. Each new one is comp
 that this process has seen, so that a former primary is not read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable

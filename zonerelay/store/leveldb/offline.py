@@ -21,8 +21,6 @@ sent again. A delivery is never lost for that reason.
 Memory: the deliveries of one message, and one batch.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -14,8 +14,6 @@ minute. Reserved space (`reserve`) is released for writes that free space. Value
 batch refers to yet, so they need no temporary file. They may have a separate directory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -29,8 +29,6 @@ the log that no snapshot covers, or a log that is shorter than the heartbeat sta
 is written.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -190,7 +188,7 @@ class ObjectEngine:
         """Seconds in which reads of other nodes' partitions may use the last known state."""
         self._seen: dict[int, tuple[Heartbeat, float]] = {}
 
-    def keeper(self, node: int) -> ObjectKeys:
+    def keeper(self, node: int) -> "ObjectKeys":
         return ObjectKeys(self, node)
 
     def take_index(self, node: int) -> Path:

@@ -6,8 +6,6 @@ the index itself. An index from before the machine's last boot, or an unreadable
 opened. Every method blocks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import struct

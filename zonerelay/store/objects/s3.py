@@ -16,8 +16,6 @@ service, but no secrets and no addresses of people.
 partitions, which happens later anyway. So a failure of SQS is logged and has no other effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -19,8 +19,6 @@ that this process has seen, so that a former primary is not read. Leases use the
 ends later than LONGEST_LEASE from now was written before that clock was set back, and counts as ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -190,7 +188,7 @@ class PostgresEngine:
         self._control = _connection(access)
         self._sql = statements(access)
 
-    def keeper(self, node: int) -> PostgresKeys:
+    def keeper(self, node: int) -> "PostgresKeys":
         return PostgresKeys(self.access, node)
 
     async def peers(self) -> list[port.PeerPartition]:

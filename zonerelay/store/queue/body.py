@@ -14,8 +14,6 @@ drops the oldest message first. It does not keep a body larger than `LARGEST`, w
 others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections import OrderedDict

@@ -31,8 +31,6 @@ during the read. A claim that fails or is cancelled releases the deliveries that
 `ReadyMail` and `QueueCursors` do no I/O; `ClaimCursors` reads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from bisect import bisect_left, insort

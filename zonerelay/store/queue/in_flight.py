@@ -12,8 +12,6 @@ leaves with its body. It is only stored if it differs from the number of recipie
 message to one recipient never needs it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,7 +63,7 @@ class ReadResult(msgspec.Struct):
     messages: dict[MessageId, OpenMessage] = msgspec.field(default_factory=dict)
     asked: set[DeliveryKey] = msgspec.field(default_factory=set)
 
-    def merge(self, read: ReadResult, keys: Iterable[DeliveryKey]) -> None:
+    def merge(self, read: "ReadResult", keys: Iterable[DeliveryKey]) -> None:
         """Add the result of reading `keys`."""
         for key in keys:
             self.asked.add(key)

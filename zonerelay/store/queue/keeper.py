@@ -11,8 +11,6 @@ damage) refuses new mail while the queue is drained. `problems` is for the opera
 cause, and notes, which do not refuse mail.
 """
 
-from __future__ import annotations
-
 import abc
 import asyncio
 import functools
@@ -192,7 +190,7 @@ class Counts:
     there on.
     """
 
-    def __init__(self, left: bytes | None = None, before: Counts | None = None) -> None:
+    def __init__(self, left: bytes | None = None, before: "Counts | None" = None) -> None:
         """Create the counts that replace those before a failed write, which may be stored all the same."""
         self._before = None if before is None else before._shown
         self.is_whole = False
@@ -222,7 +220,7 @@ class Counts:
         return sum(max(0, counts.total) for counts in self.moves.values())
 
     @property
-    def _shown(self) -> Counts:
+    def _shown(self) -> "Counts":
         if self.is_whole or self._before is None or not self._before.is_whole:
             return self
         return self._before

@@ -5,8 +5,6 @@ receive StoreError, and everything in memory except claims is discarded. Only ne
 no space for it. The keeper of a LevelDB spool is in `store/leveldb`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence

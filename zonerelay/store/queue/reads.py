@@ -5,8 +5,6 @@ milliseconds at most. An unreadable record is logged, skipped and kept for the o
 moment; the window detects changes between two reads.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self

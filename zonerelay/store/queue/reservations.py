@@ -10,8 +10,6 @@ InProgressError. A worker settles the reservations that a crash has left when it
 these keys to other workers wait for that. A failure of the register only affects messages with keys.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

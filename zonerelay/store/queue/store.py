@@ -9,8 +9,6 @@ Memory is ahead of the disk, so data that changes during a read is read again or
 groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -18,8 +18,6 @@ server keeps acknowledged writes (`check_server`), and compares it with the last
 has seen. Leases use the server's clock. A lease that ends later than LONGEST_LEASE from now counts as ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -201,7 +199,7 @@ class RedisEngine:
         self.lease = server.settings.lease
         self._control = _connection(server, is_writer=True)
 
-    def keeper(self, node: int) -> RedisKeys:
+    def keeper(self, node: int) -> "RedisKeys":
         return RedisKeys(self.server, node)
 
     async def peers(self) -> list[port.PeerPartition]:

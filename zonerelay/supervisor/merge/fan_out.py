@@ -12,8 +12,6 @@ a worker is reported in the stream. A tail continues with the worker that replac
 others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

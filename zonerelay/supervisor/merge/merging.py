@@ -1,7 +1,5 @@
 """Merges the responses of several workers into one response of the relay. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import chain, zip_longest

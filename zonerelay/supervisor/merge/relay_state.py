@@ -8,8 +8,6 @@ not make the relay unready, because the others accept its clients. A worker that
 makes the relay unready until it is replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -4,8 +4,6 @@ The channel is a pair of sockets that preserve packet boundaries. The worker sen
 sends to systemd (sd_notify(3)). If either process dies, the other one reads the end of the channel.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

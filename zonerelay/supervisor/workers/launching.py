@@ -6,8 +6,6 @@ prevent the restart of a worker. The location of its mail is read from the confi
 was started.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass

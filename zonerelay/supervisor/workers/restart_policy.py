@@ -8,8 +8,6 @@ long to stop gets SIGKILL. If the supervisor itself was not running for a while 
 silence of a worker does not count as a hang.
 """
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

@@ -7,8 +7,6 @@ does not come up, or dies while others are still being replaced, the remaining w
 the restart has failed, unless that worker was failing before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from zonerelay.supervisor.workers.restart_policy import RestartPolicy, WorkerPhase

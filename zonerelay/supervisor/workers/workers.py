@@ -5,8 +5,6 @@ Promise: no process outlives the supervisor's run unnoticed, and a spool never h
 successor is started only after its predecessor has been waited for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,6 @@ section 10.2). A refused login at a smarthost is an error, because the mail of a
 operator corrects it.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections import Counter

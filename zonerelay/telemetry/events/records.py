@@ -3,8 +3,6 @@ operators consist of them, so their field names are a public contract (`operatio
 nothing heavy, which would slow every command down.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -18,8 +18,6 @@ without permission to relay together. At the end of the interval one line per cl
 the number of the others. The metrics count every refusal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib

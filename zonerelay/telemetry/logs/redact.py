@@ -15,8 +15,6 @@ characters become visible ones, and it is cut. It is idempotent. Nothing here ra
 `load_or_create_key`, as a message.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import hashlib
@@ -156,7 +154,7 @@ class Redactor:
             cleaned = _replace_word(text, local, name)
             yield self.text(text if cleaned == text else _replace_word(cleaned, domain, there))
 
-    def always(self) -> Redactor:
+    def always(self) -> "Redactor":
         """Return an enabled redactor with the same pseudonyms: for texts that are stored elsewhere."""
         if self.enabled:
             return self

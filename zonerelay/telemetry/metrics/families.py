@@ -2,8 +2,6 @@
 does not import prometheus-client, which would slow every command down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import add
 from typing import NamedTuple

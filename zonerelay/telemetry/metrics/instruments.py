@@ -11,8 +11,6 @@ are kept: `MetricTotals` never goes backwards. Gauges add up too, but for those 
 answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -15,8 +15,6 @@ Labels are zones, credentials and fixed words of ours. The metrics of a subsyste
 not exposed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice

@@ -5,8 +5,6 @@ Policy: recipients who have received the message are not imported. Age, attempts
 are kept as far as the other system stores them. A source whose system is running is refused.
 """
 
-from __future__ import annotations
-
 import importlib
 from contextlib import AbstractAsyncContextManager
 

@@ -6,8 +6,6 @@ is not frozen is due at once; frozen mail is held. Attempts and the last reply a
 message (`msglog/ID`), whose times are taken as local time. The import is refused while an Exim process runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -5,8 +5,6 @@ not send to. An invalid recipient is reported and left out; an invalid DSN optio
 without a date is treated as new.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -7,8 +7,6 @@ a recipient with a reason is counted as attempted once. Mail in maildrop has not
 is reported and not imported.
 """
 
-from __future__ import annotations
-
 import asyncio
 import calendar
 import contextlib

@@ -15,8 +15,6 @@ stores what it is given; any other name ends the reading before anything is call
 of pickle is used, because the C implementation allocates as much memory as a hostile number requests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -87,7 +85,7 @@ class PickleError(ValueError):
 class InertObject:
     """A placeholder for an object in a pickle. `state` has its attributes."""
 
-    def __new__(cls, *arguments: object) -> InertObject:
+    def __new__(cls, *arguments: object) -> "InertObject":
         made = object.__new__(cls)
         made.arguments = arguments
         made.state = {}

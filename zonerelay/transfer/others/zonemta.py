@@ -10,8 +10,6 @@ ZoneMTA cannot start during the import. Its other engine, a fork of Basho's Leve
 subdirectories and is refused with an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

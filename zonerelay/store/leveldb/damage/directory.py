@@ -9,8 +9,6 @@ exactly after an orderly stop. Without it, data missing at the end of a log woul
 write.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

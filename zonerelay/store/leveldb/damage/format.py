@@ -11,8 +11,6 @@ checksum matches, so `data_blocks` finds one after the other from the first byte
 one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re
@@ -284,7 +282,7 @@ _NEEDED = 1 << 2 | 1 << 3 | 1 << 4
 """The fields that LevelDB requires to open a database: log, next file, last sequence."""
 
 
-def _apply(manifest: Manifest, reader: Decoder) -> int:
+def _apply(manifest: Manifest, reader: "Decoder") -> int:
     match field_number := reader.number():
         case 1:
             reader.text()

@@ -6,8 +6,6 @@ original log. At most `MAX_KEPT` logs are kept: the oldest dismissed one is remo
 dismissed, no further log is kept. A failure to record a loss never prevents a start. Every function blocks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
